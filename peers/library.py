@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.engines.engine import Engine, Request
+from peers.engines.batch import generate, requests_for
+from peers.engines.engine import Engine
 from peers.engines.model import load
 from peers.engines.registry import make_engine
 from peers.environments import play
@@ -85,36 +86,25 @@ class Policy:
         key = noise_key(digest("swarm/1/library", str(seed).encode())) if temperature else None
         temperature = temperature or 1.0
         encoded = [self.renderer.encode_prompt(prompt) for prompt in prompts]
-        found: dict[int, Completion] = {}
+        every = [tokens for tokens in encoded for _ in range(count)]
+        asked = requests_for(
+            every, range(len(every)), key, temperature, self.stop_ids, max_new_tokens
+        )
         try:
-            for row in range(len(encoded) * count):
-                self.engine.submit(
-                    Request(
-                        id=row,
-                        tokens=encoded[row // count],
-                        row=row,
-                        noise_key=key,
-                        temperature=temperature,
-                        stop_ids=self.stop_ids,
-                        limit=max_new_tokens,
-                    )
-                )
-            while len(found) < len(encoded) * count:
-                for piece in self.engine.step():
-                    text, finished = self.renderer.decode_completion(piece.tokens, self.stop_ids)
-                    rollout = Rollout.single_turn(
-                        encoded[piece.id // count],
-                        piece.tokens,
-                        finish=piece.finish,
-                        log_probabilities=piece.log_probabilities.tolist(),
-                    )
-                    found[piece.id] = Completion(text, finished, rollout, temperature)
+            pieces = generate(self.engine, asked)
         except ValueError as error:
             raise UserError(f"a prompt cannot be answered: {error}") from error
-        finally:
-            for row in range(len(encoded) * count):
-                self.engine.cancel(row)
-        return [[found[g * count + s] for s in range(count)] for g in range(len(encoded))]
+        made = []
+        for prompt, piece in zip(every, pieces, strict=True):
+            text, finished = self.renderer.decode_completion(piece.tokens, self.stop_ids)
+            rollout = Rollout.single_turn(
+                prompt,
+                piece.tokens,
+                finish=piece.finish,
+                log_probabilities=piece.log_probabilities.tolist(),
+            )
+            made.append(Completion(text, finished, rollout, temperature))
+        return [made[at : at + count] for at in range(0, len(made), count)]
 
 
 def load_policy(

@@ -58,14 +58,7 @@ def attend_causally(layer: LayerAttention, query: Tensor, key: Tensor, value: Te
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=layer.scale, enable_gqa=True
         )
-    positions = torch.arange(length, device=query.device)
-    pieces = []
-    for start in range(0, length, BLOCK):
-        rows = slice(start, min(start + BLOCK, length))
-        seen = slice(0 if window is None else max(0, start - window + 1), rows.stop)
-        blocked = unseen(positions[rows, None], positions[seen], window)
-        pieces.append(attend(layer, query[:, :, rows], key[:, :, seen], value[:, :, seen], blocked))
-    return torch.cat(pieces, dim=2)
+    return attend_further(layer, query, key, value, 0)
 
 
 def attend_further(

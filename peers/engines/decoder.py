@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from peers.engines.adapter_config import base_of
-from peers.engines.architecture import Architecture, describe
+from peers.engines.architecture import describe
 from peers.engines.config import read_supported_config
 from peers.engines.embedding_and_head import EmbeddingAndHead
-from peers.engines.fitting import check_shapes
+from peers.engines.fitting import check_same, check_shapes
 from peers.engines.layers import Attention, Layers, attentions
 from peers.engines.model import read_adapter, read_weights
 from peers.engines.rotary import make_rotary
 from peers.engines.weights import Weights
-from swarm.errors import UserError
 
 
 class Decoder:
@@ -68,7 +67,7 @@ class Decoder:
 
         Raises `UserError` when they do not fit, and then keeps the old weights.
         """
-        check_same(self.model, describe(read_supported_config(folder)), folder)
+        check_same(self.model, folder)
         adapter = read_adapter(folder)
         if not self.merge and base_of(folder).resolve() == self._base:
             self._layers.adapt(adapter)
@@ -98,10 +97,3 @@ class Decoder:
         stored = read_weights(folder, merge=self.merge, dtype=self._dtype)
         self._base = base_of(folder).resolve()
         return Weights(self.model, stored, str(folder), self.device, self._dtype)
-
-
-def check_same(loaded: Architecture, found: Architecture, folder: Path) -> None:
-    """Raise `UserError` unless the model in `folder` is the one loaded."""
-    changed = [name for name, value in vars(found).items() if value != vars(loaded)[name]]
-    if changed:
-        raise UserError(f"{folder} holds another model than the one loaded: {changed[0]} differs")

@@ -6,7 +6,7 @@ Each episode goes on by itself: its next turn is submitted as soon as the enviro
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -175,10 +175,10 @@ class Playing:
         """One episode per item of `work`. `rows` and `noise_key` as in `Request`; `on_end` hears of
         each episode as soon as it is over."""
         self.renderer, self.noise_key, self.sampling = renderer, noise_key, sampling
-        prompts = _Prompts(renderer)
+        prompts = _prompts_of(renderer, work)
         self.played = [
-            _Row(each, row, [Segment("prompt", prompts.of(each))], [])
-            for each, row in zip(work, rows, strict=True)
+            _Row(each, row, [Segment("prompt", prompt)], [])
+            for each, row, prompt in zip(work, rows, prompts, strict=True)
         ]
         self.waiting = deque(self.played)
         """Episodes that have not begun."""
@@ -216,22 +216,19 @@ class Playing:
         )
 
 
-class _Prompts:
-    """Token ids of prompts, rendered once each."""
-
-    def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
-        self._rendered: dict[Prompt, Sequence[int]] = {}
-
-    def of(self, work: Work) -> Sequence[int]:
-        if isinstance(work, ServedTask):
-            return work.prompt
-        if isinstance(work, ContinuedTask):
-            return [*self._renderer.encode_prompt(work.task.prompt), *work.prefix]
-        prompt = work[1].prompt
-        if prompt not in self._rendered:
-            self._rendered[prompt] = self._renderer.encode_prompt(prompt)
-        return self._rendered[prompt]
+def _prompts_of(renderer: Renderer, work: Sequence[Work]) -> Iterator[Sequence[int]]:
+    """Token ids of prompts, each rendered once."""
+    rendered: dict[Prompt, Sequence[int]] = {}
+    for each in work:
+        if isinstance(each, ServedTask):
+            yield each.prompt
+        elif isinstance(each, ContinuedTask):
+            yield [*renderer.encode_prompt(each.task.prompt), *each.prefix]
+        else:
+            prompt = each[1].prompt
+            if prompt not in rendered:
+                rendered[prompt] = renderer.encode_prompt(prompt)
+            yield rendered[prompt]
 
 
 class Player:

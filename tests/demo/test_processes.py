@@ -235,31 +235,6 @@ def test_a_forked_program_runs_as_a_command_does(
     run(main)
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
-def test_cancelling_ends_a_forked_program(
-    stubborn: bool, tmp_path: Path, fork_server: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("peers.demo.play.TERMINATE_SECONDS", 0.2)
-    monkeypatch.chdir(tmp_path)
-
-    async def main() -> None:
-        recorder = Recorder()
-        ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""
-        code = (
-            f"import json, os, signal, time; {ignore}"
-            "print(json.dumps({'pid': os.getpid()})); time.sleep(600)"
-        )
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(keep_alive, forked(code, tmp_path, fork_server), recorder)
-            await recorder.wait_events(1)
-            pid = recorder.events[0]["pid"]
-            assert alive(pid)
-            nursery.cancel_scope.cancel()
-        assert not alive(pid)
-
-    run(main)
-
-
 def test_a_missing_fork_server_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,7 @@ import pytest
 import torch
 import transformers
 
-from peers.engines.batch import generate
-from peers.engines.engine import Engine, Piece, Request
+from peers.engines.engine import Engine
 from peers.engines.native import NativeEngine
 from peers.engines.pipeline.channel import Channel, Load, Run, greet_stage, read_secret
 from peers.engines.pipeline.engine import PipelineEngine
@@ -115,55 +114,6 @@ def test_stages_of_other_processes_speak_over_a_socket(tmp_path: Path) -> None:
         assert_same(split, NativeEngine(tmp_path / "old"))
         split.load_weights(tmp_path / "new", 1)
         assert_same(split, NativeEngine(tmp_path / "new", policy=1))
-
-
-def test_a_kept_cache_is_continued(tmp_path: Path) -> None:
-    save_random(SUPPORTED["qwen3-window"], tmp_path, seed=1)
-    whole = NativeEngine(tmp_path)
-
-    def request(id: int, tokens: list[int], **more: Any) -> Request:
-        return Request(id, tokens, 3, (5, 6), 1.0, (), more.pop("limit", 6), **more)
-
-    (first,) = generate(whole, [request(0, [1, 5, 9])])
-    episode = [1, 5, 9, *first.tokens, 20, 21, 22]
-    (second,) = generate(whole, [request(1, episode, limit=12, start=6)])
-    with pipeline(tmp_path, [LocalStage(CPU), LocalStage(CPU)], slots=2) as split:
-        (made,) = generate(split, [request(0, [1, 5, 9], keep=True)])
-        assert made.tokens == first.tokens
-        split.submit(request(1, episode, limit=12, start=6, continues=0))
-        split.submit(request(2, [7]))
-        found: list[Piece] = []
-        while len(found) < 2:
-            found += split.step()
-        (again,) = (piece for piece in found if piece.id == 1)
-        assert again.tokens == second.tokens
-        torch.testing.assert_close(
-            again.log_probabilities, second.log_probabilities, atol=1e-5, rtol=0
-        )
-        torch.testing.assert_close(again.prompt_hidden, second.prompt_hidden, atol=1e-2, rtol=1e-2)
-        split.cancel(1)
-        more = generate(split, [request(index, [index]) for index in range(3, 8)])
-        assert [piece.id for piece in more] == list(range(3, 8))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "limit", "message"),
-    [
-        ([], 3, "no token"),
-        ([50], 3, "outside the vocabulary"),
-        ([1], 0, "no position from 0 is below the limit 0"),
-        ([1], 64, "65 positions"),
-    ],
-)
-def test_wrong_requests_are_refused(
-    prompt: list[int], limit: int, message: str, tmp_path: Path
-) -> None:
-    save_random(SUPPORTED["llama"], tmp_path, seed=1)
-    with (
-        pipeline(tmp_path, [LocalStage(CPU)]) as split,
-        pytest.raises(ValueError, match=message),
-    ):
-        complete(split, [prompt], [0], (1, 2), 1.0, [0], limit)
 
 
 def test_layers_are_split_evenly_or_as_given(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any
 
 from peers.endpoint.errors import ApiError
-from peers.endpoint.harness.run import Answered, Said
+from peers.endpoint.harness.run import Run, Said
 from peers.endpoint.replies import (
     LAST_EVENT,
     ChatForm,
@@ -42,13 +42,6 @@ SAMPLING = ("n", "temperature", "seed", "stop", "max_tokens", "max_completion_to
 REWARD_PATH = re.compile(r"/v1/rollouts/[^/]{1,200}/reward")
 
 
-class Episode(Protocol):
-    """What the server needs of a run."""
-
-    def ask(self, said: Said) -> Answered: ...
-    def take_reward(self, reward: float, parts: Mapping[str, float]) -> None: ...
-
-
 class Server:
     """Serves all runs of one environment, in threads that end with the process."""
 
@@ -56,7 +49,7 @@ class Server:
         """`ignores_sampling`: whether fields about sampling are ignored rather than refused.
         `calls`: how the model writes calls of tools; None: there are no tools."""
         self.calls = calls
-        self.runs: dict[str, Episode] = {}
+        self.runs: dict[str, Run] = {}
         """By bearer key."""
         self.ignores_sampling = ignores_sampling
         self._http = _Http(("127.0.0.1", 0), _Handler)
@@ -93,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def _serve(self, act: Callable[[Episode], None]) -> None:
+    def _serve(self, act: Callable[[Run], None]) -> None:
         try:
             try:
                 act(self._run())
@@ -102,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:  # the harness has closed the connection, or was killed
             self.close_connection = True
 
-    def _run(self) -> Episode:
+    def _run(self) -> Run:
         scheme, _, key = self.headers.get("authorization", "").partition(" ")
         run = self.server.owner.runs.get(key.strip()) if scheme.lower() == "bearer" else None
         if run is None:
@@ -116,13 +109,13 @@ class _Handler(BaseHTTPRequestHandler):
             )
         return run
 
-    def _get(self, run: Episode) -> None:
+    def _get(self, run: Run) -> None:
         if self.path != "/v1/models":
             raise self._unknown()
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "swarm"}
         self._send({"object": "list", "data": [model]})
 
-    def _post(self, run: Episode) -> None:
+    def _post(self, run: Run) -> None:
         raw = self._body()
         if self.path == "/v1/chat/completions":
             chat = parse(raw, ChatRequest)
@@ -159,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(
         self,
-        run: Episode,
+        run: Run,
         asked: ChatRequest | CompletionRequest,
         form: ChatForm | CompletionForm,
         said: Said,

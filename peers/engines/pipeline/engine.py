@@ -16,10 +16,9 @@ from torch import Tensor
 
 from peers.engines.architecture import describe
 from peers.engines.config import read_supported_config
-from peers.engines.decoder import check_same
 from peers.engines.embedding_and_head import EmbeddingAndHead
 from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
-from peers.engines.fitting import check_shapes
+from peers.engines.fitting import check_same, check_shapes
 from peers.engines.model import StoredTensors
 from peers.engines.noise import Ahead, draw
 from peers.engines.pipeline.remote import RemoteStage
@@ -168,7 +167,7 @@ class PipelineEngine:
     def load_weights(self, folder: Path, policy: int) -> None:
         if self._live or self._waiting:
             raise ValueError("requests are being generated; cancel or finish them first")
-        check_same(self._model, describe(read_supported_config(folder)), folder)
+        check_same(self._model, folder)
         for id in list(self._kept):
             self.cancel(id)
         self._load(folder, policy)

@@ -22,10 +22,9 @@ from torch import Tensor
 from peers.engines.adapter_config import base_of
 from peers.engines.architecture import Architecture, describe
 from peers.engines.config import read_supported_config
-from peers.engines.decoder import check_same
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
-from peers.engines.fitting import check_shapes
+from peers.engines.fitting import check_same, check_shapes
 from peers.engines.model import merged_folder
 from peers.engines.vllm.check import check_engine_agrees
 from swarm.errors import UserError
@@ -200,7 +199,7 @@ class VllmEngine:
     def load_weights(self, folder: Path, policy: int) -> None:
         """See `Engine`. Running requests go on: their caches are computed again from their tokens
         with the new weights."""
-        check_same(self._model, describe(read_supported_config(folder)), folder)
+        check_same(self._model, folder)
         check_shapes(self._model, folder)
         if self._live:
             counts: dict[int, int] = {}
