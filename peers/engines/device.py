@@ -92,41 +92,18 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def why_no_cuda() -> str:
     """One clause that says why torch finds no GPU. Called where it finds none."""
-    version = torch.version.cuda or torch.version.hip
-    message = ""
-    if version is not None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of what is said here
-                torch.cuda.init()  # type: ignore[no-untyped-call]
-        except (RuntimeError, AssertionError) as error:
-            message = str(error)
-    return explain_no_cuda(message, version, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def explain_no_cuda(message: str, version: str | None, visible: str | None) -> str:
-    """Explain torch's error at the start of CUDA.
-
-    `version` is the one of CUDA that torch is built with, None without CUDA; `visible` is the value
-    of CUDA_VISIBLE_DEVICES.
-    """
-    torch_version = torch.__version__.partition("+")[0]
-    if version is None:
-        return f"this PyTorch {torch_version} is built without CUDA; install a build with it"
-    if "driver" in message and "too old" in message:
-        found = re.search(r"found version (\d+)", message)
-        has = f"it supports CUDA {_cuda_version(int(found[1]))}, but " if found else ""
-        return f"the GPU's driver is too old: {has}PyTorch needs CUDA {version}; update the driver"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"this PyTorch {torch.__version__} is built without CUDA; install a build with it"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not visible.strip("-1, "):
         return "CUDA_VISIBLE_DEVICES hides every GPU; unset it"
-    if "no NVIDIA driver" in message:
-        return "no GPU driver is installed; install the one of NVIDIA"
-    first = message.strip().partition("\n")[0]
-    return f"CUDA does not start: {first}" if first else "the driver reports no GPU"
-
-
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of what is said here
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return f"CUDA does not start: {str(error).strip().partition(chr(10))[0]}"
+    return "the driver reports no GPU"
 
 
 def unused_gpu(device: torch.device, files: Sequence[str] = GPU_FILES) -> str:

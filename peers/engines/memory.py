@@ -33,14 +33,10 @@ class Need:
     device: str
     dtype: str
     weights_bytes: int
-    stored_bytes: int
-    """The same in the dtype of the files."""
     length: int = 0
     """Positions of the longest completion; 0 where none is generated."""
     row_bytes: int = 0
     """The cache of one completion of `length` positions."""
-    parts: int = 1
-    """Devices that share the policy."""
 
 
 def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
@@ -48,23 +44,19 @@ def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
 
     Raises `UserError` for an unsupported model or unreadable weights.
     """
-    config = read_supported_config(folder)
-    model = describe(config)
+    model = describe(read_supported_config(folder))
     _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
     device = find_device(hardware.device)
     dtype = str(find_dtype(hardware.dtype, device)).removeprefix("torch.")
     elements = sum(map(prod, shapes.values()))
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
     parts = _devices_of(hardware)
     length = min(length, model.length_max)
     return Need(
         device=str(device),
         dtype=dtype,
         weights_bytes=_weights_bytes(model, elements, dtype, device) // parts,
-        stored_bytes=_weights_bytes(model, elements, stored or dtype, device) // parts,
         length=length,
         row_bytes=length * position_bytes(model, dtype) // parts,
-        parts=parts,
     )
 
 
@@ -91,7 +83,7 @@ def position_bytes(model: Architecture, dtype: str) -> int:
 def check_fits(need: Need, free_bytes: int) -> None:
     """Raise `UserError` unless weights and the cache of one completion fit into the free memory.
 
-    The sentence says by how much they do not, and which setting or split would help.
+    The sentence says by how much they do not, and what would help.
     """
     needed = need.weights_bytes + need.row_bytes
     if needed <= free_bytes:
@@ -105,27 +97,9 @@ def check_fits(need: Need, free_bytes: int) -> None:
     raise UserError(
         f"the policy does not fit into the memory of {need.device}: its weights take "
         f"{_gigabytes(need.weights_bytes)} GB in {need.dtype}{cache}, but {_gigabytes(free_bytes)} "
-        f"GB are free, {_gigabytes(needed - free_bytes)} GB too few; {_remedy(need, free_bytes)}"
-    )
-
-
-def _remedy(need: Need, free_bytes: int) -> str:
-    """What would let a policy fit."""
-    needed = need.weights_bytes + need.row_bytes
-    saved = need.weights_bytes - need.stored_bytes
-    if saved > 0 and needed - saved <= free_bytes:
-        return 'set dtype = "bfloat16"'
-    if need.length and need.weights_bytes + need.row_bytes // need.length <= free_bytes:
-        return "stop other programs, or use a device with more memory"
-    if need.device.startswith("cuda"):
-        wanted = -(-needed * need.parts // max(1, free_bytes))
-        return (
-            f"split it over at least {wanted} such GPUs (setting devices, or tensor_parallel with "
-            'engine = "vllm")'
-        )
-    return (
-        "stop other programs, use a machine with more memory, or split it over several processes "
-        "(setting stages)"
+        f"GB are free, {_gigabytes(needed - free_bytes)} GB too few; stop other programs, use a "
+        'device with more memory or (if that is half as much) dtype = "bfloat16", or split the '
+        "policy (settings devices and stages, or tensor_parallel of vLLM)"
     )
 
 

@@ -6,7 +6,6 @@ import torch
 from peers.engines.demo import make_policy
 from peers.engines.device import (
     available_bytes,
-    explain_no_cuda,
     find_device,
     find_dtype,
     title_of,
@@ -53,36 +52,6 @@ def test_an_engine_computes_in_the_precision_asked_for(tmp_path_factory, dtype: 
     engine = make_engine("native", folder, Hardware(device="cpu", dtype=dtype))
     prefill = engine.prefill([[1, 4, 5]], [[1, 2]])
     assert prefill.states[0].dtype is getattr(torch, dtype)
-
-
-OLD = (
-    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "
-    "driver by downloading and installing a new version from the URL: http://www.nvidia.com"
-)
-NONE = (
-    "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed "
-    "a driver from http://www.nvidia.com/Download/index.aspx"
-)
-
-
-@pytest.mark.parametrize(
-    ("message", "version", "visible", "sentence"),
-    [
-        ("", None, None, "is built without CUDA; install a build with it"),
-        (
-            OLD, "13.0", None,
-            "the GPU's driver is too old: it supports CUDA 11.4, but PyTorch needs CUDA 13.0",
-        ),
-        (NONE, "13.0", None, "no GPU driver is installed"),
-        (NONE, "13.0", "-1", "CUDA_VISIBLE_DEVICES hides every GPU; unset it"),
-        ("CUDA unknown error - env\nmore", "13.0", "0", "CUDA does not start: CUDA unknown error"),
-        ("", "13.0", "0", "the driver reports no GPU"),
-    ],
-)  # fmt: skip
-def test_a_missing_gpu_has_a_reason(
-    message: str, version: str | None, visible: str | None, sentence: str
-) -> None:
-    assert sentence in explain_no_cuda(message, version, visible)
 
 
 @pytest.mark.skipif(CUDA, reason="this machine has a GPU")
