@@ -17,7 +17,6 @@ from peers.engines.families import (
     DEFAULTS,
     FAMILIES,
     FULL,
-    REASONS,
     SLIDING,
     Config,
     Family,
@@ -103,10 +102,9 @@ def describe(config: Config) -> Architecture:
     name = config.get("model_type")
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if not isinstance(name, str) or family is None:
-        reason = f" ({REASONS[name]})" if isinstance(name, str) and name in REASONS else ""
         raise Unsupported(
-            f"model_type is {_shown(name)}, which is not supported{reason}; the families "
-            f"supported are {', '.join(FAMILIES)}"
+            f"model_type is {_shown(name)}, which is not supported; the families supported are "
+            f"{', '.join(FAMILIES)}"
         )
     filled = _fill(config, family)
     _refuse_variants(filled)

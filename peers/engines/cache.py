@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from peers.engines.architecture import Architecture
 from peers.engines.device import is_out_of_memory, upload
 
 COLUMNS_MIN = 64
@@ -35,6 +36,11 @@ class Shape:
     hidden_size: int
     dtype: torch.dtype
     device: torch.device
+
+    @classmethod
+    def of(cls, model: Architecture, dtype: torch.dtype, device: torch.device) -> Shape:
+        sizes = len(model.layers), model.kv_heads, model.head_size, model.hidden_size
+        return cls(*sizes, dtype, device)
 
     @property
     def position_bytes(self) -> int:

@@ -17,7 +17,7 @@ from peers.engines.architecture import describe
 from peers.engines.config import read_supported_config
 from peers.engines.embedding_and_head import EmbeddingAndHead
 from peers.engines.fitting import check_same, check_shapes
-from peers.engines.layers import Attention, Layers, attentions
+from peers.engines.layers import Attention, Layers
 from peers.engines.model import read_adapter, read_weights
 from peers.engines.rotary import make_rotary
 from peers.engines.weights import Weights
@@ -44,11 +44,6 @@ class Decoder:
         self.model = model = describe(self._config)
         self.device = torch.device(device)
         self._dtype = dtype
-        self.vocabulary_size = model.vocabulary_size
-        self.hidden_size = model.hidden_size
-        self.length_max = model.length_max
-        self.heads, self.kv_heads, self.head_size = model.heads, model.kv_heads, model.head_size
-        self.layers = attentions(model, range(len(model.layers)))
         weights = self._weights(folder)
         self._embedding_and_head = EmbeddingAndHead(weights)
         rotary = make_rotary(model, self._config, self.device, self._embedding_and_head.dtype)

@@ -208,16 +208,3 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """The capability table: families by `model_type`."""
-
-REASONS = {
-    "cohere": "its layers compute attention and MLP side by side",
-    "cohere2": "its layers compute attention and MLP side by side",
-    "gemma3": "it takes images; use a gemma3_text model",
-    "gemma3n": "it takes images and sound",
-    "mixtral": "its experts are stored in another form than those of Qwen",
-    "gpt2": "it has learned positions and biased layer norms",
-    "phi3": "it stores queries, keys and values in one matrix",
-    "deepseek_v3": "its attention compresses keys and values",
-    "gpt_oss": "its attention has sinks",
-}
-"""Why well-known families are refused."""

@@ -13,14 +13,12 @@ from pathlib import Path
 import torch
 
 from peers.engines.architecture import Architecture, describe
-from peers.engines.config import ITEM_BYTES, read_supported_config
+from peers.engines.cache import Shape
+from peers.engines.config import read_supported_config
 from peers.engines.device import find_device, find_dtype
 from peers.engines.model import open_weights
 from swarm.errors import UserError
 from swarm.jobs import Hardware
-
-STATE_BYTES = 2
-"""Bytes of a value of a kept hidden state."""
 
 HEAD_BYTES = 4
 """Bytes of a weight of the head, which computes in fp32."""
@@ -47,37 +45,33 @@ def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
     model = describe(read_supported_config(folder))
     _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
     device = find_device(hardware.device)
-    dtype = str(find_dtype(hardware.dtype, device)).removeprefix("torch.")
+    dtype = find_dtype(hardware.dtype, device)
     elements = sum(map(prod, shapes.values()))
     parts = _devices_of(hardware)
     length = min(length, model.length_max)
     return Need(
         device=str(device),
-        dtype=dtype,
+        dtype=str(dtype).removeprefix("torch."),
         weights_bytes=_weights_bytes(model, elements, dtype, device) // parts,
         length=length,
-        row_bytes=length * position_bytes(model, dtype) // parts,
+        row_bytes=length * Shape.of(model, dtype, device).position_bytes // parts,
     )
 
 
-def _weights_bytes(model: Architecture, elements: int, dtype: str, device: torch.device) -> int:
+def _weights_bytes(
+    model: Architecture, elements: int, dtype: torch.dtype, device: torch.device
+) -> int:
     """Bytes of `elements` weights, and of the head."""
     # On a CPU the head has a layout of its own (`fast_layout`), so a tied one is a copy.
-    shared = model.tied and dtype == "float32" and device.type != "cpu"
+    shared = model.tied and dtype == torch.float32 and device.type != "cpu"
     head = 0 if shared else HEAD_BYTES * model.vocabulary_size * model.hidden_size
-    return elements * ITEM_BYTES[dtype] + head
+    return elements * dtype.itemsize + head
 
 
 def _devices_of(hardware: Hardware) -> int:
     """Devices, here or in other processes, that share a model."""
     split = len(hardware.devices) or len(hardware.stages) or 1
     return split * hardware.tensor_parallel * hardware.pipeline_parallel
-
-
-def position_bytes(model: Architecture, dtype: str) -> int:
-    """Bytes that one position of a completion takes in the cache."""
-    values = 2 * len(model.layers) * model.kv_heads * model.head_size
-    return values * ITEM_BYTES[dtype] + model.hidden_size * STATE_BYTES
 
 
 def check_fits(need: Need, free_bytes: int) -> None:

@@ -74,6 +74,7 @@ class NativeEngine:
         `Decoder`. Raises `UserError` for an unsupported model.
         """
         self._decoder = decoder = Decoder(folder, device, dtype, merge=merge)
+        model = decoder.model
         self._prefiller = Prefiller(decoder)
         self._policy = policy
         self.out_of_memory = 0
@@ -83,21 +84,14 @@ class NativeEngine:
             version=__version__,
             device=str(decoder.device),
             dtype=str(decoder.dtype).removeprefix("torch."),
-            vocabulary_size=decoder.vocabulary_size,
-            hidden_size=decoder.hidden_size,
-            length_max=decoder.length_max,
+            vocabulary_size=model.vocabulary_size,
+            hidden_size=model.hidden_size,
+            length_max=model.length_max,
             in_flight=True,
         )
-        shape = Shape(
-            layers=len(decoder.layers),
-            kv_heads=decoder.kv_heads,
-            head_size=decoder.head_size,
-            hidden_size=decoder.hidden_size,
-            dtype=decoder.dtype,
-            device=decoder.device,
-        )
+        shape = Shape.of(model, decoder.dtype, decoder.device)
         cache_bytes = int(memory_share * available_bytes(decoder.device))
-        cache: Cache[Row] = Cache(shape, decoder.length_max, cache_bytes)
+        cache: Cache[Row] = Cache(shape, model.length_max, cache_bytes)
         self._rows = Rows(cache, slots or SLOTS)
         on_gpu = decoder.device.type == "cuda"
         self._entries_max = ENTRIES_MAX_GPU if on_gpu else ENTRIES_MAX
@@ -169,7 +163,7 @@ class NativeEngine:
         rows, hidden, computed = batch.rows, torch.empty(0), set(admitted.computed)
         if batch.tokens:
             decoder = self._decoder
-            attention = FlatAttention(batch.parts, decoder.kv_heads, decoder.dtype)
+            attention = FlatAttention(batch.parts, decoder.model.kv_heads, decoder.dtype)
             tokens, positions = upload([batch.tokens, batch.positions], decoder.device)
             length = max(batch.positions) + 1
             all_hidden = decoder.forward(tokens[None], positions[None], attention, length)[0]
@@ -211,7 +205,7 @@ class NativeEngine:
 
     def _sample(self, rows: list[Row], hidden: Tensor) -> list[Drawn]:
         """Each row's next token and its log-probability."""
-        some = max(1, self._entries_max // self._decoder.vocabulary_size)
+        some = max(1, self._entries_max // self._decoder.model.vocabulary_size)
         drawn = []
         for start in range(0, len(rows), some):
             part = rows[start : start + some]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peers.engines.cache import Shape
 from peers.engines.decoder import Decoder
-from peers.engines.memory import Need, check_fits, need_of, position_bytes
+from peers.engines.memory import Need, check_fits, need_of
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from tests.engines.families import SUPPORTED, save_random
@@ -37,16 +37,8 @@ def test_the_figures_are_those_of_the_engine(tmp_path: Path, family: str, dtype:
     decoder = Decoder(tmp_path, "cpu", getattr(torch, dtype))
     held = held_bytes([decoder._embedding_and_head, decoder._layers], set())
     assert need.weights_bytes == pytest.approx(held, rel=0.02)  # rotary tables, norms in fp32
-    shape = Shape(
-        layers=len(decoder.model.layers),
-        kv_heads=decoder.kv_heads,
-        head_size=decoder.head_size,
-        hidden_size=decoder.hidden_size,
-        dtype=decoder.dtype,
-        device=decoder.device,
-    )
-    assert position_bytes(decoder.model, dtype) == shape.position_bytes
-    assert need.length == decoder.length_max
+    shape = Shape.of(decoder.model, decoder.dtype, decoder.device)
+    assert need.length == decoder.model.length_max
     assert need.row_bytes == need.length * shape.position_bytes
     split = Hardware(device="cpu", dtype=dtype, devices=["cpu", "cpu"])
     assert need_of(tmp_path, split).weights_bytes == need.weights_bytes // 2
