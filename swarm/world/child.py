@@ -122,6 +122,8 @@ async def _serve(connection: socket.socket) -> None:
             return
         await owner.send(Answer(0, raw({})))
         async with trio.open_nursery() as nursery:
+            if hasattr(service, "run"):  # what goes on beside the calls
+                nursery.start_soon(service.run)
             calls = _Calls(service, owner, nursery)
             while True:
                 calls.take(decode_request(await frames.next()))
