@@ -137,10 +137,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "transport.reachability": lambda f: (
         f"others reach this peer: {f['reachability']} ({f['reason']})"
     ),
-    "transport.relay_limit": lambda f: (
-        f"relay {_short(f['relay'])} ended the connection to {_short(f['remote'])}: {f['reason']}"
-        f"{_untold(f)}"
-    ),
     "relay.limit_reached": lambda f: (
         f"a carried connection reached this relay's limit on {f['limit']}{_untold(f)}"
     ),

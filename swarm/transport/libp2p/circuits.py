@@ -30,7 +30,6 @@ from swarm.transport.libp2p.guard import BROKEN
 from swarm.transport.libp2p.relays import Reservations
 from swarm.transport.rates import TokenBucket
 from swarm.transport.room import Held
-from swarm.wire.identity import PeerId
 
 ANSWER_SECONDS = 15.0
 """From a peer's wish for a circuit to the other peer's consent."""
@@ -72,14 +71,6 @@ class Circuit:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
-class LimitReached(Exception):
-    """A circuit has used up what the relay carries of it."""
-
-
-Notify = Callable[[PeerId, PeerId, str], None]
-"""Tells a peer that its circuit to another ended, and which limit was reached."""
-
-
 class Circuits(CircuitV2Protocol):  # type: ignore[misc]
     """The relay of a host, if `allow_hop`, and the receiving end of circuits."""
 
@@ -105,7 +96,6 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
         self._events = Rationed(events) if events is not None else None
         rate = given.bytes_per_second
         self._rate = rate and TokenBucket(rate, rate * RATE_BURST_SECONDS)
-        self.notify: Notify = lambda peer, other, limit: None
 
     async def _handle_reserve(self, stream: Any, message: HopMessage) -> None:
         """Reserve for the asker only; libp2p's own lets a peer reserve in another's name."""
@@ -138,11 +128,8 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
             return
         await self._send_status(stream, StatusCode.OK, "", limit=self._limit)
         try:
-            await self.carry(stream, onward)
-        except LimitReached as reached:
-            self._tell(str(reached))
-            for peer, other in ((source, target), (target, source)):
-                self.notify(PeerId(str(peer)), PeerId(str(other)), str(reached))
+            if reached := await self.carry(stream, onward):
+                self._tell(reached)
         finally:
             with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
                 for each in (stream, onward):
@@ -231,8 +218,8 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
         swarm: TamedSwarm = self.host.get_network()
         return swarm
 
-    async def carry(self, stream: Any, onward: Any) -> None:
-        """Carry bytes both ways until one side ends; raises `LimitReached`."""
+    async def carry(self, stream: Any, onward: Any) -> str:
+        """Carry bytes both ways until one side ends; returns the limit that was reached, if any."""
         left = self._given.circuit_bytes
         reached = ""
 
@@ -255,8 +242,7 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pump, stream, onward)
                 nursery.start_soon(pump, onward, stream)
-        if scope.cancelled_caught or reached:
-            raise LimitReached(reached or "time")
+        return "time" if scope.cancelled_caught else reached
 
     async def _wait(self, size_bytes: int) -> None:
         """Wait until the relay may carry so many bytes more."""

@@ -127,7 +127,6 @@ async def open_libp2p(
             )
             try:
                 await transport.listen_http(addresses, bulk_port)
-                circuits.notify = transport.notices.tell
                 swarm.needs = lambda peer: circuits.serves(peer) or transport.is_served_by(peer)
                 nursery.start_soon(transport.trim)
                 if addresses:

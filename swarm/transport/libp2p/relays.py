@@ -1,16 +1,12 @@
-"""Circuit relay v2: this peer as the client of relays, and the reservations of a relay.
-
-Notices of relays: a peer learns why its relayed connection to another has ended.
-"""
+"""Circuit relay v2: this peer as the client of relays, and the reservations of a relay."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import trio
 from libp2p.abc import INetStream
 from libp2p.network.connection.raw_connection import ConnectionType, RawConnection
@@ -21,11 +17,9 @@ from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP_PROTOCOL
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode
 from libp2p.relay.circuit_v2.resources import RelayLimits, RelayResourceManager
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
-from msgspec import Meta
 from multiaddr import Multiaddr
 
-from swarm.events import Events, Rationed
-from swarm.transport import ConnectError, Stream, StreamError, Transport, limits
+from swarm.transport import ConnectError, StreamError, Transport, limits
 from swarm.transport.libp2p.addresses import CIRCUIT, require_peer
 from swarm.transport.libp2p.connections import Host
 from swarm.transport.room import Held
@@ -33,82 +27,9 @@ from swarm.wire.identity import PeerId
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "/swarm/relay-notice/1.0.0"
-
-FRAME_BYTES_MAX = 256
-"""A notice has about 70 bytes."""
-
-TELL_SECONDS = 5.0
-"""Deadline of a notice. Nothing depends on its arrival."""
-
-LIMITS = {"bytes": "it carries no more bytes of one connection", "time": "it was open long enough"}
-"""Limits that end a circuit, with what a person reads."""
-
-
-class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """A circuit has ended by a limit."""
-
-    other: Annotated[str, Meta(max_length=100)]
-    """The peer at its other end."""
-    limit: Annotated[str, Meta(max_length=20)]
-    """A key of `LIMITS`."""
-
-
-_decode = msgspec.msgpack.Decoder(Notice).decode
-_encode = msgspec.msgpack.Encoder().encode
-
-
-class Notices:
-    """Sends a relay's notices, and reports those of relays that this peer uses."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        knows: Callable[[PeerId], bool],
-        events: Events | None,
-        nursery: trio.Nursery,
-    ) -> None:
-        """`knows`: whether this peer has asked a relay for anything."""
-        self._transport = transport
-        self._knows = knows
-        self._events = Rationed(events) if events is not None else None
-        self._nursery = nursery
-
-    def tell(self, peer: PeerId, other: PeerId, limit: str) -> None:
-        """Tell a peer, soon, that its circuit to another has reached a limit."""
-        self._nursery.start_soon(self._send, peer, Notice(other, limit))
-
-    async def _send(self, peer: PeerId, notice: Notice) -> None:
-        with trio.move_on_after(TELL_SECONDS):
-            try:
-                stream = await self._transport.open_stream(peer, PROTOCOL)
-                await stream.send(_encode(notice))
-                await stream.end()
-            except StreamError as error:
-                log.debug("notice to %s: %s", peer, error)
-
-    async def serve(self, stream: Stream) -> None:
-        """The handler of `PROTOCOL`."""
-        frame = await stream.receive()
-        try:
-            notice = _decode(frame or b"")
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise StreamError("that is no notice of a relay") from error
-        if self._knows(stream.peer) and notice.limit in LIMITS and self._events is not None:
-            self._events.emit(
-                "transport.relay_limit",
-                relay=stream.peer,
-                remote=notice.other,
-                reason=LIMITS[notice.limit],
-            )
-
-
 LIFETIME_SECONDS = 600.0, 3600.0
 """Bounds of a reservation's lifetime, whatever the relay says: it names a time of day, which it may
 invent, and one of the two clocks may be wrong."""
-
-RELAYS_ASKED_MAX = 256
-"""Relays remembered; only their notices are heard."""
 
 
 class Relays:
@@ -119,8 +40,6 @@ class Relays:
         self._transport = transport
         self._held: dict[PeerId, list[str]] = {}
         """Relays that hold a reservation for this peer, with the addresses given to `use_relay`."""
-        self._asked: dict[PeerId, None] = {}
-        """Relays that were asked for anything, the newest last."""
 
     def addresses(self) -> list[str]:
         """Addresses of the relays that hold a reservation for this peer now."""
@@ -187,15 +106,7 @@ class Relays:
         )
         await self._host.upgrade_outbound_connection(connection, ID.from_string(peer))
 
-    def knows(self, relay: PeerId) -> bool:
-        """Whether this peer has asked a relay for anything."""
-        return relay in self._asked
-
     async def _ask_relay(self, relay: PeerId, request: HopMessage) -> tuple[INetStream, HopMessage]:
-        self._asked.pop(relay, None)
-        self._asked[relay] = None
-        if len(self._asked) > RELAYS_ASKED_MAX:
-            del self._asked[next(iter(self._asked))]
         with trio.move_on_after(limits.DIAL_DEADLINE_SECONDS):
             try:
                 stream = await self._host.new_stream(ID.from_string(relay), [HOP_PROTOCOL])

@@ -58,9 +58,7 @@ from swarm.transport.libp2p.dial_back import DialBack
 from swarm.transport.libp2p.guard import BROKEN, reason_of
 from swarm.transport.libp2p.pieces import PiecePlane
 from swarm.transport.libp2p.reach import Reach
-from swarm.transport.libp2p.relays import FRAME_BYTES_MAX as NOTICE_FRAME_BYTES_MAX
-from swarm.transport.libp2p.relays import PROTOCOL as NOTICE_PROTOCOL
-from swarm.transport.libp2p.relays import Notices, Relays
+from swarm.transport.libp2p.relays import Relays
 from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, Piece, Sink, World
 
@@ -208,8 +206,6 @@ class Libp2pTransport(BaseTransport):
             self.reach.conclude_deaf()
         back = DialBack(self._swarm, self._seen_at, world.now)
         self.serve(DIAL_BACK_PROTOCOL, back.serve, frame_bytes_max=DIAL_BACK_FRAME_BYTES_MAX)
-        self.notices = Notices(self, self._relays.knows, events, nursery)
-        self.serve(NOTICE_PROTOCOL, self.notices.serve, frame_bytes_max=NOTICE_FRAME_BYTES_MAX)
         self._swarm.upgrader.proved = self.reach.note_handshake
         self._swarm.tcp.source_for = self.dial_source
         host.addresses = self.addresses
