@@ -9,7 +9,6 @@ import trio
 
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
-from swarm.kademlia.records import Validator
 from swarm.node.node import Node, create_tables
 from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
@@ -30,16 +29,11 @@ async def assemble(
     events: Events,
     settings: PeerSettings,
     manifests: Mapping[str, Envelope],
-    namespaces: Mapping[str, Validator] | None = None,
 ) -> AsyncIterator[Node]:
-    """Make a node from the parts of the seam; it serves its DHT and its manifests in the block.
-
-    `namespaces`: further ones that its DHT keeps records of, with their validators.
-    """
+    """Make a node from the parts of the seam; it serves its DHT and its manifests in the block."""
     database = disk.database("peer.sqlite")
     await database.transact(create_tables)
-    validators = {**record_validators(world.wall_time), **(namespaces or {})}
-    dht = Kademlia(transport, world, validators, emit=events.emit)
+    dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)
     async with trio.open_nursery() as nursery:
         await nursery.start(dht.run)
         node = Node(
