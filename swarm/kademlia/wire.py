@@ -1,21 +1,22 @@
-"""The messages of libp2p's kad-dht, as protobuf (libp2p specs, kad-dht r0), bounded and typed.
-
-The codec is written by hand because the generated classes import all of libp2p (300 modules, 2 s),
-and simulations run thousands of peers. Unknown fields are skipped, as protobuf demands.
-"""
+"""The messages of libp2p's kad-dht, as protobuf (libp2p specs, kad-dht r0), bounded and typed."""
 
 from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import multiaddr
 import multiaddr.exceptions
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from swarm.errors import PeerError
-from swarm.transport.framing import encode_varint
 from swarm.wire.identity import InvalidPeerId, PeerId, peer_id_bytes, peer_id_from_bytes
 
 MESSAGE_BYTES_MAX = 128 * 1024
@@ -78,10 +79,8 @@ class Peer:
     @functools.cached_property
     def encoded(self) -> bytes:
         """Its protobuf encoding, cached: the same few hundred peers are in every answer."""
-        encoded = _bytes_field(1, self.id) if self.id else b""
-        encoded += b"".join(_bytes_field(2, address) for address in self.addresses)
-        if self.connection:
-            encoded += bytes((3 << 3, self.connection))
+        written = _Peer(id=self.id, addrs=self.addresses, connection=self.connection)
+        encoded: bytes = written.SerializeToString()
         return encoded
 
     @functools.cached_property
@@ -120,134 +119,89 @@ class Neighbour:
 
 # --- protobuf ---------------------------------------------------------------------------------
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED = {_FIXED64: 8, _FIXED32: 4}
-"""Sizes in bytes of the fields of fixed width."""
-
 _PEERS_CACHED = 16384
 """Peers whose translation is cached: the same few hundred are in every answer, and translating them
 again took half the time."""
 
 
-def _decode_varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 64, 7):
-        if position >= len(data):
-            raise WireError("a kad-dht message ends within a number")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if value >> 64:
-                break
-            return value, position
-    raise WireError("a number in a kad-dht message has more than 64 bits")
+def _classes() -> tuple[type[Any], type[Any]]:
+    """The protobuf classes of a message and of a peer in it.
+
+    libp2p's own would import all of libp2p (300 modules, 2 s). Peers are bytes here, so that their
+    translations can be cached.
+    """
+    file = FileDescriptorProto()
+    text_format.Parse(
+        """
+        name: "swarm/kad.proto" syntax: "proto3"
+        message_type { name: "Peer"
+          field { name: "id" number: 1 type: TYPE_BYTES label: LABEL_OPTIONAL }
+          field { name: "addrs" number: 2 type: TYPE_BYTES label: LABEL_REPEATED }
+          field { name: "connection" number: 3 type: TYPE_INT64 label: LABEL_OPTIONAL } }
+        message_type { name: "Record"
+          field { name: "key" number: 1 type: TYPE_BYTES label: LABEL_OPTIONAL }
+          field { name: "value" number: 2 type: TYPE_BYTES label: LABEL_OPTIONAL } }
+        message_type { name: "Message"
+          field { name: "type" number: 1 type: TYPE_INT64 label: LABEL_OPTIONAL }
+          field { name: "key" number: 2 type: TYPE_BYTES label: LABEL_OPTIONAL }
+          field { name: "record" number: 3 type: TYPE_MESSAGE type_name: ".Record"
+                  label: LABEL_OPTIONAL }
+          field { name: "closer" number: 8 type: TYPE_BYTES label: LABEL_REPEATED }
+          field { name: "providers" number: 9 type: TYPE_BYTES label: LABEL_REPEATED } }
+        """,
+        file,
+    )
+    pool = DescriptorPool()
+    pool.Add(file)
+    message, peer = map(pool.FindMessageTypeByName, ("Message", "Peer"))
+    return GetMessageClass(message), GetMessageClass(peer)
 
 
-def _bytes_field(number: int, value: bytes) -> bytes:
-    """One length-delimited field; field numbers up to 15 have a one-byte tag."""
-    size = len(value)
-    if size < 0x80:
-        return bytes((number << 3 | _BYTES, size)) + value
-    return bytes((number << 3 | _BYTES,)) + encode_varint(size) + value
+_Message, _Peer = _classes()
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(number, integer, bytes) of each varint or bytes field; fixed-width ones are skipped."""
-    position, end = 0, len(data)
-    while position < end:
-        tag = data[position]  # nearly all numbers have one byte: read those without a call
-        if tag < 0x80:
-            position += 1
-        else:
-            tag, position = _decode_varint(data, position)
-        number, kind = tag >> 3, tag & 7
-        if not 0 < number < 1 << 29:
-            raise WireError(f"a kad-dht message has a field number {number}")
-        if kind == _BYTES:
-            if position < end and data[position] < 0x80:
-                size = data[position]
-                position += 1
-            else:
-                size, position = _decode_varint(data, position)
-            if size > end - position:
-                raise WireError("a kad-dht message ends within a field")
-            yield number, -1, data[position : position + size]
-            position += size
-        elif kind == _VARINT:
-            value, position = _decode_varint(data, position)
-            yield number, value, b""
-        elif kind in _FIXED:
-            position += _FIXED[kind]
-            if position > end:
-                raise WireError("a kad-dht message ends within a field")
-        else:
-            raise WireError(f"a kad-dht message has a field of unknown kind {kind}")
+def _parsed(kind: type[Any], data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise WireError(f"these {len(data)} bytes are no kad-dht message") from error
 
 
-def _want_bytes(name: str, integer: int, value: bytes, bytes_max: int) -> bytes:
-    if integer != -1:
-        raise WireError(f"{name} in a kad-dht message is a number, not bytes")
+def _bounded(name: str, value: bytes, bytes_max: int) -> bytes:
     if len(value) > bytes_max:
         raise WireError(f"{name} in a kad-dht message has {len(value)} bytes, at most {bytes_max}")
     return value
 
 
-def _want_integer(name: str, integer: int) -> int:
-    if integer == -1:
-        raise WireError(f"{name} in a kad-dht message is bytes, not a number")
-    return integer
-
-
 @functools.lru_cache(maxsize=_PEERS_CACHED)
 def _decode_peer(data: bytes) -> Peer:
-    identifier, connection = b"", Connection.NOT_CONNECTED
-    addresses: list[bytes] = []
-    for number, integer, value in _fields(data):
-        if number == 1:
-            identifier = _want_bytes("a peer id", integer, value, 128)
-        elif number == 2:
-            _want_bytes("an address", integer, value, len(value))
-            # Skip addresses that are too long or too many: Go nodes list all their addresses.
-            if len(value) <= ADDRESS_BYTES_MAX and len(addresses) < ADDRESSES_PER_PEER_MAX:
-                addresses.append(value)
-        elif number == 3:
-            known = _want_integer("a connection type", integer)
-            connection = Connection(known) if known <= 3 else Connection.NOT_CONNECTED
-    return Peer(identifier, tuple(addresses), connection)
+    found = _parsed(_Peer, data)
+    # Skip addresses that are too long or too many: Go nodes list all their addresses.
+    addresses = [each for each in found.addrs if len(each) <= ADDRESS_BYTES_MAX]
+    known = found.connection
+    return Peer(
+        _bounded("a peer id", found.id, 128),
+        tuple(addresses[:ADDRESSES_PER_PEER_MAX]),
+        Connection(known) if known in _CONNECTIONS else Connection.NOT_CONNECTED,
+    )
 
 
-def _encode_record(record: Record) -> bytes:
-    encoded = b""
-    for number, value in ((1, record.key), (2, record.value)):
-        if value:
-            encoded += _bytes_field(number, value)
-    return encoded
-
-
-def _decode_record(data: bytes) -> Record:
-    key = content = b""
-    for number, integer, value in _fields(data):
-        if number == 1:
-            key = _want_bytes("a record's key", integer, value, KEY_BYTES_MAX)
-        elif number == 2:
-            content = _want_bytes("a record's value", integer, value, RECORD_BYTES_MAX)
-    return Record(key, content)
+_CONNECTIONS = frozenset(Connection)
 
 
 def encode(message: Message) -> bytes:
     """Encode a message as protobuf, fields in ascending order. Raises `WireError` if too large."""
-    parts = []
-    if message.type:
-        parts.append(bytes((1 << 3, message.type)))
-    if message.key:
-        parts.append(_bytes_field(2, message.key))
+    written = _Message(
+        type=message.type,
+        key=message.key,
+        closer=[peer.encoded for peer in message.closer_peers],
+        providers=[peer.encoded for peer in message.provider_peers],
+    )
     if message.record is not None:
-        parts.append(_bytes_field(3, _encode_record(message.record)))
-    parts.extend(_bytes_field(8, peer.encoded) for peer in message.closer_peers)
-    parts.extend(_bytes_field(9, peer.encoded) for peer in message.provider_peers)
+        written.record.SetInParent()
+        written.record.key, written.record.value = message.record.key, message.record.value
     # A frame must not be empty, but a PUT_VALUE without fields would be: write its type.
-    encoded = b"".join(parts) or b"\x08\x00"
+    encoded: bytes = written.SerializeToString() or b"\x08\x00"
     if len(encoded) > MESSAGE_BYTES_MAX:
         raise WireError(f"a kad-dht message of {len(encoded)} bytes is too large to send")
     return encoded
@@ -259,26 +213,25 @@ def decode(data: bytes) -> Message:
     Peers beyond 20 per list and addresses beyond 16 per peer are skipped, not refused, since
     generic nodes send them (a Go node adds the target to its k closest, and lists all providers).
     """
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise WireError(f"a kad-dht message has {len(data)} bytes, at most {MESSAGE_BYTES_MAX}")
-    kind, key, record = 0, b"", None
-    peers: dict[int, list[Peer]] = {8: [], 9: []}
-    for number, integer, value in _fields(data):
-        if number in peers:
-            _want_bytes("a peer", integer, value, len(value))
-            if len(peers[number]) < PEERS_PER_MESSAGE_MAX:
-                peers[number].append(_decode_peer(value))
-        elif number == 1:
-            kind = _want_integer("the type", integer)
-        elif number == 2:
-            key = _want_bytes("the key", integer, value, KEY_BYTES_MAX)
-        elif number == 3:
-            record = _decode_record(_want_bytes("the record", integer, value, len(value)))
+    _bounded("the whole", data, MESSAGE_BYTES_MAX)
+    found = _parsed(_Message, data)
     try:
-        message_type = MessageType(kind)
+        kind = MessageType(found.type)
     except ValueError as error:
-        raise WireError(f"a kad-dht message has the unknown type {kind}") from error
-    return Message(message_type, key, record, tuple(peers[8]), tuple(peers[9]))
+        raise WireError(f"a kad-dht message has the unknown type {found.type}") from error
+    record = None
+    if found.HasField("record"):
+        record = Record(
+            _bounded("a record's key", found.record.key, KEY_BYTES_MAX),
+            _bounded("a record's value", found.record.value, RECORD_BYTES_MAX),
+        )
+    return Message(
+        kind,
+        _bounded("the key", found.key, KEY_BYTES_MAX),
+        record,
+        tuple(map(_decode_peer, found.closer[:PEERS_PER_MESSAGE_MAX])),
+        tuple(map(_decode_peer, found.providers[:PEERS_PER_MESSAGE_MAX])),
+    )
 
 
 # --- peers and addresses ------------------------------------------------------------------------
