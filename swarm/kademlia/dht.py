@@ -13,10 +13,9 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.kademlia.contacts import Contacts, Emit
-from swarm.kademlia.providers import ProviderStore
 from swarm.kademlia.publishing import Publisher
-from swarm.kademlia.records import Held, RecordStore, Validator
-from swarm.kademlia.routing_table import BUCKET_SIZE, node_id
+from swarm.kademlia.records import Held, Validator
+from swarm.kademlia.routing_table import BUCKET_SIZE
 from swarm.kademlia.serving import Server
 from swarm.kademlia.wire import (
     ADDRESSES_PER_PEER_MAX,
@@ -45,7 +44,7 @@ CHECKERS = 4
 """Peers checked at once."""
 
 
-class Kademlia:
+class Kademlia(Publisher):
     """A DHT peer. It serves others and maintains its state only while `run` is running.
 
     `validators` are by namespace (`"swarm-run"` for keys `/swarm-run/…`). With `server=False` the
@@ -63,20 +62,12 @@ class Kademlia:
         server: bool = True,
         emit: Emit = lambda name, **fields: None,
     ) -> None:
+        super().__init__(Contacts(transport, world, emit), validators)
         self.peer_id = transport.peer_id
-        self.serving = server
-        self.records = RecordStore(validators, node_id(self.peer_id), world.wall_time)
-        self.providers = ProviderStore(node_id(self.peer_id))
+        self.serving = self._ever_serves = server
         self._transport = transport
-        self._world = world
-        self._ever_serves = server
-        self._emit = emit
-        self._contacts = Contacts(transport, world, emit)
         self.table = self._contacts.table
-        self._publisher = Publisher(
-            self._contacts, self.records, self.providers, lambda: self.serving
-        )
-        self._server = Server(self._contacts, self._publisher)
+        self._server = Server(self._contacts, self)
         self._bootstrap_addresses: tuple[str, ...] = ()
         self._looked_around = world.now()
 
@@ -140,19 +131,6 @@ class Kademlia:
         most = said.most_common(ADDRESSES_PER_PEER_MAX)
         return tuple(address for address, _ in most)
 
-    async def put(self, key: bytes, value: bytes) -> int:
-        """Store a record at the k peers nearest to its key, and again until it expires.
-
-        A later `put` under the key replaces it. Returns the number of peers that hold it now,
-        perhaps this one included. Raises `InvalidRecord` when our own validator refuses it,
-        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
-        """
-        return await self._publisher.put(key, value)
-
-    def withdraw(self, key: bytes) -> None:
-        """Stop republishing a record of this peer; the copies at others expire."""
-        self._publisher.withdraw(key)
-
     async def get(self, key: bytes) -> bytes | None:
         """The best record under a key, or None.
 
@@ -165,42 +143,28 @@ class Kademlia:
 
         def hear(source: Neighbour, answer: Message) -> None:
             nonlocal valid
-            copies[source.peer] = self._publisher.believe(source.peer, key, answer.record)
+            copies[source.peer] = self.believe(source.peer, key, answer.record)
             valid += copies[source.peer] is not None
 
         def enough() -> bool:
             return valid >= QUORUM
 
         result = await self._contacts.lookup(MessageType.GET_VALUE, key, hear=hear, enough=enough)
-        opinions = [
-            copy for copy in (*copies.values(), self._publisher.own_copy(key)) if copy is not None
-        ]
+        opinions = [copy for copy in (*copies.values(), self.own_copy(key)) if copy is not None]
         if not opinions:
             return None
         best = max(opinions, key=lambda held: held.rank)
         if self.records.get(key) is not None:
-            self._publisher.keep(self.peer_id, key, best.value)
+            self.keep(self.peer_id, key, best.value)
         behind = [
             neighbour
             for neighbour in result.closest
             if (copy := copies.get(neighbour.peer)) != best and (copy is not None or not enough())
         ]
         if behind:
-            repaired = await self._publisher.store_at(behind, best)
+            repaired = await self.store_at(behind, best)
             self._emit("dht.repaired", key=key, behind=len(behind), repaired=repaired)
         return best.value
-
-    async def provide(self, key: bytes) -> int:
-        """Announce this peer as a provider of `key`, and again until `stop_providing`.
-
-        `key` is a multihash (`provider_key`). Returns the number of peers notified. Raises
-        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
-        """
-        return await self._publisher.provide(key)
-
-    def stop_providing(self, key: bytes) -> None:
-        """Stop announcing this peer as a provider; the records at others expire."""
-        self._publisher.stop_providing(key)
 
     async def find_providers(
         self, key: bytes, limit: int = PEERS_PER_MESSAGE_MAX
@@ -240,7 +204,7 @@ class Kademlia:
             async with trio.open_nursery() as nursery:
                 for _ in range(CHECKERS):
                     nursery.start_soon(self._contacts.check_queued)
-                nursery.start_soon(self._publisher.give_to_newcomers)
+                nursery.start_soon(self.give_to_newcomers)
                 nursery.start_soon(self._maintain)
                 task_status.started()
         finally:
@@ -259,7 +223,7 @@ class Kademlia:
                     self._emit("dht.bootstrap_failed", reason=str(error))
                     continue
             await self._meet_bootstrap_peers()
-            await self._publisher.republish()
+            await self.republish()
             await self._refresh()
             for peer in self._transport.connected():
                 self.table.heard_of(peer, self._world.now())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -12,7 +12,7 @@ from swarm.kademlia import wire
 from swarm.kademlia.contacts import Contacts
 from swarm.kademlia.lookup import LookupResult
 from swarm.kademlia.providers import ProviderStore
-from swarm.kademlia.records import Held, InvalidRecord, RecordStore, StoreFull
+from swarm.kademlia.records import Held, InvalidRecord, RecordStore, StoreFull, Validator
 from swarm.kademlia.routing_table import BUCKET_SIZE, key_id, node_id
 from swarm.kademlia.wire import Message, MessageType, Neighbour, Record
 from swarm.wire.identity import PeerId
@@ -45,24 +45,26 @@ class _Published:
 class Publisher:
     """Publishes this peer's records and provider records, and republishes those of others."""
 
-    def __init__(
-        self,
-        contacts: Contacts,
-        records: RecordStore,
-        providers: ProviderStore,
-        serving: Callable[[], bool],
-    ) -> None:
-        self.records = records
-        self.providers = providers
+    serving = False
+    """Whether this peer holds records and providers for others."""
+
+    def __init__(self, contacts: Contacts, validators: Mapping[str, Validator]) -> None:
+        own_id = node_id(contacts.peer_id)
+        self.records = RecordStore(validators, own_id, contacts.world.wall_time)
+        self.providers = ProviderStore(own_id)
         self._contacts = contacts
         self._emit = contacts.emit
         self._world = contacts.world
-        self.serving = serving
         self._published: dict[bytes, _Published] = {}
         self._provided: dict[bytes, float] = {}
 
     async def put(self, key: bytes, value: bytes) -> int:
-        """See `Kademlia.put`."""
+        """Store a record at the k peers nearest to its key, and again until it expires.
+
+        A later `put` under the key replaces it. Returns the number of peers that hold it now,
+        perhaps this one included. Raises `InvalidRecord` when our own validator refuses it,
+        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
+        """
         held = self.records.validate(key, value)
         if len(self._published) >= OWN_RECORDS_MAX and key not in self._published:
             raise StoreFull(f"this peer publishes {len(self._published)} records already")
@@ -70,16 +72,22 @@ class Publisher:
         return await self._publish(held)
 
     def withdraw(self, key: bytes) -> None:
+        """Stop republishing a record of this peer; the copies at others expire."""
         self._published.pop(key, None)
 
     async def provide(self, key: bytes) -> int:
-        """See `Kademlia.provide`."""
+        """Announce this peer as a provider of `key`, and again until `stop_providing`.
+
+        `key` is a multihash (`provider_key`). Returns the number of peers notified. Raises
+        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
+        """
         if len(self._provided) >= OWN_RECORDS_MAX and key not in self._provided:
             raise StoreFull(f"this peer provides {len(self._provided)} keys already")
         self._provided[key] = self.soon(1.0)
         return await self._announce(key)
 
     def stop_providing(self, key: bytes) -> None:
+        """Stop announcing this peer as a provider; the records at others expire."""
         self._provided.pop(key, None)
 
     async def store_at(self, neighbours: Sequence[Neighbour], held: Held) -> int:
@@ -225,7 +233,7 @@ class Publisher:
 
     def _is_holder(self, key: bytes, result: LookupResult) -> bool:
         """Whether this peer is itself among the k nearest to a key."""
-        if not self.serving():
+        if not self.serving:
             return False
         target = key_id(key)
         own = node_id(self._contacts.peer_id) ^ target

@@ -56,7 +56,7 @@ class Server:
 
     async def _serve(self, stream: Stream) -> None:
         """Answer requests until the peer ends the stream, breaks the protocol, or falls silent."""
-        if not self._publisher.serving():
+        if not self._publisher.serving:
             await stream.reset()
             return
         if len(self._inbound) >= INBOUND_STREAMS_MAX:
@@ -72,7 +72,7 @@ class Server:
                         return
                     if stream in self._inbound:
                         self._inbound.move_to_end(stream)
-                    if not self._publisher.serving():
+                    if not self._publisher.serving:
                         break
                     await self._turn(stream.peer)
                     answer = self.answer(stream.peer, wire.decode(frame))
