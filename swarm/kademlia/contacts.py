@@ -200,7 +200,6 @@ class Contacts:
         ).run()
         for peer in result.late:
             self._note_failure(peer)
-        self.table.touch(target, self.world.now())
         self.emit(
             "dht.lookup_finished",
             kind=kind.name,

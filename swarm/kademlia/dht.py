@@ -34,8 +34,11 @@ QUORUM = 11
 write that reached most of them."""
 
 REFRESH_SECONDS = 1800.0
-"""A bucket that no lookup went through for this long is refreshed by a lookup. A lookup costs about
-25 requests of a few milliseconds, so an idle peer should make few."""
+"""Between two lookups of our own id: they find our neighbourhood, and make us known in it."""
+
+EXPLORE_SECONDS = 300.0
+"""Between two lookups of random ids, which fill the far buckets. A lookup costs about 25 requests
+of a few milliseconds, so an idle peer should make few."""
 
 MAINTENANCE_SECONDS = 30.0
 """Mean time between two rounds of maintenance: refresh, republish, expire."""
@@ -69,7 +72,7 @@ class Kademlia(Publisher):
         self.table = self._contacts.table
         self._server = Server(self._contacts, self)
         self._bootstrap_addresses: tuple[str, ...] = ()
-        self._looked_around = world.now()
+        self._looked_around = self._explored = world.now()
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -96,8 +99,6 @@ class Kademlia(Publisher):
                     nursery.start_soon(check, neighbour)
         if not len(self.table) and reasons:
             raise ConnectError("no bootstrap peer answers: " + "; ".join(sorted(reasons)))
-        # `run` fills the far buckets one by one: refreshing all of them at once would open a
-        # hundred connections.
         await self._look_around()
         return len(self.table)
 
@@ -247,13 +248,14 @@ class Kademlia(Publisher):
                 self._emit("dht.bootstrap_failed", reason=str(error))
 
     async def _refresh(self) -> None:
-        """Make at most one lookup: for our own id, or for the farthest bucket that needs one."""
+        """Make at most one lookup: for our own id, or for a random one."""
         now = self._world.now()
         if now - self._looked_around >= REFRESH_SECONDS:
             await self._look_around()
-            return
-        for index in self.table.to_refresh(now, REFRESH_SECONDS)[:1]:
-            key = self.table.random_key(index, self._world.random)
+        elif now - self._explored >= EXPLORE_SECONDS and len(self.table) >= BUCKET_SIZE:
+            self._explored = now
+            # It has the form of a peer id, because some nodes parse the key of a request.
+            key = peer_id_bytes(self.peer_id)[:6] + self._world.random.randbytes(32)
             await self._contacts.lookup(MessageType.FIND_NODE, key)
 
     async def _look_around(self) -> None:

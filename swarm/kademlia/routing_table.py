@@ -11,7 +11,6 @@ import functools
 import hashlib
 import ipaddress
 import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -112,8 +111,6 @@ class Bucket:
     """Least recently seen first."""
     replacements: dict[PeerId, Contact] = field(default_factory=dict)
     """Peers that answered while the bucket was full; most recently seen last; at most k."""
-    touched: float = -math.inf
-    """When a lookup for an id in this bucket last ended."""
 
 
 class RoutingTable:
@@ -283,47 +280,6 @@ class RoutingTable:
             if index < own:
                 yield list(self._buckets[index].contacts.values())
 
-    def touch(self, target: int, now: float) -> None:
-        """Note a lookup for `target`: its bucket needs no refresh for a while."""
-        if target != self.own_id:
-            self.bucket(bucket_of(self.own_id, target)).touched = now
-
-    def to_refresh(self, now: float, older_seconds: float) -> list[int]:
-        """Buckets without a recent lookup that are not full of fresh contacts, except those that
-        the lookup of our own id fills.
-
-        That lookup finds the k nearest peers, so all peers nearer than the bucket of the k-th are
-        known already: in a small network no bucket is left.
-        """
-        nearest = self.closest(self.own_id, BUCKET_SIZE)
-        if len(nearest) < BUCKET_SIZE:
-            return []
-        last = min(bucket_of(self.own_id, node_id(neighbour.peer)) for neighbour in nearest)
-        return [
-            index
-            for index in range(min(last, _REFRESH_BUCKETS_MAX - 1) + 1)
-            if now - self.bucket(index).touched >= older_seconds
-            and not self._is_fresh(self.bucket(index), now - older_seconds)
-        ]
-
-    def _is_fresh(self, bucket: Bucket, since: float) -> bool:
-        """Whether a bucket is full of contacts seen since `since`: it needs no lookup."""
-        if len(bucket.contacts) < BUCKET_SIZE:
-            return False
-        return all(contact.seen >= since for contact in bucket.contacts.values())
-
-    def random_key(self, index: int, source: random.Random) -> bytes:
-        """Multihash bytes of an invented peer that would fall into bucket `index`.
-
-        Found by trial, 2^(index+1) hashes on average, hence the limit in `to_refresh`. The key has
-        the form of a peer id because some nodes parse the key of a request.
-        """
-        prefix = peer_id_bytes(self.own)[:6]
-        while True:
-            key = prefix + source.randbytes(32)
-            if bucket_of(self.own_id, key_id(key)) == index:
-                return key
-
     def _fits(self, bucket: Bucket, addresses: tuple[str, ...]) -> bool:
         groups = groups_of(addresses)
         if not groups:
@@ -336,8 +292,3 @@ class RoutingTable:
     def _add(self, bucket: Bucket, contact: Contact) -> None:
         bucket.contacts[contact.peer] = contact
         self._contacts[contact.peer] = contact
-
-
-_REFRESH_BUCKETS_MAX = 12
-"""Buckets that are refreshed. Nearer ones matter only beyond 80,000 peers, and finding their random
-keys would take long."""

@@ -74,7 +74,7 @@ class Server:
                         self._inbound.move_to_end(stream)
                     if not self._publisher.serving:
                         break
-                    await self._turn(stream.peer)
+                    await self._rate_of(stream.peer).spend(1)
                     answer = self.answer(stream.peer, wire.decode(frame))
                     self._contacts.consider(Neighbour(stream.peer))
                     if answer is not None:
@@ -86,13 +86,6 @@ class Server:
             finally:
                 self._inbound.pop(stream, None)
         await stream.reset()
-
-    async def _turn(self, peer: PeerId) -> None:
-        """Wait until the peer's network may make its next request."""
-        rate, now = self._rate_of(peer), trio.current_time()
-        rate.borrow(1, now)
-        if seconds := rate.debt_seconds(now):
-            await trio.sleep(seconds)
 
     def _rate_of(self, peer: PeerId) -> TokenBucket:
         return self._rates.of(self._contacts.transport.network_of(peer) or peer)

@@ -1,13 +1,12 @@
-"""Token buckets: rate limits with bursts.
-
-They only compute with times that the caller gives, so that they work with any clock.
-"""
+"""Token buckets: rate limits with bursts."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from math import inf
+
+import trio
 
 HOUR = 3600.0
 
@@ -38,6 +37,13 @@ class TokenBucket:
         """Take `cost` tokens, into debt if needed."""
         self._refill(now)
         self._tokens -= cost
+
+    async def spend(self, cost: float) -> None:
+        """Take `cost` tokens by trio's clock and wait out the debt: a flood slows itself."""
+        now = trio.current_time()
+        self.borrow(cost, now)
+        if seconds := self.debt_seconds(now):
+            await trio.sleep(seconds)
 
     def debt_seconds(self, now: float) -> float:
         """Return the time until the bucket is out of debt; 0 if it has none."""

@@ -135,19 +135,6 @@ def test_the_table_keeps_its_bounds_whatever_happens(steps):
             assert seen == len(table) == len(table.closest(0, 1000))
 
 
-def test_random_keys_fall_into_their_bucket():
-    table = full_bucket()
-    for index in range(8):
-        key = table.random_key(index, random.Random(1))
-        assert len(key) == 38 and bucket_of(table.own_id, key_id(key)) == index
-    heard = max(contact.seen for contact in table.contacts())
-    assert table.to_refresh(heard, 100.0) == []  # full of contacts heard of lately
-    assert table.to_refresh(heard + 100.0, 10.0) == [0]
-    table.touch(key_id(table.random_key(0, random.Random(1))), heard + 95.0)
-    assert table.to_refresh(heard + 100.0, 10.0) == []
-    assert table.to_refresh(heard + 105.0, 10.0) == [0]
-
-
 # --- records -----------------------------------------------------------------------------------
 
 

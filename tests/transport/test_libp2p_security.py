@@ -5,13 +5,11 @@ from __future__ import annotations
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.identity.identify.identify import ID as IDENTIFY_PROTOCOL
 from libp2p.network.config import RetryConfig
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
@@ -28,7 +26,6 @@ from swarm.transport import (
     ConnectionEvent,
     Reachability,
     Stream,
-    StreamError,
     limits,
     room,
 )
@@ -440,30 +437,3 @@ def test_multiaddrs_that_are_fine() -> None:
     for text in ("/ip4/127.0.0.1/tcp/4001", "/dns4/example.org/tcp/4001", "/ip6/::1/tcp/4001"):
         assert parse_multiaddr(text)[1] is None
         assert parse_multiaddr(f"{text}/p2p/{BOB.peer_id}")[1] == BOB.peer_id
-
-
-def test_another_protocol_version_is_named(tmp_path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            peers = Peers(stack, tmp_path)
-            alice, bob = await peers.open(ALICE), await peers.open(BOB)
-            bob.serve("/swarm/gossip/2.0.0", echo)
-            await alice.connect(BOB.peer_id, bob.addresses())
-            await trio.sleep(0.3)  # identify runs by itself after connecting
-            asked: list[Any] = []
-            identify = bob._host.get_mux().handlers[IDENTIFY_PROTOCOL]
-
-            async def count(stream: Any) -> None:
-                asked.append(stream)
-                await identify(stream)
-
-            bob._host.set_stream_handler(IDENTIFY_PROTOCOL, count)
-            known = alice._swarm.peerstore.peer_data_map[ID.from_string(BOB.peer_id)].protocols
-            for identified in (True, False):
-                if not identified:
-                    known.clear()  # as if its answer had not come yet
-                with pytest.raises(StreamError, match=r"speaks version 2\.0\.0, this one 1\.0\.0"):
-                    await alice.open_stream(BOB.peer_id, "/swarm/gossip/1.0.0")
-                assert len(asked) == (not identified)
-
-    run(main)

@@ -53,21 +53,23 @@ def asked(back: DialBack, ports: list[int], peer: PeerId = ALICE.peer_id) -> Ans
 
 def test_only_the_askers_own_address_is_dialled() -> None:
     dialled = Dialled(4001)
-    back = DialBack(dialled, lambda peer: ("8.8.8.8", 5555), lambda: 0.0)
+    back = DialBack(dialled.handshake, lambda peer: ("8.8.8.8", 5555), lambda: 0.0)
     assert asked(back, [4001, 4002, SEEN]) == Answer("8.8.8.8", 5555, [4001])
     assert sorted(dialled.dialled) == [f"/ip4/8.8.8.8/tcp/{n}" for n in (4001, 4002, 5555)]
 
 
 def test_a_relayed_asker_is_not_dialled() -> None:
     dialled = Dialled(4001)
-    back = DialBack(dialled, lambda peer: None, lambda: 0.0)
+    back = DialBack(dialled.handshake, lambda peer: None, lambda: 0.0)
     assert asked(back, [4001]).refused
     assert not dialled.dialled
 
 
 def test_questions_of_one_network_are_limited_whatever_their_identities() -> None:
     dialled, now = Dialled(), [0.0]
-    back = DialBack(dialled, lambda peer: (f"8.8.8.{len(dialled.dialled)}", 1), lambda: now[0])
+    back = DialBack(
+        dialled.handshake, lambda peer: (f"8.8.8.{len(dialled.dialled)}", 1), lambda: now[0]
+    )
     answers = [asked(back, [4001], identity(n).peer_id) for n in range(1, 100)]
     assert sum(not each.refused for each in answers) == QUESTIONS_BURST == len(dialled.dialled)
     now[0] = 60.0
@@ -83,7 +85,7 @@ def test_dials_at_once_are_limited() -> None:
 
         slow = Slow()
         networks = iter(range(100))
-        back = DialBack(slow, lambda peer: (f"8.8.{next(networks)}.8", 1), lambda: 0.0)
+        back = DialBack(slow.handshake, lambda peer: (f"8.8.{next(networks)}.8", 1), lambda: 0.0)
         ports = list(range(1, PORTS_MAX + 1))
         async with trio.open_nursery() as nursery:
             for _ in range(50):
@@ -113,7 +115,9 @@ def test_any_bytes_are_a_question_or_a_broken_stream(data: bytes) -> None:
         dialled = Dialled()
         stream = Asked()
         try:
-            await DialBack(dialled, lambda peer: ("8.8.8.8", 1), lambda: 0.0).serve(stream)
+            await DialBack(dialled.handshake, lambda peer: ("8.8.8.8", 1), lambda: 0.0).serve(
+                stream
+            )
         except StreamError:
             assert not dialled.dialled
         else:

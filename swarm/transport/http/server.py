@@ -96,12 +96,7 @@ class Clients:
 
         A flood of challenges, wrong proofs or unknown names slows only its sender.
         """
-        now = trio.current_time()
-        bucket = self._small_requests.of(name)
-        seconds = bucket.debt_seconds(now)
-        bucket.borrow(1, now)
-        if seconds:
-            await trio.sleep(seconds)
+        await self._small_requests.of(name).spend(1)
 
 
 class Session:

@@ -231,7 +231,8 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
                     if left < 0:
                         reached = "bytes"
                         break
-                    await self._wait(len(data))
+                    if self._rate:
+                        await self._rate.spend(len(data))
                     with trio.move_on_after(limits.STREAM_SEND_DEADLINE_SECONDS) as scope:
                         await sink.write(data)
                     if scope.cancelled_caught:
@@ -243,12 +244,6 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
                 nursery.start_soon(pump, stream, onward)
                 nursery.start_soon(pump, onward, stream)
         return "time" if scope.cancelled_caught else reached
-
-    async def _wait(self, size_bytes: int) -> None:
-        """Wait until the relay may carry so many bytes more."""
-        if self._rate:
-            self._rate.borrow(size_bytes, trio.current_time())
-            await trio.sleep(self._rate.debt_seconds(trio.current_time()))
 
     def _tell(self, limit: str) -> None:
         if self._events is not None:

@@ -124,6 +124,9 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         self.refuses: Callable[[PeerId], bool] = lambda peer: False
         self.vouches: Callable[[PeerId], bool] = lambda peer: False
         self.trusts: Callable[[PeerId], bool] = lambda peer: False
+        self.opened: Callable[[Connection], None] = lambda connection: None
+        self.closed: Callable[[Connection], None] = lambda connection: None
+        """Called with each connection that enters and leaves the table."""
         self.needs: Callable[[ID], bool] = lambda peer: False
         """Whether a relay and its client need their connection although it carries no stream."""
         self._door = Door()
@@ -217,6 +220,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
             self._start(connection, connection.start)
             await connection.event_started.wait()
             self.connections.setdefault(muxed_conn.peer_id, []).append(connection)
+            self._tell(self.opened, connection)
             await self.notify_connected(connection)
         except BaseException:
             with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
@@ -232,8 +236,16 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
 
     async def notify_disconnected(self, conn: Any) -> None:
         """Notify, and forget the peer: libp2p's own remembers every peer that ever left."""
+        self._tell(self.closed, conn)
         await self._notify("disconnected", conn)
         self.forget(conn.muxed_conn.peer_id)
+
+    def _tell(self, notice: Callable[[Connection], None], connection: Connection) -> None:
+        """Call a notice. What it raises is our own defect, which libp2p would only log."""
+        try:
+            notice(connection)
+        except Exception as error:
+            self.background_nursery.start_soon(_raise, error)
 
     def forget(self, peer_id: ID) -> None:
         """Delete what the peer store holds of a peer that is not connected."""
@@ -495,3 +507,7 @@ class HolePunching(DCUtRProtocol):  # type: ignore[misc]
 
 
 async def _nothing() -> None: ...
+
+
+async def _raise(error: Exception) -> None:
+    raise error

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
-from collections.abc import Callable, Sequence
-from typing import Annotated, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated
 
 import msgspec
 import trio
@@ -83,25 +83,18 @@ _answer = msgspec.msgpack.Decoder(Answer).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Dialler(Protocol):
-    """What dialling back needs of libp2p's connection table."""
-
-    async def handshake(self, address: Multiaddr, peer: ID) -> None:
-        """Connect, let the other side prove that it is `peer`, and hang up."""
-        ...
-
-
 class DialBack:
     """Answers the questions of other peers."""
 
     def __init__(
         self,
-        dialler: Dialler,
+        handshake: Callable[[Multiaddr, ID], Awaitable[None]],
         seen_at: Callable[[PeerId], tuple[str, int] | None],
         now: Callable[[], float],
     ) -> None:
-        """`seen_at`: the remote host and port of a peer's direct connection."""
-        self._dialler = dialler
+        """`handshake`: connect, let the other side prove that it is the peer, and hang up.
+        `seen_at`: the remote host and port of a peer's direct connection."""
+        self._handshake = handshake
         self._seen_at = seen_at
         self._now = now
         self._asked = TokenBuckets(QUESTIONS_PER_SECOND, QUESTIONS_BURST, RANGES_MAX)
@@ -144,9 +137,7 @@ class DialBack:
     async def _reaches(self, peer: PeerId, host: str, port: int) -> bool:
         name = "ip6" if ":" in host else "ip4"
         with trio.move_on_after(DIAL_SECONDS), contextlib.suppress(*BROKEN, ValueError):
-            await self._dialler.handshake(
-                Multiaddr(f"/{name}/{host}/tcp/{port}"), ID.from_string(peer)
-            )
+            await self._handshake(Multiaddr(f"/{name}/{host}/tcp/{port}"), ID.from_string(peer))
             return True
         return False
 

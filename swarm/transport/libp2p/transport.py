@@ -6,11 +6,11 @@ import contextlib
 import functools
 import ipaddress
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import trio
-from libp2p.abc import INetStream, INotifee
+from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.host.exceptions import StreamFailure
 from libp2p.network.stream.exceptions import StreamEOF
@@ -143,40 +143,6 @@ class Libp2pBytes:
             await self._stream.remove()
 
 
-class _Notifee(INotifee):  # type: ignore[misc]
-    """Passes libp2p's connection notices to the transport.
-
-    An exception is raised in the transport's nursery: libp2p would only log it.
-    """
-
-    def __init__(self, transport: Libp2pTransport) -> None:
-        self._transport = transport
-
-    def _tell(self, notice: Callable[[Any], None], conn: Any) -> None:
-        try:
-            notice(conn)
-        except Exception as error:
-            self._transport._nursery.start_soon(_raise, error)
-
-    async def connected(self, network: Any, conn: Any) -> None:
-        self._tell(self._transport._on_connected, conn)
-
-    async def disconnected(self, network: Any, conn: Any) -> None:
-        self._tell(self._transport._on_disconnected, conn)
-
-    async def opened_stream(self, network: Any, stream: Any) -> None: ...
-
-    async def closed_stream(self, network: Any, stream: Any) -> None: ...
-
-    async def listen(self, network: Any, multiaddr: Any) -> None: ...
-
-    async def listen_close(self, network: Any, multiaddr: Any) -> None: ...
-
-
-async def _raise(error: Exception) -> None:
-    raise error
-
-
 class Libp2pTransport(BaseTransport):
     """`swarm.transport.Transport` on libp2p. Made by `open_libp2p`."""
 
@@ -204,7 +170,7 @@ class Libp2pTransport(BaseTransport):
         self.reach = Reach(self, self._ports, announced.ports(), self._own_hosts, world, events)
         if not host.get_transport_addrs():
             self.reach.conclude_deaf()
-        back = DialBack(self._swarm, self._seen_at, world.now)
+        back = DialBack(self._swarm.handshake, self._seen_at, world.now)
         self.serve(DIAL_BACK_PROTOCOL, back.serve, frame_bytes_max=DIAL_BACK_FRAME_BYTES_MAX)
         self._swarm.upgrader.proved = self.reach.note_handshake
         self._swarm.tcp.source_for = self.dial_source
@@ -223,7 +189,7 @@ class Libp2pTransport(BaseTransport):
         self._swarm.refuses = self._is_banned
         self._swarm.vouches = self._is_vouched
         self._swarm.trusts = self._is_trusted
-        self._swarm.register_notifee(_Notifee(self))
+        self._swarm.opened, self._swarm.closed = self._on_connected, self._on_disconnected
 
     async def listen_http(self, addresses: Sequence[Multiaddr], port: int) -> None:
         """Serve blobs on the interfaces of `addresses`; once, before anything else."""
@@ -501,9 +467,7 @@ class Libp2pTransport(BaseTransport):
                 stream = await self._host.new_stream(ID.from_string(peer), [TProtocol(protocol)])
             except StreamFailure as error:
                 unknown = "not supported" in str(error.__cause__)
-                why = (
-                    await self._version_mismatch(peer, protocol) if unknown else "the peer reset it"
-                )
+                why = "the peer does not speak it" if unknown else "the peer reset it"
                 raise StreamError(f"stream {protocol} with {peer}: {why}") from error
             except BROKEN_STREAM as error:
                 raise StreamError(
@@ -511,24 +475,6 @@ class Libp2pTransport(BaseTransport):
                 ) from error
             return self._opened_stream(Libp2pBytes(stream), peer, protocol, framing)
         raise StreamError(f"stream {protocol} with {peer}: no answer within {seconds:g} s")
-
-    async def _version_mismatch(self, peer: PeerId, protocol: str) -> str:
-        """Explain why a peer does not speak a protocol, from the protocols it announces."""
-        stem, _, version = protocol.rpartition("/")
-        peer_id = ID.from_string(peer)
-        spoken: list[str] = []
-        with contextlib.suppress(Exception):  # the sentence is only less precise then
-            if not self._host._has_cached_protocols(peer_id):  # its announcement has not come yet
-                await self._host._identify_peer(peer_id, reason="unknown protocol")
-            spoken = self._swarm.peerstore.get_protocols(peer_id)
-        for other in sorted(spoken):
-            other_stem, _, other_version = str(other).rpartition("/")
-            if other_stem == stem and other_version != version:
-                return (
-                    f"the peer speaks version {other_version}, this one {version}; "
-                    "the older of the two must be updated"
-                )
-        return "the peer does not speak it"
 
     def serve(
         self,

@@ -125,15 +125,6 @@ class Shared:
         max(full, key=lambda muxer: (not muxer.vouched, muxer.unread_bytes)).drop_fullest()
 
 
-async def _spend(bucket: TokenBucket, cost: float) -> None:
-    """Take `cost` from the bucket and wait until it is out of debt: a flood slows itself."""
-    now = trio.current_time()
-    bucket.borrow(cost, now)
-    seconds = bucket.debt_seconds(now)
-    if seconds:
-        await trio.sleep(seconds)
-
-
 class YamuxStream(IMuxedStream):  # type: ignore[misc]
     """One stream; any number of tasks may read and write."""
 
@@ -452,9 +443,9 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
 
     async def _count_frames(self, count: int) -> None:
         """Wait until so many small frames may be read."""
-        await _spend(self._frames, count)
+        await self._frames.spend(count)
         if self.is_strangers and not self.connection.needed:
-            await _spend(self._shared.frames.of(self.connection.origin.range), count)
+            await self._shared.frames.of(self.connection.origin.range).spend(count)
 
     async def _on_data(self, number: int, left: int) -> None:
         """Pass a frame's data on as it arrives, so that at most one noise message is buffered."""
@@ -465,7 +456,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             del self._buffer[: len(data)]
             left -= len(data)
             if self.is_strangers:
-                await _spend(self._bytes, len(data))
+                await self._bytes.spend(len(data))
             stream = self.streams.get(number)
             if stream is not None and not stream.feed(data):
                 self._overran("more came than its window allows")
