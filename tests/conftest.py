@@ -25,13 +25,20 @@ settings.load_profile("swarm")
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an asynchronous test with trio, on a clock that jumps while all tasks wait.
 
-    It does not wait for threads and sockets: tests with deadlines on these are `wall_clock`.
+    It does not wait for threads and sockets: tests with deadlines on these are `wall_clock`. A
+    module with a `RUNNER`, or a test with a fixture `network`, is run by that.
     """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
     given = {name: pyfuncitem.funcargs[name] for name in names}
+    test = partial(pyfuncitem.obj, **given)
+    runner = getattr(given.get("network"), "run", None) or getattr(
+        pyfuncitem.module, "RUNNER", None
+    )
     real = pyfuncitem.get_closest_marker("wall_clock") is not None
-    clock = None if real else trio.testing.MockClock(autojump_threshold=0)
-    trio.run(partial(pyfuncitem.obj, **given), clock=clock)
+    if runner is not None:
+        runner(test)
+    else:
+        trio.run(test, clock=None if real else trio.testing.MockClock(autojump_threshold=0))
     return True

@@ -26,6 +26,8 @@ from swarm.wire.identity import Identity, PeerId
 from tests.kademlia.harness import PlainValidator, good, run
 from tests.worlds import WALL
 
+RUNNER = run
+
 IDS = [Identity(number.to_bytes(32, "big")).peer_id for number in range(400)]
 OWN, OTHERS = IDS[0], IDS[1:]
 FAR = [peer for peer in OTHERS if bucket_of(node_id(OWN), node_id(peer)) == 0]
@@ -277,7 +279,7 @@ def test_peers_of_a_crowded_network_come_last():
     assert prefer_diverse(crowd, 20) == crowd
 
 
-def test_a_lookup_asks_nobody_twice_and_not_more_than_it_may():
+async def test_a_lookup_asks_nobody_twice_and_not_more_than_it_may():
     asked: list[PeerId] = []
 
     async def ask(neighbour: Neighbour) -> list[Neighbour]:
@@ -286,32 +288,25 @@ def test_a_lookup_asks_nobody_twice_and_not_more_than_it_may():
         return [Neighbour(peer, address(peer)) for peer in [*truth[:19], OWN, *OTHERS]]
 
     truth = sorted(OTHERS, key=node_id)[:20]
-
-    async def main():
-        seeds = [Neighbour(peer, address(peer)) for peer in [*OTHERS[:5], truth[19]]]
-        result = await Lookup(0, seeds, ask, own=OWN).run()
-        assert len(asked) == len(set(asked)) == result.asked and OWN not in asked
-        assert [neighbour.peer for neighbour in result.closest] == truth
-        assert (result.hops, result.failed, result.timed_out) == (2, 0, False)
-
-    run(main)
+    seeds = [Neighbour(peer, address(peer)) for peer in [*OTHERS[:5], truth[19]]]
+    result = await Lookup(0, seeds, ask, own=OWN).run()
+    assert len(asked) == len(set(asked)) == result.asked and OWN not in asked
+    assert [neighbour.peer for neighbour in result.closest] == truth
+    assert (result.hops, result.failed, result.timed_out) == (2, 0, False)
 
 
-def test_invented_peers_cost_a_bounded_number_of_requests():
+async def test_invented_peers_cost_a_bounded_number_of_requests():
     source = random.Random(3)
 
     async def ask(neighbour: Neighbour) -> list[Neighbour]:
         invented = [Identity(source.randbytes(32)).peer_id for _ in range(20)]
         return [Neighbour(peer, address(peer)) for peer in invented]
 
-    async def main():
-        result = await Lookup(0, [Neighbour(IDS[1])], ask, own=OWN).run()
-        assert result.asked <= LOOKUP_QUERIES_MAX
-
-    run(main)
+    result = await Lookup(0, [Neighbour(IDS[1])], ask, own=OWN).run()
+    assert result.asked <= LOOKUP_QUERIES_MAX
 
 
-def test_a_wrong_address_is_made_good_by_another_word():
+async def test_a_wrong_address_is_made_good_by_another_word():
     right = address(IDS[2], "9.9.9.9")
 
     async def ask(neighbour: Neighbour) -> list[Neighbour]:
@@ -324,46 +319,37 @@ def test_a_wrong_address_is_made_good_by_another_word():
         await trio.sleep(1)
         return [Neighbour(IDS[2], right)]
 
-    async def main():
-        seeds = [Neighbour(IDS[1]), Neighbour(IDS[3])]
-        result = await Lookup(node_id(IDS[2]), seeds, ask, own=OWN).run()
-        assert result.closest[0].peer == IDS[2]
-
-    run(main)
+    seeds = [Neighbour(IDS[1]), Neighbour(IDS[3])]
+    result = await Lookup(node_id(IDS[2]), seeds, ask, own=OWN).run()
+    assert result.closest[0].peer == IDS[2]
 
 
 @pytest.mark.parametrize("silent, seconds", [(1, 2.0), (2, 2.0), (3, 8.0)])
-def test_a_lookup_waits_for_the_late_only_where_most_are(silent, seconds):
+async def test_a_lookup_waits_for_the_late_only_where_most_are(silent, seconds):
     """Of four that are asked, some answer after 8 s only."""
 
-    async def main():
-        async def ask(neighbour):
-            if neighbour.peer in IDS[1 : 1 + silent]:
-                await trio.sleep(8)
-            return []
+    async def ask(neighbour):
+        if neighbour.peer in IDS[1 : 1 + silent]:
+            await trio.sleep(8)
+        return []
 
-        seeds = [Neighbour(peer) for peer in IDS[1:5]]
-        started = trio.current_time()
-        result = await Lookup(0, seeds, ask, own=OWN).run()
-        assert trio.current_time() - started == pytest.approx(seconds)
-        assert not result.timed_out
-        assert len(result.late) + len(result.closest) == 4
-        assert len(result.closest) >= 2
-
-    run(main)
+    seeds = [Neighbour(peer) for peer in IDS[1:5]]
+    started = trio.current_time()
+    result = await Lookup(0, seeds, ask, own=OWN).run()
+    assert trio.current_time() - started == pytest.approx(seconds)
+    assert not result.timed_out
+    assert len(result.late) + len(result.closest) == 4
+    assert len(result.closest) >= 2
 
 
-def test_a_lookup_ends_at_its_deadline_with_what_it_has():
+async def test_a_lookup_ends_at_its_deadline_with_what_it_has():
     async def ask(neighbour: Neighbour) -> list[Neighbour]:
         if neighbour.peer != IDS[1]:  # most are silent
             await trio.sleep_forever()
         return []
 
-    async def main():
-        seeds = [Neighbour(peer) for peer in IDS[1:4]]
-        started = trio.current_time()
-        result = await Lookup(0, seeds, ask, own=OWN).run()
-        assert result.timed_out and [n.peer for n in result.closest] == [IDS[1]]
-        assert trio.current_time() - started == pytest.approx(LOOKUP_SECONDS_MAX)
-
-    run(main)
+    seeds = [Neighbour(peer) for peer in IDS[1:4]]
+    started = trio.current_time()
+    result = await Lookup(0, seeds, ask, own=OWN).run()
+    assert result.timed_out and [n.peer for n in result.closest] == [IDS[1]]
+    assert trio.current_time() - started == pytest.approx(LOOKUP_SECONDS_MAX)

@@ -84,22 +84,18 @@ def said(events: list[Event], name: str) -> int:
 
 
 @pytest.mark.parametrize("resets", [False, True])
-def test_a_newcomer_without_room_waits_for_its_turn(
+async def test_a_newcomer_without_room_waits_for_its_turn(
     resets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joining, "DIAL_AGAIN_SECONDS", 0.01)
-
-    async def main() -> None:
-        async with peer(tmp_path / "b", "bootstrap") as (bootstrap, _):
-            port = int(bootstrap.transport.addresses()[0].split("/")[4])
-            door = Door(5, resets=resets, port=port)
-            async with (
-                address_of(door, bootstrap.peer_id) as address,
-                peer(tmp_path / "p", "inference", address) as (node, events),
-            ):
-                assert list(await join_network(node)) == [bootstrap.peer_id]
-                assert door.came == 6
-                assert said(events, "dht.bootstrap_full") == 1, "it is told once"
-                assert said(events, "dht.bootstrap_silent") == 1
-
-    trio.run(main)
+    async with peer(tmp_path / "b", "bootstrap") as (bootstrap, _):
+        port = int(bootstrap.transport.addresses()[0].split("/")[4])
+        door = Door(5, resets=resets, port=port)
+        async with (
+            address_of(door, bootstrap.peer_id) as address,
+            peer(tmp_path / "p", "inference", address) as (node, events),
+        ):
+            assert list(await join_network(node)) == [bootstrap.peer_id]
+            assert door.came == 6
+            assert said(events, "dht.bootstrap_full") == 1, "it is told once"
+            assert said(events, "dht.bootstrap_silent") == 1

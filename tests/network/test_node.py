@@ -34,6 +34,8 @@ from tests.ledger.harness import (
     sealed,
 )
 
+RUNNER = in_virtual_time
+
 RECORD = PeerRecord(roles=["worker"], addresses=[], bulk_addresses=[], agent="")
 
 

@@ -29,7 +29,7 @@ from swarm.wire.identity import Identity
 from swarm.world import Disk, Piece
 from swarm.world.disk import LocalDisk
 
-from .harness import ALICE, BOB, CAROL, MALLORY, Service, Sink, run
+from .harness import ALICE, BOB, CAROL, MALLORY, Service, Sink
 
 DATA = bytes(range(256)) * 8192  # 2 MiB
 
@@ -132,152 +132,131 @@ async def challenge(stream: trio.SocketStream) -> bytes:
 # --- proofs ----------------------------------------------------------------------------------
 
 
-def test_a_proof_holds_for_one_peer_one_server_one_connection(disk) -> None:
-    async def main() -> None:
-        service = Service()
-        async with serving(service, disk) as root:
-            async with await dial(root) as first:
-                nonce = await challenge(first)
-                good = Proof(ALICE.peer_id, ALICE.sign(proof_message(BOB.peer_id, nonce)), b"c")
-                assert b" 204 " in await ask(first, admission(good))
-                assert service.asked == [(ALICE.peer_id, b"c")]
-                # Good once: the challenge is gone.
-                assert b" 403 " in await ask(first, admission(good))
-            # Replayed on another connection.
-            async with await dial(root) as second:
-                await challenge(second)
-                assert b"is for another peer" in await ask(second, admission(good))
-            # Without asking for a challenge.
-            async with await dial(root) as third:
-                assert b"challenge first" in await ask(third, admission(good))
-            # Somebody else's name over one's own signature.
-            async with await dial(root) as fourth:
-                nonce = await challenge(fourth)
-                signature = MALLORY.sign(proof_message(BOB.peer_id, nonce))
-                stolen = Proof(ALICE.peer_id, signature, b"c")
-                assert b"is for another peer" in await ask(fourth, admission(stolen))
-            # A proof that Carol's server was given, passed on to Bob.
-            async with await dial(root) as fifth:
-                nonce = await challenge(fifth)
-                signature = ALICE.sign(proof_message(CAROL.peer_id, nonce))
-                relayed = Proof(ALICE.peer_id, signature, b"c")
-                assert b"is for another peer" in await ask(fifth, admission(relayed))
-            assert len(service.asked) == 1
-
-    run(main)
+async def test_a_proof_holds_for_one_peer_one_server_one_connection(disk) -> None:
+    service = Service()
+    async with serving(service, disk) as root:
+        async with await dial(root) as first:
+            nonce = await challenge(first)
+            good = Proof(ALICE.peer_id, ALICE.sign(proof_message(BOB.peer_id, nonce)), b"c")
+            assert b" 204 " in await ask(first, admission(good))
+            assert service.asked == [(ALICE.peer_id, b"c")]
+            # Good once: the challenge is gone.
+            assert b" 403 " in await ask(first, admission(good))
+        # Replayed on another connection.
+        async with await dial(root) as second:
+            await challenge(second)
+            assert b"is for another peer" in await ask(second, admission(good))
+        # Without asking for a challenge.
+        async with await dial(root) as third:
+            assert b"challenge first" in await ask(third, admission(good))
+        # Somebody else's name over one's own signature.
+        async with await dial(root) as fourth:
+            nonce = await challenge(fourth)
+            signature = MALLORY.sign(proof_message(BOB.peer_id, nonce))
+            stolen = Proof(ALICE.peer_id, signature, b"c")
+            assert b"is for another peer" in await ask(fourth, admission(stolen))
+        # A proof that Carol's server was given, passed on to Bob.
+        async with await dial(root) as fifth:
+            nonce = await challenge(fifth)
+            signature = ALICE.sign(proof_message(CAROL.peer_id, nonce))
+            relayed = Proof(ALICE.peer_id, signature, b"c")
+            assert b"is for another peer" in await ask(fifth, admission(relayed))
+        assert len(service.asked) == 1
 
 
 @pytest.mark.parametrize("first", [0, 16_000])
-def test_a_head_of_20_kb_is_refused_however_it_comes(disk, first: int) -> None:
+async def test_a_head_of_20_kb_is_refused_however_it_comes(disk, first: int) -> None:
     """Also when the last packet alone makes it too long, and complete."""
     head = b"GET /challenge HTTP/1.1\r\nhost: x\r\nx: %s\r\n\r\n" % (b"x" * 20_000)
-
-    async def main() -> None:
-        async with serving(Service(), disk) as root, await dial(root) as stream:
-            await stream.send_all(head[:first])
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            answer = await ask(stream, head[first:])
-            assert answer.startswith(b"HTTP/1.1 400 ") and b"too long" in answer, answer[:80]
-
-    run(main)
+    async with serving(Service(), disk) as root, await dial(root) as stream:
+        await stream.send_all(head[:first])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        answer = await ask(stream, head[first:])
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"too long" in answer, answer[:80]
 
 
-def test_who_proves_nothing_is_nobody(disk) -> None:
-    async def main() -> None:
-        service = Service()
-        reference = service.offer(disk, DATA)
-        get = b"GET /blob/%s HTTP/1.1\r\nhost: x\r\n\r\n" % reference.digest.hex().encode()
-        async with serving(service, disk) as root:
-            async with await dial(root) as stream:
-                assert (await ask(stream, get)).endswith(DATA)
-                assert len(await challenge(stream)) == 32  # the connection goes on
-            assert service.clients == [None]
-            service.admitted = {ALICE.peer_id}
-            async with await dial(root) as stream:
-                assert b"403" in await ask(stream, get)
-            assert service.clients == [None]
-            async with client_of(disk) as client:
-                sink = Sink(len(DATA))
-                piece = await fetch(client, root, BOB.peer_id, reference, sink)
-                assert piece.verify(reference.digest)
-            assert service.clients == [None, ALICE.peer_id]
-
-    run(main)
+async def test_who_proves_nothing_is_nobody(disk) -> None:
+    service = Service()
+    reference = service.offer(disk, DATA)
+    get = b"GET /blob/%s HTTP/1.1\r\nhost: x\r\n\r\n" % reference.digest.hex().encode()
+    async with serving(service, disk) as root:
+        async with await dial(root) as stream:
+            assert (await ask(stream, get)).endswith(DATA)
+            assert len(await challenge(stream)) == 32  # the connection goes on
+        assert service.clients == [None]
+        service.admitted = {ALICE.peer_id}
+        async with await dial(root) as stream:
+            assert b"403" in await ask(stream, get)
+        assert service.clients == [None]
+        async with client_of(disk) as client:
+            sink = Sink(len(DATA))
+            piece = await fetch(client, root, BOB.peer_id, reference, sink)
+            assert piece.verify(reference.digest)
+        assert service.clients == [None, ALICE.peer_id]
 
 
-def test_connections_are_kept_and_a_new_credential_opens_a_new_one(disk) -> None:
-    async def main() -> None:
-        service = Service()
-        reference = service.offer(disk, DATA)
-        credentials = [b"first"]
-        async with serving(service, disk) as root:
-            client = BulkClient(ALICE, disk, lambda: credentials[0], Traffic())
-            for _ in range(3):
-                await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
-            credentials[0] = b"second"
+async def test_connections_are_kept_and_a_new_credential_opens_a_new_one(disk) -> None:
+    service = Service()
+    reference = service.offer(disk, DATA)
+    credentials = [b"first"]
+    async with serving(service, disk) as root:
+        client = BulkClient(ALICE, disk, lambda: credentials[0], Traffic())
+        for _ in range(3):
             await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
-            client.pool.close()
-        assert service.asked == [(ALICE.peer_id, b"first"), (ALICE.peer_id, b"second")]
+        credentials[0] = b"second"
+        await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
+        client.pool.close()
+    assert service.asked == [(ALICE.peer_id, b"first"), (ALICE.peer_id, b"second")]
 
-    run(main)
 
-
-def test_a_refusal_costs_no_new_connection(disk, monkeypatch) -> None:
+async def test_a_refusal_costs_no_new_connection(disk, monkeypatch) -> None:
     """To be told "busy" or "not yet" is usual while a checkpoint spreads."""
     monkeypatch.setattr(limits, "ADMITTED_SECONDS", 3600.0)
+    service = Service()
+    reference = service.offer(disk, DATA)
+    unknown = BlobReference(b"?" * 32, 5)
 
-    async def main() -> None:
-        service = Service()
-        reference = service.offer(disk, DATA)
-        unknown = BlobReference(b"?" * 32, 5)
+    async def fails(client: BulkClient, wanted: list[BlobReference]) -> None:
+        async def arrived(piece) -> None:
+            assert piece.verify(reference.digest)
 
-        async def fails(client: BulkClient, wanted: list[BlobReference]) -> None:
-            async def arrived(piece) -> None:
-                assert piece.verify(reference.digest)
+        with pytest.raises(FetchError, match="404 no such blob here"):
+            sinks = [(one, Sink(one.size_bytes)) for one in wanted]
+            await client.fetch_run(root, BOB.peer_id, sinks, arrived)
 
-            with pytest.raises(FetchError, match="404 no such blob here"):
-                sinks = [(one, Sink(one.size_bytes)) for one in wanted]
-                await client.fetch_run(root, BOB.peer_id, sinks, arrived)
-
-        async with serving(service, disk) as root, client_of(disk) as client:
-            for _ in range(5):
-                await fails(client, [unknown])
-            await fails(client, [reference, unknown])
-            await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
-            assert len(service.asked) == 1, "all on one connection"
-            await fails(client, [unknown, reference])  # an answer is still on its way
-            sink = Sink(len(DATA))
-            await fetch(client, root, BOB.peer_id, reference, sink)
-            assert sink.data == DATA
-            assert len(service.asked) == 2
-            service.quota = 5
-            with pytest.raises(FetchError, match="413 over the quota"):
-                await client.push(root, BOB.peer_id, reference, "blob")
-            await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
-            assert len(service.asked) == 3, "after a push that was refused the server closes"
-
-    run(main)
+    async with serving(service, disk) as root, client_of(disk) as client:
+        for _ in range(5):
+            await fails(client, [unknown])
+        await fails(client, [reference, unknown])
+        await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
+        assert len(service.asked) == 1, "all on one connection"
+        await fails(client, [unknown, reference])  # an answer is still on its way
+        sink = Sink(len(DATA))
+        await fetch(client, root, BOB.peer_id, reference, sink)
+        assert sink.data == DATA
+        assert len(service.asked) == 2
+        service.quota = 5
+        with pytest.raises(FetchError, match="413 over the quota"):
+            await client.push(root, BOB.peer_id, reference, "blob")
+        await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
+        assert len(service.asked) == 3, "after a push that was refused the server closes"
 
 
-def test_a_server_that_restarted_is_found_again(disk) -> None:
+async def test_a_server_that_restarted_is_found_again(disk) -> None:
     """The kept connection is dead; the next fetch must not fail for that."""
-
-    async def main() -> None:
-        service = Service()
-        reference = service.offer(disk, DATA)
-        server = BulkServer(Serving(BOB.peer_id, disk, lambda: service))
-        async with client_of(disk) as client:
-            port = 0
-            for _ in range(2):
-                listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
-                port = listeners[0].socket.getsockname()[1]
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(server.serve, listeners)
-                    root = f"http://127.0.0.1:{port}"
-                    await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
-                    nursery.cancel_scope.cancel()
-
-    run(main)
+    service = Service()
+    reference = service.offer(disk, DATA)
+    server = BulkServer(Serving(BOB.peer_id, disk, lambda: service))
+    async with client_of(disk) as client:
+        port = 0
+        for _ in range(2):
+            listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
+            port = listeners[0].socket.getsockname()[1]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.serve, listeners)
+                root = f"http://127.0.0.1:{port}"
+                await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
+                nursery.cancel_scope.cancel()
 
 
 # --- hostile clients -------------------------------------------------------------------------
@@ -308,92 +287,73 @@ def test_a_server_that_restarted_is_found_again(disk) -> None:
         (b"POST /admission HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd", b"403"),
     ],
 )
-def test_bad_requests_get_a_status(disk, request_bytes: bytes, status: bytes) -> None:
-    async def main() -> None:
-        async with serving(Service(), disk) as root, await dial(root) as stream:
-            answer = await ask(stream, request_bytes)
-            assert answer.startswith(b"HTTP/1.1 " + status)
-
-    run(main)
+async def test_bad_requests_get_a_status(disk, request_bytes: bytes, status: bytes) -> None:
+    async with serving(Service(), disk) as root, await dial(root) as stream:
+        answer = await ask(stream, request_bytes)
+        assert answer.startswith(b"HTTP/1.1 " + status)
 
 
-def test_slow_and_idle_clients_are_closed(disk, monkeypatch) -> None:
+async def test_slow_and_idle_clients_are_closed(disk, monkeypatch) -> None:
     monkeypatch.setattr(limits, "IDLE_SECONDS", 0.3)
     monkeypatch.setattr(limits, "HEAD_SECONDS", 0.3)
     monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
-
-    async def main() -> None:
-        service = Service()
-        reference = service.offer(disk, bytes(32 << 20))
-        get = b"GET /blob/%s HTTP/1.1\r\nhost: x\r\n\r\n" % reference.digest.hex().encode()
-        put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n" % (b"ab" * 32)
-        async with serving(service, disk) as root:
-            for first in (b"", b"GET /chall", put + b"12"):
-                async with await dial(root) as stream:
-                    if first:
-                        await stream.send_all(first)
-                    assert await stream.receive_some() == b""
-            assert service.sinks[-1].abandoned
-            # One who asks for 32 MiB and reads nothing: the blob is released all the same.
+    service = Service()
+    reference = service.offer(disk, bytes(32 << 20))
+    get = b"GET /blob/%s HTTP/1.1\r\nhost: x\r\n\r\n" % reference.digest.hex().encode()
+    put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n" % (b"ab" * 32)
+    async with serving(service, disk) as root:
+        for first in (b"", b"GET /chall", put + b"12"):
             async with await dial(root) as stream:
-                released = trio.Event()
-                service.blobs[reference.digest].release = released.set
-                await stream.send_all(get)
-                with trio.fail_after(10):
-                    await released.wait()
+                if first:
+                    await stream.send_all(first)
+                assert await stream.receive_some() == b""
+        assert service.sinks[-1].abandoned
+        # One who asks for 32 MiB and reads nothing: the blob is released all the same.
+        async with await dial(root) as stream:
+            released = trio.Event()
+            service.blobs[reference.digest].release = released.set
+            await stream.send_all(get)
+            with trio.fail_after(10):
+                await released.wait()
 
-    run(main)
 
-
-def test_a_trickle_is_too_slow_on_the_whole(disk, monkeypatch) -> None:
+async def test_a_trickle_is_too_slow_on_the_whole(disk, monkeypatch) -> None:
     monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
     monkeypatch.setattr(limits, "BYTES_PER_SECOND_MIN", 1 << 20)
-
-    async def main() -> None:
-        service = Service()
-        put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" % (b"ab" * 32)
-        async with serving(service, disk) as root, await dial(root) as stream:
-            await stream.send_all(put)
-            began = trio.current_time()
-            with pytest.raises(trio.BrokenResourceError):
-                while True:
-                    await stream.send_all(b"x")
-                    await trio.sleep(0.05)
-            assert trio.current_time() - began < 2
-
-    run(main)
+    service = Service()
+    put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" % (b"ab" * 32)
+    async with serving(service, disk) as root, await dial(root) as stream:
+        await stream.send_all(put)
+        began = trio.current_time()
+        with pytest.raises(trio.BrokenResourceError):
+            while True:
+                await stream.send_all(b"x")
+                await trio.sleep(0.05)
+        assert trio.current_time() - began < 2
 
 
-def test_connections_are_bounded_per_address(disk, monkeypatch) -> None:
+async def test_connections_are_bounded_per_address(disk, monkeypatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_PER_ADDRESS_MAX", 2)
-
-    async def main() -> None:
-        async with serving(Service(), disk) as root:
-            async with await dial(root) as first, await dial(root) as second:
-                await challenge(first)
-                await challenge(second)
-                async with await dial(root) as third:
-                    assert b"503" in await third.receive_some()
-            async with await dial(root) as again:
-                assert len(await challenge(again)) == 32
-
-    run(main)
-
-
-def test_connections_with_a_proof_leave_their_address_its_room(disk, monkeypatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_PER_ADDRESS_MAX", 1)
-
-    async def main() -> None:
-        async with (
-            serving(Service(), disk) as root,
-            await dial(root) as first,
-        ):
-            await prove(first)
-            async with await dial(root) as second, await dial(root) as third:
-                await challenge(second)
+    async with serving(Service(), disk) as root:
+        async with await dial(root) as first, await dial(root) as second:
+            await challenge(first)
+            await challenge(second)
+            async with await dial(root) as third:
                 assert b"503" in await third.receive_some()
+        async with await dial(root) as again:
+            assert len(await challenge(again)) == 32
 
-    run(main)
+
+async def test_connections_with_a_proof_leave_their_address_its_room(disk, monkeypatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_PER_ADDRESS_MAX", 1)
+    async with (
+        serving(Service(), disk) as root,
+        await dial(root) as first,
+    ):
+        await prove(first)
+        async with await dial(root) as second, await dial(root) as third:
+            await challenge(second)
+            assert b"503" in await third.receive_some()
 
 
 # --- protection --------------------------------------------------------------------------------
@@ -409,99 +369,83 @@ async def prove(stream: trio.SocketStream, identity: Identity = ALICE) -> bytes:
 
 
 @pytest.mark.parametrize("pushes", [False, True])
-def test_who_is_evicted_is_cut_off_in_the_middle(disk, monkeypatch, pushes: bool) -> None:
+async def test_who_is_evicted_is_cut_off_in_the_middle(disk, monkeypatch, pushes: bool) -> None:
     """Also on a connection that proved itself, also within a blob."""
     monkeypatch.setattr(limits, "ADMITTED_SECONDS", 0.05)
-
-    async def main() -> None:
-        service = Service()
-        service.admitted = {ALICE.peer_id}
-        reference = service.offer(disk, bytes(64 << 20))
-        put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\n" % (b"ab" * 32)
-        # On a line on which the blob takes seven seconds: loopback carries it in less than an
-        # interval between two looks.
-        slow = Uplink(10e6)
-        async with serving(service, disk, uplink=slow) as root, await dial(root) as stream:
-            assert b" 204 " in await prove(stream)
-            if pushes:
-                await stream.send_all(put + b"some")
-            else:
-                await stream.send_all(get(reference))
-                await stream.receive_some()
-            service.admitted = set()
-            with trio.fail_after(5):
-                with pytest.raises((trio.BrokenResourceError, AssertionError)):
-                    while True:
-                        if pushes:
-                            await stream.send_all(bytes(1000))
-                            await trio.sleep(0.02)
-                        else:
-                            assert await stream.receive_some(), "closed"
-            if not pushes:
-                assert service.released == 1
-
-    run(main)
+    service = Service()
+    service.admitted = {ALICE.peer_id}
+    reference = service.offer(disk, bytes(64 << 20))
+    put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\n" % (b"ab" * 32)
+    # On a line on which the blob takes seven seconds: loopback carries it in less than an
+    # interval between two looks.
+    slow = Uplink(10e6)
+    async with serving(service, disk, uplink=slow) as root, await dial(root) as stream:
+        assert b" 204 " in await prove(stream)
+        if pushes:
+            await stream.send_all(put + b"some")
+        else:
+            await stream.send_all(get(reference))
+            await stream.receive_some()
+        service.admitted = set()
+        with trio.fail_after(5):
+            with pytest.raises((trio.BrokenResourceError, AssertionError)):
+                while True:
+                    if pushes:
+                        await stream.send_all(bytes(1000))
+                        await trio.sleep(0.02)
+                    else:
+                        assert await stream.receive_some(), "closed"
+        if not pushes:
+            assert service.released == 1
 
 
-def test_a_lease_that_ran_out_is_refused_on_an_open_connection(disk, monkeypatch) -> None:
+async def test_a_lease_that_ran_out_is_refused_on_an_open_connection(disk, monkeypatch) -> None:
     monkeypatch.setattr(limits, "ADMITTED_SECONDS", 0.0)
-
-    async def main() -> None:
-        service = Service()
-        service.admitted = {ALICE.peer_id}
-        reference = service.offer(disk, DATA)
-        async with serving(service, disk) as root, await dial(root) as stream:
-            await prove(stream)
-            assert (await ask(stream, get(reference))).endswith(DATA)
-            service.admitted = set()
-            assert b"no longer admitted" in await ask(stream, get(reference))
-            assert await stream.receive_some() == b""
-
-    run(main)
+    service = Service()
+    service.admitted = {ALICE.peer_id}
+    reference = service.offer(disk, DATA)
+    async with serving(service, disk) as root, await dial(root) as stream:
+        await prove(stream)
+        assert (await ask(stream, get(reference))).endswith(DATA)
+        service.admitted = set()
+        assert b"no longer admitted" in await ask(stream, get(reference))
+        assert await stream.receive_some() == b""
 
 
-def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
+async def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_PER_PEER_MAX", 2)
-
-    async def main() -> None:
-        service = Service()
-        service.admitted = {ALICE.peer_id, CAROL.peer_id}
-        async with serving(service, disk) as root:
-            async with await dial(root) as first, await dial(root) as second:
-                assert b" 204 " in await prove(first)
-                assert b" 204 " in await prove(second)
-                assert b" 204 " in await prove(second)  # again is no further connection
-                async with await dial(root) as third:
-                    assert b"too many connections of this peer" in await prove(third)
-                async with await dial(root) as fourth:
-                    assert b" 204 " in await prove(fourth, CAROL)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            async with await dial(root) as again:
-                assert b" 204 " in await prove(again)
-
-    run(main)
+    service = Service()
+    service.admitted = {ALICE.peer_id, CAROL.peer_id}
+    async with serving(service, disk) as root:
+        async with await dial(root) as first, await dial(root) as second:
+            assert b" 204 " in await prove(first)
+            assert b" 204 " in await prove(second)
+            assert b" 204 " in await prove(second)  # again is no further connection
+            async with await dial(root) as third:
+                assert b"too many connections of this peer" in await prove(third)
+            async with await dial(root) as fourth:
+                assert b" 204 " in await prove(fourth, CAROL)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        async with await dial(root) as again:
+            assert b" 204 " in await prove(again)
 
 
-def test_a_flood_of_small_requests_waits_and_blobs_do_not(disk, monkeypatch) -> None:
+async def test_a_flood_of_small_requests_waits_and_blobs_do_not(disk, monkeypatch) -> None:
     monkeypatch.setattr(server, "SMALL_REQUESTS_PER_SECOND", 1e-6)
     monkeypatch.setattr(server, "SMALL_REQUESTS_BURST", 4.0)
-
-    async def main() -> None:
-        service = Service()
-        reference = service.offer(disk, DATA)
-        unknown = BlobReference(b"?" * 32, 1)
-        async with serving(service, disk) as root, await dial(root) as stream:
-            for _ in range(5):
-                assert b"404" in await ask(stream, get(unknown))
-            await stream.send_all(get(unknown))
-            async with await dial(root) as other:
-                for _ in range(20):
-                    assert (await ask(other, get(reference))).endswith(DATA[-10:])
-            with trio.move_on_after(0.01) as waiting:
-                await stream.receive_some()
-            assert waiting.cancelled_caught
-
-    run(main)
+    service = Service()
+    reference = service.offer(disk, DATA)
+    unknown = BlobReference(b"?" * 32, 1)
+    async with serving(service, disk) as root, await dial(root) as stream:
+        for _ in range(5):
+            assert b"404" in await ask(stream, get(unknown))
+        await stream.send_all(get(unknown))
+        async with await dial(root) as other:
+            for _ in range(20):
+                assert (await ask(other, get(reference))).endswith(DATA[-10:])
+        with trio.move_on_after(0.01) as waiting:
+            await stream.receive_some()
+        assert waiting.cancelled_caught
 
 
 def test_small_requests_keep_to_the_rate_of_their_sender() -> None:
@@ -518,52 +462,46 @@ def test_small_requests_keep_to_the_rate_of_their_sender() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_a_limited_uplink_is_shared_and_kept(disk) -> None:
-    async def main() -> None:
-        service = Service()
-        reference = service.offer(disk, DATA)
-        uplink = Uplink(10e6)
-        server = BulkServer(Serving(BOB.peer_id, disk, lambda: service, uplink=uplink or Uplink()))
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
-        ended: list[float] = []
+async def test_a_limited_uplink_is_shared_and_kept(disk) -> None:
+    service = Service()
+    reference = service.offer(disk, DATA)
+    uplink = Uplink(10e6)
+    server = BulkServer(Serving(BOB.peer_id, disk, lambda: service, uplink=uplink or Uplink()))
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+    ended: list[float] = []
 
-        async def fetch_one(client: BulkClient) -> None:
-            await fetch(client, root, None, reference, Sink(len(DATA)))
-            ended.append(trio.current_time() - began)
+    async def fetch_one(client: BulkClient) -> None:
+        await fetch(client, root, None, reference, Sink(len(DATA)))
+        ended.append(trio.current_time() - began)
 
-        async with trio.open_nursery() as nursery, client_of(disk) as client:
-            nursery.start_soon(server.serve, listeners)
-            began = trio.current_time()
-            async with trio.open_nursery() as fetches:
-                for _ in range(2):
-                    fetches.start_soon(fetch_one, client)
-            nursery.cancel_scope.cancel()
-        seconds = 2 * len(DATA) / 10e6
-        assert seconds - 0.15 < max(ended) < seconds * 3  # 0.1 s at most is made up for
-        assert min(ended) > 0.6 * max(ended), "both took turns"
-
-    run(main)
+    async with trio.open_nursery() as nursery, client_of(disk) as client:
+        nursery.start_soon(server.serve, listeners)
+        began = trio.current_time()
+        async with trio.open_nursery() as fetches:
+            for _ in range(2):
+                fetches.start_soon(fetch_one, client)
+        nursery.cancel_scope.cancel()
+    seconds = 2 * len(DATA) / 10e6
+    assert seconds - 0.15 < max(ended) < seconds * 3  # 0.1 s at most is made up for
+    assert min(ended) > 0.6 * max(ended), "both took turns"
 
 
-def test_small_documents_are_for_everybody(disk) -> None:
-    async def main() -> None:
-        service = Service()
-        service.admitted = set()
-        pages = {b"/checkpoint.json": b"{}"}
-        server = BulkServer(Serving(BOB.peer_id, disk, lambda: service, pages=pages))
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
-        async with trio.open_nursery() as nursery, client_of(disk) as client:
-            nursery.start_soon(server.serve, listeners)
-            assert await client.document(root, "/checkpoint.json", 100) == b"{}"
-            with pytest.raises(FetchError, match="404 no such path"):
-                await client.document(root, "/other.json", 100)
-            with pytest.raises(FetchError, match="2 bytes, more than 1"):
-                await client.document(root, "/checkpoint.json", 1)
-            nursery.cancel_scope.cancel()
-
-    run(main)
+async def test_small_documents_are_for_everybody(disk) -> None:
+    service = Service()
+    service.admitted = set()
+    pages = {b"/checkpoint.json": b"{}"}
+    server = BulkServer(Serving(BOB.peer_id, disk, lambda: service, pages=pages))
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+    async with trio.open_nursery() as nursery, client_of(disk) as client:
+        nursery.start_soon(server.serve, listeners)
+        assert await client.document(root, "/checkpoint.json", 100) == b"{}"
+        with pytest.raises(FetchError, match="404 no such path"):
+            await client.document(root, "/other.json", 100)
+        with pytest.raises(FetchError, match="2 bytes, more than 1"):
+            await client.document(root, "/checkpoint.json", 1)
+        nursery.cancel_scope.cancel()
 
 
 # --- mirrors over TLS --------------------------------------------------------------------------
@@ -597,7 +535,7 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return server, ssl.create_default_context(cadata=pem.decode())
 
 
-def test_an_https_mirror_is_used_and_its_certificate_checked(disk, tmp_path) -> None:
+async def test_an_https_mirror_is_used_and_its_certificate_checked(disk, tmp_path) -> None:
     body = DATA[:100_000]
     there, here = certificate(tmp_path)
 
@@ -611,57 +549,51 @@ def test_an_https_mirror_is_used_and_its_certificate_checked(disk, tmp_path) -> 
         except trio.BrokenResourceError:
             return  # a client that does not trust us hangs up
 
-    async def main() -> None:
-        listeners = await trio.open_ssl_over_tcp_listeners(
-            0, there, host="127.0.0.1", https_compatible=True
-        )
-        port = listeners[0].transport_listener.socket.getsockname()[1]  # type: ignore[attr-defined]
-        root = f"https://localhost:{port}/bucket"
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, static, listeners)
-            client = BulkClient(ALICE, disk, lambda: b"", Traffic())
-            client.pool.tls = here
-            for _ in range(2):
-                sink = Sink(len(body))
-                await fetch(client, root, None, BlobReference(bytes(32), len(body)), sink)
-                assert sink.data == body
-            client.pool.close()
-            stranger = BulkClient(ALICE, disk, lambda: b"", Traffic())
-            with pytest.raises(Unreachable, match="certificate"):
-                await fetch(stranger, root, None, BlobReference(bytes(32), 1), Sink(1))
-            stranger.pool.close()
-            nursery.cancel_scope.cancel()
-
-    run(main)
+    listeners = await trio.open_ssl_over_tcp_listeners(
+        0, there, host="127.0.0.1", https_compatible=True
+    )
+    port = listeners[0].transport_listener.socket.getsockname()[1]  # type: ignore[attr-defined]
+    root = f"https://localhost:{port}/bucket"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, static, listeners)
+        client = BulkClient(ALICE, disk, lambda: b"", Traffic())
+        client.pool.tls = here
+        for _ in range(2):
+            sink = Sink(len(body))
+            await fetch(client, root, None, BlobReference(bytes(32), len(body)), sink)
+            assert sink.data == body
+        client.pool.close()
+        stranger = BulkClient(ALICE, disk, lambda: b"", Traffic())
+        with pytest.raises(Unreachable, match="certificate"):
+            await fetch(stranger, root, None, BlobReference(bytes(32), 1), Sink(1))
+        stranger.pool.close()
+        nursery.cancel_scope.cancel()
 
 
-def test_requests_that_come_at_once_are_answered_in_turn(disk) -> None:
-    async def main() -> None:
-        service = Service()
-        parts = [DATA, b"small", DATA[:5000]]
-        wanted = [get(service.offer(disk, part, path=str(n))) for n, part in enumerate(parts)]
-        async with serving(service, disk) as root:
-            stream = await dial(root)
-            async with stream:
-                # All of them, cut in the middle of the last.
-                sent = b"".join(wanted)
-                await stream.send_all(sent[:-30])
-                await stream.send_all(sent[-30:])
-                received = bytearray()
-                while not received.endswith(DATA[:5000]) or len(received) < sum(map(len, parts)):
-                    received += await stream.receive_some()
-                for part in parts:
-                    head, _, rest = bytes(received).partition(b"\r\n\r\n")
-                    assert head.startswith(b"HTTP/1.1 200 ")
-                    assert rest[: len(part)] == part
-                    received = bytearray(rest[len(part) :])
-                assert not received
-
-    run(main)
+async def test_requests_that_come_at_once_are_answered_in_turn(disk) -> None:
+    service = Service()
+    parts = [DATA, b"small", DATA[:5000]]
+    wanted = [get(service.offer(disk, part, path=str(n))) for n, part in enumerate(parts)]
+    async with serving(service, disk) as root:
+        stream = await dial(root)
+        async with stream:
+            # All of them, cut in the middle of the last.
+            sent = b"".join(wanted)
+            await stream.send_all(sent[:-30])
+            await stream.send_all(sent[-30:])
+            received = bytearray()
+            while not received.endswith(DATA[:5000]) or len(received) < sum(map(len, parts)):
+                received += await stream.receive_some()
+            for part in parts:
+                head, _, rest = bytes(received).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 ")
+                assert rest[: len(part)] == part
+                received = bytearray(rest[len(part) :])
+            assert not received
 
 
 @pytest.mark.parametrize("peer", [BOB.peer_id, None])
-def test_a_peer_is_asked_for_a_run_at_once_and_a_mirror_in_turn(disk, peer) -> None:
+async def test_a_peer_is_asked_for_a_run_at_once_and_a_mirror_in_turn(disk, peer) -> None:
     """The server answers only when it has read as many requests as it expects."""
     expected = 1 if peer is None else 3
     most = 0
@@ -681,20 +613,17 @@ def test_a_peer_is_asked_for_a_run_at_once_and_a_mirror_in_turn(disk, peer) -> N
                 received = b""
                 await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nblob" * count)
 
-    async def main() -> None:
-        sizes = []
+    sizes = []
 
-        async def arrived(piece) -> None:
-            sizes.append(piece.size_bytes)
+    async def arrived(piece) -> None:
+        sizes.append(piece.size_bytes)
 
-        async with scripted(script) as root, client_of(disk) as client:
-            wanted = [(BlobReference(bytes([n]) * 32, 4), Sink(4)) for n in range(3)]
-            await client.fetch_run(root, peer, wanted, arrived)
-            assert [bytes(sink.data) for _, sink in wanted] == [b"blob"] * 3
-        assert sizes == [4, 4, 4]
-        assert most == expected
-
-    run(main)
+    async with scripted(script) as root, client_of(disk) as client:
+        wanted = [(BlobReference(bytes([n]) * 32, 4), Sink(4)) for n in range(3)]
+        await client.fetch_run(root, peer, wanted, arrived)
+        assert [bytes(sink.data) for _, sink in wanted] == [b"blob"] * 3
+    assert sizes == [4, 4, 4]
+    assert most == expected
 
 
 # --- hostile servers -------------------------------------------------------------------------
@@ -723,16 +652,12 @@ def answer(head: str, body: bytes = b"") -> Callable:
         (answer("200 OK\r\n" + "x: y\r\n" * 20_000), "no HTTP"),
     ],
 )
-def test_bad_answers_are_fetch_errors(disk, monkeypatch, script, reason: str) -> None:
+async def test_bad_answers_are_fetch_errors(disk, monkeypatch, script, reason: str) -> None:
     monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
-
-    async def main() -> None:
-        async with scripted(script) as root, client_of(disk) as client:
-            with pytest.raises(FetchError, match=reason) as caught:
-                await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
-            assert root in str(caught.value)
-
-    run(main)
+    async with scripted(script) as root, client_of(disk) as client:
+        with pytest.raises(FetchError, match=reason) as caught:
+            await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
+        assert root in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -748,7 +673,9 @@ def test_bad_answers_are_fetch_errors(disk, monkeypatch, script, reason: str) ->
         (answer("404 Not Found\r\ntransfer-encoding: chunked", b"1\r\nx\r\n0\r\n\r\n"), False),
     ],
 )
-def test_a_connection_is_kept_after_a_refusal_that_was_read_whole(disk, script, kept: bool) -> None:
+async def test_a_connection_is_kept_after_a_refusal_that_was_read_whole(
+    disk, script, kept: bool
+) -> None:
     connections = 0
 
     async def counted(stream: trio.SocketStream) -> None:
@@ -756,17 +683,14 @@ def test_a_connection_is_kept_after_a_refusal_that_was_read_whole(disk, script, 
         connections += 1
         await script(stream)
 
-    async def main() -> None:
-        async with scripted(counted) as root, client_of(disk) as client:
-            for _ in range(3):
-                with pytest.raises(FetchError, match="refused"):
-                    await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
-            assert connections == (1 if kept else 3)
-
-    run(main)
+    async with scripted(counted) as root, client_of(disk) as client:
+        for _ in range(3):
+            with pytest.raises(FetchError, match="refused"):
+                await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
+        assert connections == (1 if kept else 3)
 
 
-def test_a_server_that_says_nothing_or_hangs_up(disk, monkeypatch) -> None:
+async def test_a_server_that_says_nothing_or_hangs_up(disk, monkeypatch) -> None:
     monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
     reference = BlobReference(bytes(32), 10)
 
@@ -776,22 +700,19 @@ def test_a_server_that_says_nothing_or_hangs_up(disk, monkeypatch) -> None:
     async def hang_up(stream: trio.SocketStream) -> None:
         await stream.receive_some()
 
-    async def main() -> None:
-        async with client_of(disk) as client:
-            for script in (silent, hang_up):
-                async with scripted(script) as root:
-                    with pytest.raises(FetchError):
-                        await fetch(client, root, None, reference, Sink(10))
-                    with pytest.raises(Unreachable):  # another way to the peer may work
-                        await fetch(client, root, BOB.peer_id, reference, Sink(10))
-                    disk.put("ten", b"0123456789")
-                    with pytest.raises(FetchError):
-                        await client.push(root, None, reference, "ten")
-
-    run(main)
+    async with client_of(disk) as client:
+        for script in (silent, hang_up):
+            async with scripted(script) as root:
+                with pytest.raises(FetchError):
+                    await fetch(client, root, None, reference, Sink(10))
+                with pytest.raises(Unreachable):  # another way to the peer may work
+                    await fetch(client, root, BOB.peer_id, reference, Sink(10))
+                disk.put("ten", b"0123456789")
+                with pytest.raises(FetchError):
+                    await client.push(root, None, reference, "ten")
 
 
-def test_a_plain_web_server_is_a_mirror(disk) -> None:
+async def test_a_plain_web_server_is_a_mirror(disk) -> None:
     """No challenge there: the peer's name alone must not keep us from its blobs."""
     body = b"0123456789"
 
@@ -802,73 +723,59 @@ def test_a_plain_web_server_is_a_mirror(disk) -> None:
             else:
                 await stream.send_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
 
-    async def main() -> None:
-        async with scripted(static) as root, client_of(disk) as client:
-            for peer in (None, BOB.peer_id):
-                sink = Sink(10)
-                await fetch(client, f"{root}/cdn", peer, BlobReference(bytes(32), 10), sink)
-                assert sink.data == body
-
-    run(main)
+    async with scripted(static) as root, client_of(disk) as client:
+        for peer in (None, BOB.peer_id):
+            sink = Sink(10)
+            await fetch(client, f"{root}/cdn", peer, BlobReference(bytes(32), 10), sink)
+            assert sink.data == body
 
 
-def test_no_socket_is_left_when_a_fetch_is_cancelled(disk) -> None:
+async def test_no_socket_is_left_when_a_fetch_is_cancelled(disk) -> None:
     async def silent(stream: trio.SocketStream) -> None:
         await trio.sleep_forever()
 
-    async def main() -> None:
-        async with scripted(silent) as root, client_of(disk) as client:
-            with trio.move_on_after(0.1) as scope:
-                await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
-            assert scope.cancelled_caught
-            assert not client.pool._idle
-
-    run(main)
+    async with scripted(silent) as root, client_of(disk) as client:
+        with trio.move_on_after(0.1) as scope:
+            await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
+        assert scope.cancelled_caught
+        assert not client.pool._idle
 
 
-def test_ipv6_roots(disk) -> None:
+async def test_ipv6_roots(disk) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
-
-    async def main() -> None:
-        service = Service()
-        reference = service.offer(disk, DATA)
-        server = BulkServer(Serving(BOB.peer_id, disk, lambda: service))
-        try:
-            listeners = await trio.open_tcp_listeners(0, host="::1")
-        except OSError:
-            pytest.skip("no IPv6 loopback here")
-        async with trio.open_nursery() as nursery, client_of(disk) as client:
-            nursery.start_soon(server.serve, listeners)
-            root = f"http://[::1]:{listeners[0].socket.getsockname()[1]}"
-            await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
-            nursery.cancel_scope.cancel()
-
-    run(main)
+    service = Service()
+    reference = service.offer(disk, DATA)
+    server = BulkServer(Serving(BOB.peer_id, disk, lambda: service))
+    try:
+        listeners = await trio.open_tcp_listeners(0, host="::1")
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    async with trio.open_nursery() as nursery, client_of(disk) as client:
+        nursery.start_soon(server.serve, listeners)
+        root = f"http://[::1]:{listeners[0].socket.getsockname()[1]}"
+        await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
+        nursery.cancel_scope.cancel()
 
 
-def test_from_disk_to_disk(tmp_path) -> None:
+async def test_from_disk_to_disk(tmp_path) -> None:
     """With the real disk at both ends: a range of one file becomes a range of another."""
-
-    async def main() -> None:
-        there, here = LocalDisk(tmp_path / "there"), LocalDisk(tmp_path / "here")
-        await there.write("blob", b"#" * 77 + DATA)
-        service = Service()
-        digest = await there.digest("blob", 77, len(DATA))
-        service.blobs[digest] = OpenBlob("blob", 77, len(DATA))
-        await here.allocate("file", 10 + len(DATA))
-        async with serving(service, there) as root, client_of(here) as client:
-            sink = here.sink("file", 10, len(DATA))
-            reference = BlobReference(digest, len(DATA))
-            piece = await fetch(client, root, BOB.peer_id, reference, sink)
-            assert piece.verify(digest)
-            await sink.commit(piece)
-            sink.abandon()
-            assert await here.read("file", 10) == DATA
-            await client.push(root, BOB.peer_id, await _whole(here, "file"), "file")
-            assert list(service.pushed.values()) == [await here.read("file")]
-
-    run(main)
+    there, here = LocalDisk(tmp_path / "there"), LocalDisk(tmp_path / "here")
+    await there.write("blob", b"#" * 77 + DATA)
+    service = Service()
+    digest = await there.digest("blob", 77, len(DATA))
+    service.blobs[digest] = OpenBlob("blob", 77, len(DATA))
+    await here.allocate("file", 10 + len(DATA))
+    async with serving(service, there) as root, client_of(here) as client:
+        sink = here.sink("file", 10, len(DATA))
+        reference = BlobReference(digest, len(DATA))
+        piece = await fetch(client, root, BOB.peer_id, reference, sink)
+        assert piece.verify(digest)
+        await sink.commit(piece)
+        sink.abandon()
+        assert await here.read("file", 10) == DATA
+        await client.push(root, BOB.peer_id, await _whole(here, "file"), "file")
+        assert list(service.pushed.values()) == [await here.read("file")]
 
 
 async def _whole(disk: LocalDisk, path: str) -> BlobReference:

@@ -14,11 +14,11 @@ from multiaddr import Multiaddr
 
 from swarm.transport.libp2p.addresses import resolved
 from swarm.transport.libp2p.opening import LOOKUPS_MAX
-from tests.transport.harness import ALICE, run
+from tests.transport.harness import ALICE
 from tests.transport.test_libp2p_security import Peers
 
 
-def test_names_that_dns_does_not_answer_leave_the_disk_its_threads(
+async def test_names_that_dns_does_not_answer_leave_the_disk_its_threads(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = threading.Event()
@@ -38,16 +38,13 @@ def test_names_that_dns_does_not_answer_leave_the_disk_its_threads(
         with pytest.raises(OSError):
             await resolved(Multiaddr(f"/dns4/{number}.example.org/tcp/4001"))
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            await Peers(stack, tmp_path).open(ALICE)
-            async with trio.open_nursery() as nursery:
-                for number in range(3 * LOOKUPS_MAX):
-                    nursery.start_soon(look_up, number)
-                await trio.testing.wait_all_tasks_blocked(0.05)
-                assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
-                assert 0 < len(asked) <= LOOKUPS_MAX
-                answered.set()
-            assert len(asked) == 3 * LOOKUPS_MAX
-
-    run(main)
+    async with AsyncExitStack() as stack:
+        await Peers(stack, tmp_path).open(ALICE)
+        async with trio.open_nursery() as nursery:
+            for number in range(3 * LOOKUPS_MAX):
+                nursery.start_soon(look_up, number)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+            assert 0 < len(asked) <= LOOKUPS_MAX
+            answered.set()
+        assert len(asked) == 3 * LOOKUPS_MAX

@@ -53,18 +53,12 @@ async def ask(script: Script) -> str:
 
 
 @pytest.mark.parametrize("which", NEGOTIATIONS)
-def test_no_negotiation_of_the_catalogue_succeeds(which: str) -> None:
-    async def main() -> None:
-        with pytest.raises(MultiselectError):
-            await answer(Script(NEGOTIATIONS[which], ended=False))
-
-    run(main)
+async def test_no_negotiation_of_the_catalogue_succeeds(which: str) -> None:
+    with pytest.raises(MultiselectError):
+        await answer(Script(NEGOTIATIONS[which], ended=False))
 
 
-def test_the_honest_agree() -> None:
-    async def main() -> None:
-        said = MULTISTREAM + name("ls") + name("/theirs/1.0.0") + name("/ours/1.0.0")
-        assert await answer(Script(said)) == "/ours/1.0.0"
-        assert await ask(Script(MULTISTREAM + name("/ours/1.0.0"))) == "/ours/1.0.0"
-
-    run(main)
+async def test_the_honest_agree() -> None:
+    said = MULTISTREAM + name("ls") + name("/theirs/1.0.0") + name("/ours/1.0.0")
+    assert await answer(Script(said)) == "/ours/1.0.0"
+    assert await ask(Script(MULTISTREAM + name("/ours/1.0.0"))) == "/ours/1.0.0"

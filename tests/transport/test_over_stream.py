@@ -36,6 +36,9 @@ def virtually(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+RUNNER = virtually
+
+
 def asked_by_alice(
     folder: Path,
     main: Callable[[Callable[[], Awaitable[Stream]], Service, FolderDisk], Awaitable[None]],
@@ -111,43 +114,36 @@ def test_the_servers_own_uplink_limit_is_not_the_readers_fault(tmp_path) -> None
     asked_by_alice(tmp_path, main, Uplink(len(DATA) / seconds))
 
 
-def test_only_what_the_uplink_limit_takes_is_added_to_a_bodys_time() -> None:
+async def test_only_what_the_uplink_limit_takes_is_added_to_a_bodys_time() -> None:
     """Not the pauses of a client that trickles."""
-
-    async def main() -> None:
-        uplink = Uplink(1e6)
-        began = trio.current_time()
-        own_seconds = 0.0
-        pace = Pace(1 << 20)
-        with pace.scope:
-            while True:
-                await trio.sleep(5.0)  # the client takes nothing
-                pace.moved()
-                await uplink.take(500_000, pace)  # another's turn
-                before = trio.current_time()
-                await uplink.take(1000, pace)
-                own_seconds += trio.current_time() - before
-                pace.moved()
-        assert own_seconds > 1
-        seconds = trio.current_time() - began
-        assert seconds == pytest.approx(longest_seconds(1 << 20) + own_seconds, abs=0.5)
-
-    virtually(main)
+    uplink = Uplink(1e6)
+    began = trio.current_time()
+    own_seconds = 0.0
+    pace = Pace(1 << 20)
+    with pace.scope:
+        while True:
+            await trio.sleep(5.0)  # the client takes nothing
+            pace.moved()
+            await uplink.take(500_000, pace)  # another's turn
+            before = trio.current_time()
+            await uplink.take(1000, pace)
+            own_seconds += trio.current_time() - before
+            pace.moved()
+    assert own_seconds > 1
+    seconds = trio.current_time() - began
+    assert seconds == pytest.approx(longest_seconds(1 << 20) + own_seconds, abs=0.5)
 
 
-def test_a_turn_that_was_waited_for_in_vain_is_given_back() -> None:
-    async def main() -> None:
-        uplink = Uplink(1e6)
-        pace = Pace(1 << 20)
-        await uplink.take(1_000_000, pace)
-        with trio.move_on_after(0.1) as scope:
-            await uplink.take(5_000_000, pace)
-        assert scope.cancelled_caught
-        began = trio.current_time()
-        await uplink.take(1, pace)
-        assert trio.current_time() - began < 1.0
-
-    virtually(main)
+async def test_a_turn_that_was_waited_for_in_vain_is_given_back() -> None:
+    uplink = Uplink(1e6)
+    pace = Pace(1 << 20)
+    await uplink.take(1_000_000, pace)
+    with trio.move_on_after(0.1) as scope:
+        await uplink.take(5_000_000, pace)
+    assert scope.cancelled_caught
+    began = trio.current_time()
+    await uplink.take(1, pace)
+    assert trio.current_time() - began < 1.0
 
 
 @pytest.mark.parametrize("push", [False, True])

@@ -24,7 +24,7 @@ from swarm.transport.http.serving import Serving, Table
 from swarm.transport.room import NoRoom, Origin, Sizes, origin_of
 from swarm.wire.identity import Identity, PeerId
 
-from .harness import ALICE, BOB, CAROL, FolderDisk, Network, Service, Sink, run
+from .harness import ALICE, BOB, CAROL, FolderDisk, Network, Service, Sink
 
 DATA = bytes(range(256)) * 1000
 LONG = bytes(32 << 20)
@@ -123,70 +123,54 @@ async def ended(stream: trio.SocketStream) -> bool:
 
 
 @pytest.mark.parametrize("sources", [[f"127.0.1.{n}" for n in range(1, 9)], ["127.0.0.1"]])
-def test_silent_strangers_make_way(disk, monkeypatch, sources: list[str]) -> None:
+async def test_silent_strangers_make_way(disk, monkeypatch, sources: list[str]) -> None:
     """From eight addresses of one network, or from behind the honest peer's own."""
     monkeypatch.setattr(server, "CONNECTIONS_OF_STRANGERS_MAX", 16)
     monkeypatch.setattr(server, "CONNECTIONS_PER_ADDRESS_MAX", 16 // len(sources))
     monkeypatch.setattr(limits, "GRACE_SECONDS", 0.0)
-
-    async def main() -> None:
-        async with serving(disk) as port:
-            silent = [await port.dial(sources[n % len(sources)]) for n in range(16)]
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            for _ in range(4):
-                await port.fetch()
-            assert await ended(silent[0]), "the oldest made way"
-
-    run(main)
+    async with serving(disk) as port:
+        silent = [await port.dial(sources[n % len(sources)]) for n in range(16)]
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        for _ in range(4):
+            await port.fetch()
+        assert await ended(silent[0]), "the oldest made way"
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /chall", b"POST /admission HTTP/1.1\r\nhost: x\r\n"])
-def test_a_head_comes_within_seconds_or_never(disk, monkeypatch, first: bytes) -> None:
+async def test_a_head_comes_within_seconds_or_never(disk, monkeypatch, first: bytes) -> None:
     """Not within a minute of silence, nor ten seconds after each first byte."""
     assert limits.STRANGER_SECONDS <= 5 < limits.HEAD_SECONDS < limits.IDLE_SECONDS
     monkeypatch.setattr(limits, "STRANGER_SECONDS", 0.05)
-
-    async def main() -> None:
-        async with serving(disk) as port:
-            stream = await port.dial()
-            if first:
-                await stream.send_all(first)
-            assert await ended(stream)
-            known = await port.prove(ALICE)
-            await trio.sleep(0.1)  # a peer that proved itself may rest for longer
-            await start_long(port, known)
-
-    run(main)
+    async with serving(disk) as port:
+        stream = await port.dial()
+        if first:
+            await stream.send_all(first)
+        assert await ended(stream)
+        known = await port.prove(ALICE)
+        await trio.sleep(0.1)  # a peer that proved itself may rest for longer
+        await start_long(port, known)
 
 
-def test_a_body_of_a_proof_that_does_not_come_is_no_longer_waited_for(disk, monkeypatch) -> None:
+async def test_a_body_of_a_proof_that_does_not_come_is_no_longer_waited_for(
+    disk, monkeypatch
+) -> None:
     monkeypatch.setattr(limits, "STRANGER_SECONDS", 0.05)
-
-    async def main() -> None:
-        async with serving(disk) as port:
-            stream = await port.dial()
-            await stream.send_all(
-                b"POST /admission HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1"
-            )
-            assert await ended(stream)
-
-    run(main)
+    async with serving(disk) as port:
+        stream = await port.dial()
+        await stream.send_all(b"POST /admission HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1")
+        assert await ended(stream)
 
 
-def test_handshakes_of_a_crowd_make_way_for_one_from_elsewhere(disk, monkeypatch) -> None:
+async def test_handshakes_of_a_crowd_make_way_for_one_from_elsewhere(disk, monkeypatch) -> None:
     """Also while all are too young to be idle."""
     monkeypatch.setattr(server, "HANDSHAKES_MAX", 4)
     monkeypatch.setattr(limits, "GRACE_SECONDS", 3600.0)
-
-    async def main() -> None:
-        async with serving(disk) as port:
-            honest = await port.dial("127.0.0.1")
-            silent = [await port.dial(f"127.0.1.{n}") for n in range(1, 9)]
-            for each in silent[:5]:
-                assert await ended(each)
-            assert b" 204 " in await proved(honest, ALICE)
-
-    run(main)
+    async with serving(disk) as port:
+        honest = await port.dial("127.0.0.1")
+        silent = [await port.dial(f"127.0.1.{n}") for n in range(1, 9)]
+        for each in silent[:5]:
+            assert await ended(each)
+        assert b" 204 " in await proved(honest, ALICE)
 
 
 # --- admitted identities -----------------------------------------------------------------------
@@ -201,80 +185,63 @@ def eight(monkeypatch) -> None:
     monkeypatch.setattr(limits, "GRACE_SECONDS", 0.0)
 
 
-def test_idle_connections_of_admitted_identities_make_way(disk, eight) -> None:
-    async def main() -> None:
-        async with serving(disk) as port:
-            crowd = [await port.prove(CROWD[n // 2], "127.0.1.1") for n in range(6)]
-            for _ in range(3):
-                await port.fetch()
-            assert await ended(crowd[0])
-
-    run(main)
+async def test_idle_connections_of_admitted_identities_make_way(disk, eight) -> None:
+    async with serving(disk) as port:
+        crowd = [await port.prove(CROWD[n // 2], "127.0.1.1") for n in range(6)]
+        for _ in range(3):
+            await port.fetch()
+        assert await ended(crowd[0])
 
 
-def test_a_crowd_of_admitted_identities_at_work_leaves_others_their_share(disk, eight) -> None:
-    async def main() -> None:
-        async with serving(disk) as port:
-            for n in range(6):
-                await start_long(port, await port.prove(CROWD[n // 2], "127.0.1.1"))
-            alone = await port.prove(ALICE, "127.0.2.1")
-            await start_long(port, alone)
-            await port.fetch(CAROL)
-            rest = await alone.receive_some()
-            assert rest, "who came from elsewhere stays"
+async def test_a_crowd_of_admitted_identities_at_work_leaves_others_their_share(
+    disk, eight
+) -> None:
+    async with serving(disk) as port:
+        for n in range(6):
+            await start_long(port, await port.prove(CROWD[n // 2], "127.0.1.1"))
+        alone = await port.prove(ALICE, "127.0.2.1")
+        await start_long(port, alone)
+        await port.fetch(CAROL)
+        rest = await alone.receive_some()
+        assert rest, "who came from elsewhere stays"
 
-    run(main)
 
-
-def test_in_a_crowd_of_one_network_nobody_is_interrupted_for_another(disk, eight) -> None:
+async def test_in_a_crowd_of_one_network_nobody_is_interrupted_for_another(disk, eight) -> None:
     """As where a lab of thousands is behind one address: the others take the stream."""
-
-    async def main() -> None:
-        async with serving(disk) as port:
-            for n in range(6):
-                await start_long(port, await port.prove(CROWD[n], f"127.0.1.{n + 1}"))
-            stream = await port.dial("127.0.1.9")
-            assert b" 503 " in await proved(stream, CROWD[6])
-
-    run(main)
+    async with serving(disk) as port:
+        for n in range(6):
+            await start_long(port, await port.prove(CROWD[n], f"127.0.1.{n + 1}"))
+        stream = await port.dial("127.0.1.9")
+        assert b" 503 " in await proved(stream, CROWD[6])
 
 
-def test_one_peer_has_so_many_connections_of_which_an_idle_one_makes_way(disk, eight) -> None:
-    async def main() -> None:
-        async with serving(disk) as port:
-            first, second = [await port.prove(ALICE) for _ in range(2)]
-            await start_long(port, first)
-            third = await port.prove(ALICE)
-            assert await ended(second)
-            await start_long(port, third)
-            assert b"too many connections of this peer" in await proved(await port.dial(), ALICE)
-
-    run(main)
+async def test_one_peer_has_so_many_connections_of_which_an_idle_one_makes_way(disk, eight) -> None:
+    async with serving(disk) as port:
+        first, second = [await port.prove(ALICE) for _ in range(2)]
+        await start_long(port, first)
+        third = await port.prove(ALICE)
+        assert await ended(second)
+        await start_long(port, third)
+        assert b"too many connections of this peer" in await proved(await port.dial(), ALICE)
 
 
-def test_nobody_takes_the_place_of_a_trusted_peer(disk, eight) -> None:
-    async def main() -> None:
-        async with serving(disk, lambda peer: peer == CAROL.peer_id) as port:
-            trusted = [await port.prove(CAROL, "127.0.1.1") for _ in range(2)]
-            for n in range(4):
-                await start_long(port, await port.prove(CROWD[n], "127.0.1.1"))
-            for n in range(4, 8):
-                with contextlib.suppress(AssertionError):
-                    await start_long(port, await port.prove(CROWD[n], f"127.0.{n}.1"))
-            for each in trusted:
-                await start_long(port, each)
-
-    run(main)
-
-
-def test_a_trusted_peer_takes_the_place_of_one_at_work(disk, eight) -> None:
-    async def main() -> None:
-        async with serving(disk, lambda peer: peer == CAROL.peer_id) as port:
-            for n in range(6):
+async def test_nobody_takes_the_place_of_a_trusted_peer(disk, eight) -> None:
+    async with serving(disk, lambda peer: peer == CAROL.peer_id) as port:
+        trusted = [await port.prove(CAROL, "127.0.1.1") for _ in range(2)]
+        for n in range(4):
+            await start_long(port, await port.prove(CROWD[n], "127.0.1.1"))
+        for n in range(4, 8):
+            with contextlib.suppress(AssertionError):
                 await start_long(port, await port.prove(CROWD[n], f"127.0.{n}.1"))
-            await port.fetch(CAROL)
+        for each in trusted:
+            await start_long(port, each)
 
-    run(main)
+
+async def test_a_trusted_peer_takes_the_place_of_one_at_work(disk, eight) -> None:
+    async with serving(disk, lambda peer: peer == CAROL.peer_id) as port:
+        for n in range(6):
+            await start_long(port, await port.prove(CROWD[n], f"127.0.{n}.1"))
+        await port.fetch(CAROL)
 
 
 # --- the table alone ---------------------------------------------------------------------------
@@ -363,56 +330,45 @@ def entered(table: Table, hosts: list[str]) -> Iterator[list[Guest]]:
         yield guests
 
 
-def test_addresses_of_one_64_are_one(disk) -> None:
-    async def main() -> None:
-        table = Table(SIZES, PER_PEER)
-        with entered(table, [f"2001:db8::{n:x}" for n in range(8)]) as guests:
-            with pytest.raises(NoRoom), table.entered(Guest("2001:db8::ffff"), "2001:db8::ffff"):
-                pass
-            guests[3].idle = True
-            with table.entered(Guest("2001:db8::ffff"), "2001:db8::ffff"):
-                assert [guest.leaving for guest in guests] == [n == 3 for n in range(8)]
-
-    trio.run(main)
+async def test_addresses_of_one_64_are_one(disk) -> None:
+    table = Table(SIZES, PER_PEER)
+    with entered(table, [f"2001:db8::{n:x}" for n in range(8)]) as guests:
+        with pytest.raises(NoRoom), table.entered(Guest("2001:db8::ffff"), "2001:db8::ffff"):
+            pass
+        guests[3].idle = True
+        with table.entered(Guest("2001:db8::ffff"), "2001:db8::ffff"):
+            assert [guest.leaving for guest in guests] == [n == 3 for n in range(8)]
 
 
-def test_a_network_connects_so_often_without_a_proof() -> None:
+async def test_a_network_connects_so_often_without_a_proof() -> None:
     """Proofs give their turn back: a lab behind one address may connect as often as it likes."""
     sizes = dataclasses.replace(SIZES, handshakes_per_second=1e-9, handshakes_burst=3.0)
-
-    async def main() -> None:
-        table = Table(sizes, PER_PEER)
-        for n in range(9):
-            guest = Guest(f"192.0.2.{n}")
-            with table.entered(guest, guest.host):
-                prove(table, guest, "a peer")
-        for n in range(3):
-            with table.entered(Guest(f"192.0.2.{n}"), f"192.0.2.{n}"):
-                pass
-        with pytest.raises(NoRoom, match="often"), table.entered(Guest("192.0.2.9"), "192.0.2.9"):
+    table = Table(sizes, PER_PEER)
+    for n in range(9):
+        guest = Guest(f"192.0.2.{n}")
+        with table.entered(guest, guest.host):
+            prove(table, guest, "a peer")
+    for n in range(3):
+        with table.entered(Guest(f"192.0.2.{n}"), f"192.0.2.{n}"):
             pass
+    with pytest.raises(NoRoom, match="often"), table.entered(Guest("192.0.2.9"), "192.0.2.9"):
+        pass
 
-    trio.run(main)
 
-
-def test_proofs_of_one_connection_give_back_one_turn() -> None:
+async def test_proofs_of_one_connection_give_back_one_turn() -> None:
     """Otherwise one admitted peer, that proves itself again and again, lets its network flood."""
     sizes = dataclasses.replace(SIZES, handshakes_per_second=1e-9, handshakes_burst=3.0)
-
-    async def main() -> None:
-        table, guest = Table(sizes, PER_PEER), Guest("192.0.2.1")
-        with table.entered(guest, guest.host):
-            for n in range(2, 4):
-                with table.entered(Guest(f"192.0.2.{n}"), f"192.0.2.{n}"):
-                    pass
-            for _ in range(9):
-                prove(table, guest, "a peer")
-            with table.entered(Guest("192.0.2.4"), "192.0.2.4"):
+    table, guest = Table(sizes, PER_PEER), Guest("192.0.2.1")
+    with table.entered(guest, guest.host):
+        for n in range(2, 4):
+            with table.entered(Guest(f"192.0.2.{n}"), f"192.0.2.{n}"):
                 pass
-            with pytest.raises(NoRoom, match="often"), table.entered(Guest(""), "192.0.2.5"):
-                pass
-
-    trio.run(main)
+        for _ in range(9):
+            prove(table, guest, "a peer")
+        with table.entered(Guest("192.0.2.4"), "192.0.2.4"):
+            pass
+        with pytest.raises(NoRoom, match="often"), table.entered(Guest(""), "192.0.2.5"):
+            pass
 
 
 # --- a full server is tried over a stream ------------------------------------------------------
@@ -439,52 +395,44 @@ FULL = b"HTTP/1.1 503 Refused\r\nconnection: close\r\n\r\ntoo many connections"
 
 @pytest.mark.parametrize("how", ["fetch", "push"])
 @pytest.mark.parametrize("answer", [FULL, b""])
-def test_what_a_full_port_refuses_comes_over_a_stream(tmp_path, how: str, answer: bytes) -> None:
+async def test_what_a_full_port_refuses_comes_over_a_stream(
+    tmp_path, how: str, answer: bytes
+) -> None:
     network = Network("libp2p", tmp_path)
-
-    async def main() -> None:
-        async with network.pair() as (alice, bob), full_port(answer) as root:
-            service = Service()
-            bob.transport.serve_bulk(service)
-            source = Source(bob.id, (root,))
-            for _ in range(2):
-                if how == "fetch":
-                    reference = service.offer(bob.disk, DATA)
-                    sink = Sink(len(DATA))
-                    piece = await alice.transport.fetch(source, reference, sink)
-                    assert piece.verify(reference.digest)
-                else:
-                    reference = alice.disk.put("mine", DATA)
-                    await alice.transport.push(source, reference, "mine")
-                    assert service.pushed == {reference.digest: DATA}
-
-    network.run(main)
+    async with network.pair() as (alice, bob), full_port(answer) as root:
+        service = Service()
+        bob.transport.serve_bulk(service)
+        source = Source(bob.id, (root,))
+        for _ in range(2):
+            if how == "fetch":
+                reference = service.offer(bob.disk, DATA)
+                sink = Sink(len(DATA))
+                piece = await alice.transport.fetch(source, reference, sink)
+                assert piece.verify(reference.digest)
+            else:
+                reference = alice.disk.put("mine", DATA)
+                await alice.transport.push(source, reference, "mine")
+                assert service.pushed == {reference.digest: DATA}
 
 
-def test_a_peers_own_connections_beyond_its_bound_are_streams(tmp_path, monkeypatch) -> None:
+async def test_a_peers_own_connections_beyond_its_bound_are_streams(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_PER_PEER_MAX", 0)
     network = Network("libp2p", tmp_path)
-
-    async def main() -> None:
-        async with network.pair() as (alice, bob):
-            service = Service()
-            bob.transport.serve_bulk(service)
-            reference = service.offer(bob.disk, DATA)
-            source = Source(bob.id, tuple(bob.transport.bulk_addresses()))
-            piece = await alice.transport.fetch(source, reference, Sink(len(DATA)))
-            assert piece.verify(reference.digest)
-
-    network.run(main)
+    async with network.pair() as (alice, bob):
+        service = Service()
+        bob.transport.serve_bulk(service)
+        reference = service.offer(bob.disk, DATA)
+        source = Source(bob.id, tuple(bob.transport.bulk_addresses()))
+        piece = await alice.transport.fetch(source, reference, Sink(len(DATA)))
+        assert piece.verify(reference.digest)
 
 
-def test_a_full_port_without_a_connection_is_busy_and_no_fault_of_the_source(tmp_path) -> None:
+async def test_a_full_port_without_a_connection_is_busy_and_no_fault_of_the_source(
+    tmp_path,
+) -> None:
     network = Network("libp2p", tmp_path)
-
-    async def main() -> None:
-        async with network.peer(ALICE) as alice, full_port(FULL) as root:
-            with pytest.raises(FetchError, match="503") as caught:
-                wanted = BlobReference(b"?" * 32, 5)
-                await alice.transport.fetch(Source(BOB.peer_id, (root,)), wanted, Sink(5))
-            assert caught.value.busy
-
-    network.run(main)
+    async with network.peer(ALICE) as alice, full_port(FULL) as root:
+        with pytest.raises(FetchError, match="503") as caught:
+            wanted = BlobReference(b"?" * 32, 5)
+            await alice.transport.fetch(Source(BOB.peer_id, (root,)), wanted, Sink(5))
+        assert caught.value.busy

@@ -28,7 +28,7 @@ from swarm.transport.libp2p.dial_back import (
 from swarm.transport.libp2p.reach import Reach
 from swarm.wire.identity import PeerId
 from tests.network.harness import identity
-from tests.transport.harness import ALICE, BOB, CAROL, run
+from tests.transport.harness import ALICE, BOB, CAROL
 from tests.transport.test_libp2p_security import Peers
 from tests.worlds import VirtualWorld
 
@@ -76,25 +76,22 @@ def test_questions_of_one_network_are_limited_whatever_their_identities() -> Non
     assert not asked(back, [4001]).refused
 
 
-def test_dials_at_once_are_limited() -> None:
-    async def main() -> None:
-        class Slow(Dialled):
-            async def handshake(self, address: Any, peer: Any) -> None:
-                self.dialled.append(str(address))
-                await trio.sleep_forever()
+async def test_dials_at_once_are_limited() -> None:
+    class Slow(Dialled):
+        async def handshake(self, address: Any, peer: Any) -> None:
+            self.dialled.append(str(address))
+            await trio.sleep_forever()
 
-        slow = Slow()
-        networks = iter(range(100))
-        back = DialBack(slow.handshake, lambda peer: (f"8.8.{next(networks)}.8", 1), lambda: 0.0)
-        ports = list(range(1, PORTS_MAX + 1))
-        async with trio.open_nursery() as nursery:
-            for _ in range(50):
-                nursery.start_soon(back._answer, ALICE.peer_id, Question(ports))
-            await trio.testing.wait_all_tasks_blocked()
-            assert len(slow.dialled) == DIALS_MAX
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    slow = Slow()
+    networks = iter(range(100))
+    back = DialBack(slow.handshake, lambda peer: (f"8.8.{next(networks)}.8", 1), lambda: 0.0)
+    ports = list(range(1, PORTS_MAX + 1))
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(back._answer, ALICE.peer_id, Question(ports))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(slow.dialled) == DIALS_MAX
+        nursery.cancel_scope.cancel()
 
 
 @given(st.binary(max_size=200))
@@ -161,38 +158,32 @@ def test_a_hostile_answer_breaks_the_stream_only(answer: Answer) -> None:
 # --- over loopback -------------------------------------------------------------------------------
 
 
-def test_a_listening_peer_learns_that_others_reach_it(tmp_path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            peers = Peers(stack, tmp_path)
-            alice, bob = await peers.open(ALICE), await peers.open(BOB)
-            assert alice.reachability() is Reachability.UNKNOWN
-            await alice.connect(BOB.peer_id, bob.addresses())
-            with trio.fail_after(8):
-                while Reachability.UNKNOWN in (alice.reachability(), bob.reachability()):  # noqa: ASYNC110
-                    await trio.sleep(0.05)
-            assert alice.reachability() is Reachability.PUBLIC
-            assert BOB.peer_id in alice.reachability_reason()
-            assert not alice.wants_relay()
-
-    run(main)
+async def test_a_listening_peer_learns_that_others_reach_it(tmp_path) -> None:
+    async with AsyncExitStack() as stack:
+        peers = Peers(stack, tmp_path)
+        alice, bob = await peers.open(ALICE), await peers.open(BOB)
+        assert alice.reachability() is Reachability.UNKNOWN
+        await alice.connect(BOB.peer_id, bob.addresses())
+        with trio.fail_after(8):
+            while Reachability.UNKNOWN in (alice.reachability(), bob.reachability()):  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        assert alice.reachability() is Reachability.PUBLIC
+        assert BOB.peer_id in alice.reachability_reason()
+        assert not alice.wants_relay()
 
 
-def test_the_asked_peer_reaches_the_right_port_only(tmp_path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            peers = Peers(stack, tmp_path)
-            alice, bob = await peers.open(ALICE), await peers.open(BOB)
-            carol = await peers.open(CAROL)
-            await alice.connect(BOB.peer_id, bob.addresses())
-            stream = await alice.open_stream(BOB.peer_id, PROTOCOL)
-            own, other = alice._ports()[0], carol._ports()[0]
-            answer = await ask(stream, [own, other, 1])
-            assert answer.reached == [own], "another peer's port does not count"
-            assert answer.host == "127.0.0.1"
-            assert alice.connected() == [BOB.peer_id], "the proof leaves no connection"
-
-    run(main)
+async def test_the_asked_peer_reaches_the_right_port_only(tmp_path) -> None:
+    async with AsyncExitStack() as stack:
+        peers = Peers(stack, tmp_path)
+        alice, bob = await peers.open(ALICE), await peers.open(BOB)
+        carol = await peers.open(CAROL)
+        await alice.connect(BOB.peer_id, bob.addresses())
+        stream = await alice.open_stream(BOB.peer_id, PROTOCOL)
+        own, other = alice._ports()[0], carol._ports()[0]
+        answer = await ask(stream, [own, other, 1])
+        assert answer.reached == [own], "another peer's port does not count"
+        assert answer.host == "127.0.0.1"
+        assert alice.connected() == [BOB.peer_id], "the proof leaves no connection"
 
 
 # --- what is made of the answers -----------------------------------------------------------------
@@ -315,21 +306,18 @@ def test_a_peer_that_announces_nothing_is_told() -> None:
         check(detected=False)
 
 
-def test_announced_addresses_come_before_or_instead_of_detected_ones(tmp_path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            peers = Peers(stack, tmp_path)
-            address = f"/ip4/8.8.8.8/tcp/14001/p2p/{ALICE.peer_id}"
-            for detected in (True, False):
-                given_ = check(address, bulk=("http://8.8.8.8:14002",), detected=detected)
-                alice = await peers.open(ALICE, announced=given_)
-                assert alice.addresses()[0] == address
-                assert (len(alice.addresses()) > 1) == detected
-                assert alice.bulk_addresses()[0] == "http://8.8.8.8:14002"
-                assert (len(alice.bulk_addresses()) > 1) == detected
-                assert 14001 in alice.reach._asked_ports()
-
-    run(main)
+async def test_announced_addresses_come_before_or_instead_of_detected_ones(tmp_path) -> None:
+    async with AsyncExitStack() as stack:
+        peers = Peers(stack, tmp_path)
+        address = f"/ip4/8.8.8.8/tcp/14001/p2p/{ALICE.peer_id}"
+        for detected in (True, False):
+            given_ = check(address, bulk=("http://8.8.8.8:14002",), detected=detected)
+            alice = await peers.open(ALICE, announced=given_)
+            assert alice.addresses()[0] == address
+            assert (len(alice.addresses()) > 1) == detected
+            assert alice.bulk_addresses()[0] == "http://8.8.8.8:14002"
+            assert (len(alice.bulk_addresses()) > 1) == detected
+            assert 14001 in alice.reach._asked_ports()
 
 
 @given(st.text(max_size=60))

@@ -21,7 +21,7 @@ from swarm.transport.libp2p.relays import LIFETIME_SECONDS, Relays
 from swarm.transport.limits import RELAY_RETRY_SECONDS
 from swarm.wire.identity import Identity, PeerId
 from tests.network.harness import identity
-from tests.transport.harness import ALICE, BOB, CAROL, run
+from tests.transport.harness import ALICE, BOB, CAROL
 from tests.transport.test_libp2p_security import ECHO, Peers, echo, plaintext_host
 from tests.transport.test_room import Connection
 from tests.worlds import VirtualWorld
@@ -60,61 +60,52 @@ class Relayed:
                 await trio.sleep(0.02)
 
 
-def test_a_circuit_ends_after_its_bytes_and_another_can_be_opened(tmp_path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            net = Relayed(Peers(stack, tmp_path))
-            _, address = await net.start(CircuitLimits(circuit_bytes=300_000))
-            alice = await net.open(ALICE)
-            await alice.connect(BOB.peer_id, [address])
-            stream = await alice.open_stream(BOB.peer_id, ECHO)
-            with pytest.raises(StreamError):
-                for _ in range(10):
-                    await stream.send(bytes(100_000))
-                    assert await stream.receive() == bytes(100_000)
-            assert (await net.heard(CAROL, "relay.limit_reached")).fields["limit"] == "bytes"
-            await alice.connect(BOB.peer_id, [address])  # a new circuit has a new allowance
-
-    run(main)
+async def test_a_circuit_ends_after_its_bytes_and_another_can_be_opened(tmp_path) -> None:
+    async with AsyncExitStack() as stack:
+        net = Relayed(Peers(stack, tmp_path))
+        _, address = await net.start(CircuitLimits(circuit_bytes=300_000))
+        alice = await net.open(ALICE)
+        await alice.connect(BOB.peer_id, [address])
+        stream = await alice.open_stream(BOB.peer_id, ECHO)
+        with pytest.raises(StreamError):
+            for _ in range(10):
+                await stream.send(bytes(100_000))
+                assert await stream.receive() == bytes(100_000)
+        assert (await net.heard(CAROL, "relay.limit_reached")).fields["limit"] == "bytes"
+        await alice.connect(BOB.peer_id, [address])  # a new circuit has a new allowance
 
 
-def test_a_circuit_ends_after_its_time(tmp_path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            net = Relayed(Peers(stack, tmp_path))
-            _, address = await net.start(CircuitLimits(circuit_seconds=1))
-            alice = await net.open(ALICE)
-            await alice.connect(BOB.peer_id, [address])
-            assert (await net.heard(CAROL, "relay.limit_reached")).fields["limit"] == "time"
-
-    run(main)
+async def test_a_circuit_ends_after_its_time(tmp_path) -> None:
+    async with AsyncExitStack() as stack:
+        net = Relayed(Peers(stack, tmp_path))
+        _, address = await net.start(CircuitLimits(circuit_seconds=1))
+        alice = await net.open(ALICE)
+        await alice.connect(BOB.peer_id, [address])
+        assert (await net.heard(CAROL, "relay.limit_reached")).fields["limit"] == "time"
 
 
-def test_one_circuit_ends_without_the_others_and_frees_its_place(tmp_path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            net = Relayed(Peers(stack, tmp_path))
-            _, address = await net.start(CircuitLimits(circuits_per_peer=2))
-            first, second, third = [await net.open(identity(n)) for n in (21, 22, 23)]
-            await first.connect(BOB.peer_id, [address])
-            await second.connect(BOB.peer_id, [address])
-            with pytest.raises(ConnectError, match="resource limit exceeded"):
-                await third.connect(BOB.peer_id, [address])
-            assert (await net.heard(CAROL, "relay.limit_reached")).fields["limit"] == (
-                "circuits per peer"
-            )
-            stream = await second.open_stream(BOB.peer_id, ECHO)
-            await first.disconnect(BOB.peer_id)
-            with trio.fail_after(5):
-                while BOB.peer_id not in third.connected():
-                    try:
-                        await third.connect(BOB.peer_id, [address])
-                    except ConnectError:
-                        await trio.sleep(0.05)
-            await stream.send(b"still here")
-            assert await stream.receive() == b"still here"
-
-    run(main)
+async def test_one_circuit_ends_without_the_others_and_frees_its_place(tmp_path) -> None:
+    async with AsyncExitStack() as stack:
+        net = Relayed(Peers(stack, tmp_path))
+        _, address = await net.start(CircuitLimits(circuits_per_peer=2))
+        first, second, third = [await net.open(identity(n)) for n in (21, 22, 23)]
+        await first.connect(BOB.peer_id, [address])
+        await second.connect(BOB.peer_id, [address])
+        with pytest.raises(ConnectError, match="resource limit exceeded"):
+            await third.connect(BOB.peer_id, [address])
+        assert (await net.heard(CAROL, "relay.limit_reached")).fields["limit"] == (
+            "circuits per peer"
+        )
+        stream = await second.open_stream(BOB.peer_id, ECHO)
+        await first.disconnect(BOB.peer_id)
+        with trio.fail_after(5):
+            while BOB.peer_id not in third.connected():
+                try:
+                    await third.connect(BOB.peer_id, [address])
+                except ConnectError:
+                    await trio.sleep(0.05)
+        await stream.send(b"still here")
+        assert await stream.receive() == b"still here"
 
 
 class Carried:
@@ -209,31 +200,26 @@ def test_a_relay_that_lies_about_time_is_asked_seldom_and_not_forgotten(
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_an_admitted_peer_takes_the_circuit_of_a_stranger(tmp_path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            net = Relayed(Peers(stack, tmp_path))
-            _, address = await net.start(CircuitLimits(circuits_per_peer=2))
-            first, second, third, fourth, fifth = [
-                await net.open(identity(n)) for n in range(21, 26)
-            ]
+async def test_an_admitted_peer_takes_the_circuit_of_a_stranger(tmp_path) -> None:
+    async with AsyncExitStack() as stack:
+        net = Relayed(Peers(stack, tmp_path))
+        _, address = await net.start(CircuitLimits(circuits_per_peer=2))
+        first, second, third, fourth, fifth = [await net.open(identity(n)) for n in range(21, 26)]
+        await first.connect(BOB.peer_id, [address])
+        await second.connect(BOB.peer_id, [address])
+        with first.connection_events() as lost:
+            net.relay.vouch(third.peer_id, 60)
+            await third.connect(BOB.peer_id, [address])
+            while BOB.peer_id in first.connected():
+                await lost.receive()
+        with pytest.raises(ConnectError, match="resource limit exceeded"):
             await first.connect(BOB.peer_id, [address])
-            await second.connect(BOB.peer_id, [address])
-            with first.connection_events() as lost:
-                net.relay.vouch(third.peer_id, 60)
-                await third.connect(BOB.peer_id, [address])
-                while BOB.peer_id in first.connected():
-                    await lost.receive()
-            with pytest.raises(ConnectError, match="resource limit exceeded"):
-                await first.connect(BOB.peer_id, [address])
-            assert BOB.peer_id in second.connected()
-            for admitted in (fourth, fifth):
-                net.relay.vouch(admitted.peer_id, 60)
-            await fourth.connect(BOB.peer_id, [address])
-            with pytest.raises(ConnectError, match="resource limit exceeded"):
-                await fifth.connect(BOB.peer_id, [address])
-
-    run(main)
+        assert BOB.peer_id in second.connected()
+        for admitted in (fourth, fifth):
+            net.relay.vouch(admitted.peer_id, 60)
+        await fourth.connect(BOB.peer_id, [address])
+        with pytest.raises(ConnectError, match="resource limit exceeded"):
+            await fifth.connect(BOB.peer_id, [address])
 
 
 def test_strangers_of_one_network_take_a_share_of_a_peers_circuits() -> None:

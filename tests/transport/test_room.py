@@ -149,111 +149,92 @@ def test_strangers_fill_their_own_share_only() -> None:
     assert is_full(known, len(known))
 
 
-def test_an_address_has_so_many_connections_of_which_an_idle_one_makes_way() -> None:
-    async def main() -> None:
-        door = Door()
-        hosts = [f"2001:db8::{n:x}" for n in range(room.CONNECTIONS_PER_ADDRESS_MAX)]
-        with entered(door, hosts) as callers:
-            full = pytest.raises(NoRoom, match="2001:db8::/64 has 64 connections of str")
-            with full, door.entered("2001:db8::ffff"):
-                pass
-            with door.entered("2001:db8:0:1::1") as (_, displaced):
-                assert displaced is None
-            callers[5].connection = Connection("2001:db8::5")
-            with door.entered("2001:db8::ffff") as (_, displaced):
-                assert displaced is callers[5].connection
-
-    run(main)
+async def test_an_address_has_so_many_connections_of_which_an_idle_one_makes_way() -> None:
+    door = Door()
+    hosts = [f"2001:db8::{n:x}" for n in range(room.CONNECTIONS_PER_ADDRESS_MAX)]
+    with entered(door, hosts) as callers:
+        full = pytest.raises(NoRoom, match="2001:db8::/64 has 64 connections of str")
+        with full, door.entered("2001:db8::ffff"):
+            pass
+        with door.entered("2001:db8:0:1::1") as (_, displaced):
+            assert displaced is None
+        callers[5].connection = Connection("2001:db8::5")
+        with door.entered("2001:db8::ffff") as (_, displaced):
+            assert displaced is callers[5].connection
 
 
-def test_each_idle_stranger_of_a_full_address_makes_way_for_one_other() -> None:
+async def test_each_idle_stranger_of_a_full_address_makes_way_for_one_other() -> None:
     """As when a hundred peers start behind one address."""
-
-    async def main() -> None:
-        door, host = Door(), "192.0.2.1"
-        with entered(door, [host] * room.CONNECTIONS_PER_ADDRESS_MAX) as callers:
-            for caller in callers:
-                caller.connection = Connection(host, idle=False)
-            served = [callers[9], callers[4], callers[30]]
-            for caller in served:
-                caller.connection = Connection(host)
-            with contextlib.ExitStack() as later:
-                displaced = [later.enter_context(door.entered(host))[1] for _ in served]
-                wanted = [callers[4], callers[9], callers[30]]
-                assert displaced == [caller.connection for caller in wanted]
-                with pytest.raises(NoRoom), door.entered(host):
-                    pass  # those in use are served to their end
-
-    run(main)
+    door, host = Door(), "192.0.2.1"
+    with entered(door, [host] * room.CONNECTIONS_PER_ADDRESS_MAX) as callers:
+        for caller in callers:
+            caller.connection = Connection(host, idle=False)
+        served = [callers[9], callers[4], callers[30]]
+        for caller in served:
+            caller.connection = Connection(host)
+        with contextlib.ExitStack() as later:
+            displaced = [later.enter_context(door.entered(host))[1] for _ in served]
+            wanted = [callers[4], callers[9], callers[30]]
+            assert displaced == [caller.connection for caller in wanted]
+            with pytest.raises(NoRoom), door.entered(host):
+                pass  # those in use are served to their end
 
 
-def test_admitted_peers_of_one_address_leave_its_strangers_their_room() -> None:
-    async def main() -> None:
-        door = Door()
-        hosts = ["192.0.2.1"] * room.CONNECTIONS_PER_ADDRESS_MAX
-        with entered(door, hosts) as callers:
-            callers[0].connection = Connection("192.0.2.1", vouched=True, idle=False)
-            with door.entered("192.0.2.1") as (newcomer, displaced):
-                assert displaced is None
-                newcomer.connection = Connection("192.0.2.1", idle=False)
-                with pytest.raises(NoRoom), door.entered("192.0.2.1"):
-                    pass
-
-    run(main)
-
-
-def test_handshakes_of_a_crowd_make_way_for_one_from_elsewhere() -> None:
-    async def main() -> None:
-        door = Door()
-        with door.entered("192.0.2.1") as (honest, _):
-            hosts = [f"198.51.100.{n}" for n in range(room.HANDSHAKES_MAX)]
-            with entered(door, hosts) as flood:
-                assert flood[0].handshake.cancel_called
-                assert not honest.handshake.cancel_called
-                with door.entered("203.0.113.1") as (other, _):
-                    assert flood[1].handshake.cancel_called
-                    assert not flood[2].handshake.cancel_called
-                    assert not other.handshake.cancel_called
-
-    run(main)
-
-
-def test_a_network_whose_connections_are_closed_for_their_streams_waits() -> None:
-    async def main() -> None:
-        door = Door()
-        with door.entered("192.0.2.1") as (one, _):
-            for _ in range(1000):
-                door.shut(one)
-        await trio.sleep(room.EXPELLED_SECONDS_MAX - 1)
-        with pytest.raises(NoRoom, match="connects too often"), door.entered("192.0.2.200"):
-            pass
-        with door.entered("203.0.113.1"):
-            pass
-        await trio.sleep(2)
-        with door.entered("192.0.2.200"):
-            pass
-
-    run(main)
-
-
-def test_a_network_connects_so_often_and_others_as_ever() -> None:
-    async def main() -> None:
-        door = Door()
-        for n in range(int(room.HANDSHAKES_BURST)):
-            with door.entered(f"192.0.2.{n}"):
+async def test_admitted_peers_of_one_address_leave_its_strangers_their_room() -> None:
+    door = Door()
+    hosts = ["192.0.2.1"] * room.CONNECTIONS_PER_ADDRESS_MAX
+    with entered(door, hosts) as callers:
+        callers[0].connection = Connection("192.0.2.1", vouched=True, idle=False)
+        with door.entered("192.0.2.1") as (newcomer, displaced):
+            assert displaced is None
+            newcomer.connection = Connection("192.0.2.1", idle=False)
+            with pytest.raises(NoRoom), door.entered("192.0.2.1"):
                 pass
-        with pytest.raises(NoRoom, match="connects too often"), door.entered("192.0.2.200"):
-            pass
-        with door.entered("203.0.113.1"):
-            pass
-        await trio.sleep(1)
-        for n in range(int(room.HANDSHAKES_PER_SECOND)):
-            with door.entered(f"192.0.2.{n}"):
-                pass
-        with pytest.raises(NoRoom), door.entered("192.0.2.200"):
-            pass
 
-    run(main)
+
+async def test_handshakes_of_a_crowd_make_way_for_one_from_elsewhere() -> None:
+    door = Door()
+    with door.entered("192.0.2.1") as (honest, _):
+        hosts = [f"198.51.100.{n}" for n in range(room.HANDSHAKES_MAX)]
+        with entered(door, hosts) as flood:
+            assert flood[0].handshake.cancel_called
+            assert not honest.handshake.cancel_called
+            with door.entered("203.0.113.1") as (other, _):
+                assert flood[1].handshake.cancel_called
+                assert not flood[2].handshake.cancel_called
+                assert not other.handshake.cancel_called
+
+
+async def test_a_network_whose_connections_are_closed_for_their_streams_waits() -> None:
+    door = Door()
+    with door.entered("192.0.2.1") as (one, _):
+        for _ in range(1000):
+            door.shut(one)
+    await trio.sleep(room.EXPELLED_SECONDS_MAX - 1)
+    with pytest.raises(NoRoom, match="connects too often"), door.entered("192.0.2.200"):
+        pass
+    with door.entered("203.0.113.1"):
+        pass
+    await trio.sleep(2)
+    with door.entered("192.0.2.200"):
+        pass
+
+
+async def test_a_network_connects_so_often_and_others_as_ever() -> None:
+    door = Door()
+    for n in range(int(room.HANDSHAKES_BURST)):
+        with door.entered(f"192.0.2.{n}"):
+            pass
+    with pytest.raises(NoRoom, match="connects too often"), door.entered("192.0.2.200"):
+        pass
+    with door.entered("203.0.113.1"):
+        pass
+    await trio.sleep(1)
+    for n in range(int(room.HANDSHAKES_PER_SECOND)):
+        with door.entered(f"192.0.2.{n}"):
+            pass
+    with pytest.raises(NoRoom), door.entered("192.0.2.200"):
+        pass
 
 
 @pytest.mark.parametrize(
