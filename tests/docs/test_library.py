@@ -259,21 +259,6 @@ def test_the_newest_policy_of_a_run(tmp_path: Path) -> None:
     trio.run(main)
 
 
-def test_a_plain_function_does_not_block_trio() -> None:
-    async def main() -> None:
-        async with library.open_node() as node:
-            with pytest.raises(swarm.UserError, match="await the one of the same name"):
-                swarm.put(node, "x", b"")
-
-    trio.run(main)
-
-
-def test_a_value_that_nobody_keeps_is_no_success(tmp_path: Path) -> None:
-    """The peers of a run refuse what is no manifest and no address."""
-
-    async def main() -> None:
-        async with trusted_peer(tmp_path) as address, library.open_node(address) as node:
-            with pytest.raises(swarm.PeerError, match="no peer of this network keeps the value"):
-                await library.put(node, "x", b"y")
-
-    trio.run(main)
+async def test_a_plain_function_does_not_block_trio(tmp_path: Path) -> None:
+    with pytest.raises(swarm.UserError, match="await the one of the same name"):
+        swarm.fetch("http://127.0.0.1:1", tmp_path / "copy")

@@ -96,7 +96,11 @@ class Clients:
 
         A flood of challenges, wrong proofs or unknown names slows only its sender.
         """
-        await self._small_requests.of(name).spend(1)
+        bucket, now = self._small_requests.of(name), trio.current_time()
+        seconds = bucket.debt_seconds(now)
+        bucket.borrow(1, now)
+        if seconds:
+            await trio.sleep(seconds)
 
 
 class Session:

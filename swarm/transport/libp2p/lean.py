@@ -101,6 +101,9 @@ def _leaving_out() -> Iterator[None]:
         sys.meta_path.remove(finder)
         for name in [name for name, module in sys.modules.items() if isinstance(module, _Empty)]:
             del sys.modules[name]
+            package, _, part = name.rpartition(".")
+            if package in sys.modules:  # `from package import part` would find it there
+                vars(sys.modules[package]).pop(part, None)
 
 
 if "libp2p" not in sys.modules:
