@@ -76,7 +76,7 @@ async def client_of(
     try:
         yield client
     finally:
-        client.pool.close()
+        client.close()
 
 
 async def fetch(client: BulkClient, root: str, peer, reference: BlobReference, sink: Any) -> Piece:
@@ -205,7 +205,7 @@ async def test_connections_are_kept_and_a_new_credential_opens_a_new_one(disk) -
             await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
         credentials[0] = b"second"
         await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
-        client.pool.close()
+        client.close()
     assert service.asked == [(ALICE.peer_id, b"first"), (ALICE.peer_id, b"second")]
 
 
@@ -557,16 +557,16 @@ async def test_an_https_mirror_is_used_and_its_certificate_checked(disk, tmp_pat
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, static, listeners)
         client = BulkClient(ALICE, disk, lambda: b"", Traffic())
-        client.pool.tls = here
+        client.tls = here
         for _ in range(2):
             sink = Sink(len(body))
             await fetch(client, root, None, BlobReference(bytes(32), len(body)), sink)
             assert sink.data == body
-        client.pool.close()
+        client.close()
         stranger = BulkClient(ALICE, disk, lambda: b"", Traffic())
         with pytest.raises(Unreachable, match="certificate"):
             await fetch(stranger, root, None, BlobReference(bytes(32), 1), Sink(1))
-        stranger.pool.close()
+        stranger.close()
         nursery.cancel_scope.cancel()
 
 
@@ -738,7 +738,7 @@ async def test_no_socket_is_left_when_a_fetch_is_cancelled(disk) -> None:
         with trio.move_on_after(0.1) as scope:
             await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
         assert scope.cancelled_caught
-        assert not client.pool._idle
+        assert not client._idle
 
 
 async def test_ipv6_roots(disk) -> None:

@@ -66,7 +66,7 @@ class Port:
             root = f"http://127.0.0.1:{self.number}"
             await client.fetch_run(root, BOB.peer_id, [(reference, sink)], arrived)
         finally:
-            client.pool.close()
+            client.close()
 
 
 @asynccontextmanager

@@ -54,7 +54,7 @@ class MirrorTransport:
         await self._client.fetch_run(source.addresses[0], None, wanted, arrived)
 
     def round_trip_seconds(self, source: Source) -> float:
-        return self._client.pool.round_trip_seconds(source.addresses)
+        return self._client.round_trip_seconds(source.addresses)
 
     async def first_index(self, roots: Sequence[str]) -> tuple[str, Index]:
         """The first mirror that answers, and its `checkpoint.json`.
@@ -79,7 +79,7 @@ class MirrorTransport:
         )
 
     def close(self) -> None:
-        self._client.pool.close()
+        self._client.close()
 
 
 async def fetch(

@@ -1,7 +1,4 @@
-"""The piece client: fetches and pushes over HTTP.
-
-Connections of a piece client and their pool, with round trips and unreachable roots.
-"""
+"""The piece client: fetches and pushes over HTTP, on kept connections."""
 
 from __future__ import annotations
 
@@ -32,6 +29,8 @@ from swarm.transport.http.pace import Broken, Uplink
 from swarm.transport.http.wire import Buffers, Wire
 from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, Piece, Sink
+
+log = logging.getLogger(__name__)
 
 REASON_BYTES_MAX = 200
 """Bytes read of a refusal's reason. After a longer one the connection is not used again."""
@@ -160,12 +159,26 @@ _Key = tuple[str, PeerId | None, bytes]
 """Root, the peer behind it, and the credential shown to it."""
 
 
-class Pool:
-    """Connections to roots. On those to peers this peer has proved its identity."""
+class BulkClient:
+    """Fetches and pushes on kept-alive connections. On those to peers this peer has proved its
+    identity.
+
+    A root is an `http://host:port` address; the peer behind it is None for a mirror. What asks a
+    root raises `FetchError`, and `Unreachable` when no connection was made within
+    `connect_seconds`.
+    """
 
     def __init__(
-        self, identity: Identity, credential: Callable[[], bytes], traffic: Traffic
+        self,
+        identity: Identity,
+        disk: Disk,
+        credential: Callable[[], bytes],
+        traffic: Traffic,
+        uplink: Uplink | None = None,
     ) -> None:
+        """`uplink` limits the rate of pushes; None: no limit."""
+        self._uplink = uplink or Uplink()
+        self._disk = disk
         self._identity = identity
         self._credential = credential
         self._traffic = traffic
@@ -180,12 +193,76 @@ class Pool:
         self._unreachable: OrderedDict[tuple[str, PeerId | None], float] = OrderedDict()
         """Roots that did not answer, and the time of the last attempt."""
 
+    async def fetch_run(
+        self,
+        root: str,
+        peer: PeerId | None,
+        wanted: Sequence[tuple[BlobReference, Sink]],
+        arrived: Arrived,
+        *,
+        connect_seconds: float = limits.CONNECT_SECONDS,
+    ) -> None:
+        """GET several blobs on one connection. `Unreachable` is raised only before the first.
+
+        All are requested at once from a peer, but one after the other from a mirror, since some
+        mirrors mishandle pipelined requests.
+        """
+        async with self.connection(root, peer, connect_seconds) as connection:
+            if peer is not None:
+                await connection.request_blobs([reference.digest for reference, _ in wanted])
+            for reference, sink in wanted:
+                if peer is None:
+                    await connection.request_blobs([reference.digest])
+                await arrived(await connection.receive_blob(reference, sink))
+
+    async def document(self, root: str, path: str, bytes_max: int) -> bytes:
+        """GET a small document from a mirror."""
+        async with self.connection(root, None, limits.CONNECT_SECONDS) as connection:
+            await connection.request(b"GET", path)
+            status, size = await connection.response()
+            if status != 200:
+                raise await connection.refusal(status, size)
+            if size > bytes_max:
+                raise FetchError(f"{root}{path} has {size} bytes, more than {bytes_max}")
+            return await connection.small_answer(size, bytes_max)
+
+    async def push(
+        self,
+        root: str,
+        peer: PeerId | None,
+        reference: BlobReference,
+        path: str,
+        *,
+        connect_seconds: float = limits.CONNECT_SECONDS,
+    ) -> None:
+        """PUT the local file `path`."""
+        size = self._disk.size_bytes(path)
+        if size != reference.size_bytes:
+            raise FetchError(f"{path} has {size} bytes, not {reference.size_bytes}")
+        async with self.connection(root, peer, connect_seconds) as connection:
+            headers = [(b"content-length", b"%d" % size), (b"expect", b"100-continue")]
+            await connection.request(b"PUT", f"/blob/{reference.digest.hex()}", headers)
+            status, length = await connection.response()
+            if status == 100:
+                file = self._disk.local_path(path)
+                try:
+                    await connection.wire.send_file(file, 0, size, self._uplink)
+                except Broken as broken:
+                    # The target may have sent a reason before it closed; if not, `response` raises.
+                    log.debug("%s %s", root, broken)
+                    connection.ends = True
+                status, length = await connection.response()
+            else:
+                connection.ends = True  # the server may still wait for the body
+            if status not in (200, 201, 204):
+                raise await connection.refusal(status, length)
+            await connection.small_answer(length)
+
     @asynccontextmanager
     async def connection(
         self, root: str, peer: PeerId | None, connect_seconds: float
     ) -> AsyncIterator[Connection]:
-        """A connection on which this peer has proved its identity. Raises `FetchError`,
-        `Unreachable`.
+        """A connection on which this peer has proved its identity.
 
         It is kept if every request made on it got a complete answer, even a refusal.
         """
@@ -349,92 +426,3 @@ def _why(error: BaseException) -> str:
         # trio puts the address before the reason; the caller names it already.
         return cause.strerror.rpartition("): ")[2]
     return str(cause)
-
-
-log = logging.getLogger(__name__)
-
-
-class BulkClient:
-    """Fetches and pushes on kept-alive connections.
-
-    A root is an `http://host:port` address; the peer behind it is None for a mirror. Every method
-    raises `FetchError`, and `Unreachable` when no connection was made within `connect_seconds`.
-    """
-
-    def __init__(
-        self,
-        identity: Identity,
-        disk: Disk,
-        credential: Callable[[], bytes],
-        traffic: Traffic,
-        uplink: Uplink | None = None,
-    ) -> None:
-        """`uplink` limits the rate of pushes; None: no limit."""
-        self._uplink = uplink or Uplink()
-        self._disk = disk
-        self.pool = Pool(identity, credential, traffic)
-
-    async def fetch_run(
-        self,
-        root: str,
-        peer: PeerId | None,
-        wanted: Sequence[tuple[BlobReference, Sink]],
-        arrived: Arrived,
-        *,
-        connect_seconds: float = limits.CONNECT_SECONDS,
-    ) -> None:
-        """GET several blobs on one connection. `Unreachable` is raised only before the first.
-
-        All are requested at once from a peer, but one after the other from a mirror, since some
-        mirrors mishandle pipelined requests.
-        """
-        async with self.pool.connection(root, peer, connect_seconds) as connection:
-            if peer is not None:
-                await connection.request_blobs([reference.digest for reference, _ in wanted])
-            for reference, sink in wanted:
-                if peer is None:
-                    await connection.request_blobs([reference.digest])
-                await arrived(await connection.receive_blob(reference, sink))
-
-    async def document(self, root: str, path: str, bytes_max: int) -> bytes:
-        """GET a small document from a mirror."""
-        async with self.pool.connection(root, None, limits.CONNECT_SECONDS) as connection:
-            await connection.request(b"GET", path)
-            status, size = await connection.response()
-            if status != 200:
-                raise await connection.refusal(status, size)
-            if size > bytes_max:
-                raise FetchError(f"{root}{path} has {size} bytes, more than {bytes_max}")
-            return await connection.small_answer(size, bytes_max)
-
-    async def push(
-        self,
-        root: str,
-        peer: PeerId | None,
-        reference: BlobReference,
-        path: str,
-        *,
-        connect_seconds: float = limits.CONNECT_SECONDS,
-    ) -> None:
-        """PUT the local file `path`."""
-        size = self._disk.size_bytes(path)
-        if size != reference.size_bytes:
-            raise FetchError(f"{path} has {size} bytes, not {reference.size_bytes}")
-        async with self.pool.connection(root, peer, connect_seconds) as connection:
-            headers = [(b"content-length", b"%d" % size), (b"expect", b"100-continue")]
-            await connection.request(b"PUT", f"/blob/{reference.digest.hex()}", headers)
-            status, length = await connection.response()
-            if status == 100:
-                file = self._disk.local_path(path)
-                try:
-                    await connection.wire.send_file(file, 0, size, self._uplink)
-                except Broken as broken:
-                    # The target may have sent a reason before it closed; if not, `response` raises.
-                    log.debug("%s %s", root, broken)
-                    connection.ends = True
-                status, length = await connection.response()
-            else:
-                connection.ends = True  # the server may still wait for the body
-            if status not in (200, 201, 204):
-                raise await connection.refusal(status, length)
-            await connection.small_answer(length)

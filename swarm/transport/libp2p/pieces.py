@@ -267,8 +267,8 @@ class PiecePlane:
         self._credential = credential
         self._transport = transport
         self._server = BulkServer(serving)
-        self._stream_server = StreamServer(serving)
-        self._client = BulkClient(
+        self.streams = StreamServer(serving)
+        self.client = BulkClient(
             identity, serving.disk, credential, serving.traffic, uplink=serving.uplink
         )
         self.roots: list[str] = []
@@ -288,28 +288,11 @@ class PiecePlane:
                 own = f"[{own}]" if ":" in own else own
                 self.roots.append(f"http://{own}:{bound}")
 
-    async def serve_stream(self, stream: Stream) -> None:
-        """The handler of `BLOB_PROTOCOL`."""
-        await self._stream_server.serve(stream)
-
-    def close(self) -> None:
-        self._client.pool.close()
-
-    def came(self, peer: PeerId) -> None:
-        """Note that a peer has connected: its HTTP addresses are worth trying again."""
-        self._client.pool.forget(peer)
-
-    def went(self, peer: PeerId) -> None:
-        """Note that a peer's connection ended: on the next one its admission is checked again."""
-        self._stream_server.forget(peer)
-
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
     ) -> None:
         async def ask(root: str, seconds: float) -> None:
-            await self._client.fetch_run(
-                root, source.peer, wanted, arrived, connect_seconds=seconds
-            )
+            await self.client.fetch_run(root, source.peer, wanted, arrived, connect_seconds=seconds)
 
         try:
             await self._by_http(source, ask)
@@ -322,12 +305,9 @@ class PiecePlane:
                     )
                 )
 
-    def round_trip_seconds(self, source: Source) -> float:
-        return self._client.pool.round_trip_seconds(source.addresses)
-
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
         async def ask(root: str, seconds: float) -> None:
-            await self._client.push(root, target.peer, reference, path, connect_seconds=seconds)
+            await self.client.push(root, target.peer, reference, path, connect_seconds=seconds)
 
         try:
             await self._by_http(target, ask)
@@ -347,7 +327,7 @@ class PiecePlane:
         peer.
         """
         roots = source.addresses[: limits.DIAL_ADDRESSES_MAX]
-        likely = [root for root in roots if self._client.pool.may_reach(root, source.peer)]
+        likely = [root for root in roots if self.client.may_reach(root, source.peer)]
         if likely or self._is_connected(source):
             roots = tuple(likely)
         name = source.peer or "a source"

@@ -185,7 +185,7 @@ class Libp2pTransport(BaseTransport):
             trusts=self._is_trusted,
         )
         self._pieces = PiecePlane(identity, serving, lambda: self._credential, self)
-        self.serve(BLOB_PROTOCOL, self._pieces.serve_stream)
+        self.serve(BLOB_PROTOCOL, self._pieces.streams.serve)
         self._swarm.refuses = self._is_banned
         self._swarm.vouches = self._is_vouched
         self._swarm.trusts = self._is_trusted
@@ -198,7 +198,7 @@ class Libp2pTransport(BaseTransport):
     async def close(self) -> None:
         """Close all connections at once."""
         self._close_subscriptions()
-        self._pieces.close()
+        self._pieces.client.close()
         async with trio.open_nursery() as nursery:
             for peer in list(self._connections):
                 nursery.start_soon(self.disconnect, peer)
@@ -383,7 +383,7 @@ class Libp2pTransport(BaseTransport):
         first = not held
         held.append(connection)
         if first:
-            self._pieces.came(peer)
+            self._pieces.client.forget(peer)  # its roots are worth trying again
         relayed = connection.relayed
         inbound = not connection.muxed_conn.is_initiator
         if not (relayed or was_direct or first) and self._punching.is_at_work(peer):
@@ -405,7 +405,7 @@ class Libp2pTransport(BaseTransport):
             held.remove(connection)
             if not held:
                 del self._connections[peer]
-                self._pieces.went(peer)
+                self._pieces.streams.forget(peer)
                 self._emit(ConnectionEvent(peer, connected=False))
 
     async def _watch(self, connection: Connection) -> None:
@@ -511,4 +511,4 @@ class Libp2pTransport(BaseTransport):
         await self._pieces.push(target, reference, path)
 
     def round_trip_seconds(self, source: Source) -> float:
-        return self._pieces.round_trip_seconds(source)
+        return self._pieces.client.round_trip_seconds(source.addresses)
