@@ -73,8 +73,7 @@ class Sybil(Adversary):
             return question
         near = sorted(self._crowd.values(), key=lambda other: node_id(other.peer) ^ key_id(key))
         named = [itself] if key == peer_id_bytes(itself.peer) else near[:CROWD]
-        others = tuple(map(wire.peer_to_wire, named))
-        return wire.Message(question.type, key, closer_peers=others)
+        return wire.Message(question.type, key, closer_peers=tuple(named))
 
 
 GROUND = 1024

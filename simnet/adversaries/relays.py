@@ -143,7 +143,7 @@ class Poisoner(Adversary):
 
     def _lie(self, question: wire.Message) -> wire.Message:
         transport = self._peer.node.transport
-        me = wire.peer_to_wire(wire.Neighbour(transport.peer_id, tuple(transport.addresses())))
+        me = wire.Neighbour(transport.peer_id, tuple(transport.addresses()))
         answer = wire.Message(question.type, question.key, closer_peers=(me,))
         if question.type is wire.MessageType.GET_VALUE:
             rubbish = wire.Record(question.key, b"\0" * 200)

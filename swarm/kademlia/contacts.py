@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -190,10 +190,10 @@ class Contacts:
         started = self.world.now()
         target = key_id(key)
 
-        async def ask(neighbour: Neighbour) -> list[Neighbour]:
+        async def ask(neighbour: Neighbour) -> Sequence[Neighbour]:
             answer = await self.ask(neighbour, Message(kind, key))
             hear(neighbour, answer)
-            return wire.peers_from_wire(answer.closer_peers)
+            return answer.closer_peers
 
         result = await Lookup(
             target, self.table.closest(target, BUCKET_SIZE), ask, own=self.peer_id, enough=enough
@@ -267,7 +267,7 @@ class Contacts:
             raise
         own_word = [
             named.addresses
-            for named in wire.peers_from_wire(answer.closer_peers)
+            for named in answer.closer_peers
             if named.peer == neighbour.peer and named.addresses
         ]
         addresses = own_word[0] if own_word else neighbour.addresses
@@ -328,8 +328,9 @@ class Contacts:
     def _heard_since(self) -> float:
         return self.world.now() - CONTACT_SILENT_SECONDS
 
-    def closer(self, sender: PeerId, key: bytes) -> tuple[wire.Peer, ...]:
+    def closer(self, sender: PeerId, key: bytes) -> tuple[Neighbour, ...]:
+        heard_since = self._heard_since()
         closest = self.table.closest(
-            key_id(key), BUCKET_SIZE, exclude=sender, heard_since=self._heard_since()
+            key_id(key), BUCKET_SIZE, exclude=sender, heard_since=heard_since
         )
-        return tuple(neighbour.contact for neighbour in closest)
+        return tuple(closest)

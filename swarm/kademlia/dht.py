@@ -23,7 +23,6 @@ from swarm.kademlia.wire import (
     Message,
     MessageType,
     Neighbour,
-    peers_from_wire,
 )
 from swarm.transport import ConnectError, Transport
 from swarm.wire.identity import InvalidPeerId, PeerId, peer_id_bytes, public_key_of
@@ -115,7 +114,7 @@ class Kademlia(Publisher):
         said: Counter[str] = Counter()
 
         def hear(source: Neighbour, answer: Message) -> None:
-            for neighbour in peers_from_wire(answer.closer_peers):
+            for neighbour in answer.closer_peers:
                 if neighbour.peer == peer:
                     said.update(neighbour.addresses)
                     if source.peer == peer:
@@ -190,7 +189,7 @@ class Kademlia(Publisher):
         await self._contacts.lookup(
             MessageType.GET_PROVIDERS,
             key,
-            hear=lambda source, answer: count(peers_from_wire(answer.provider_peers)),
+            hear=lambda source, answer: count(answer.provider_peers),
             enough=lambda: sum(vote >= 2 for vote in votes.values()) >= limit,
         )
         return [named[peer] for peer, _ in votes.most_common(limit)]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import trio
 
 from swarm.errors import PeerError
-from swarm.kademlia import wire
 from swarm.kademlia.contacts import Contacts
 from swarm.kademlia.lookup import LookupResult
 from swarm.kademlia.providers import ProviderStore
@@ -209,9 +208,7 @@ class Publisher:
     async def _announce(self, key: bytes) -> int:
         result = await self._contacts.lookup(MessageType.FIND_NODE, key)
         itself = self._contacts.itself()
-        message = Message(
-            MessageType.ADD_PROVIDER, key, provider_peers=(wire.peer_to_wire(itself),)
-        )
+        message = Message(MessageType.ADD_PROVIDER, key, provider_peers=(itself,))
         heard = 0
         if self._is_holder(key, result):
             heard += self.providers.add(key, itself, self._world.now())

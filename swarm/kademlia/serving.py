@@ -97,8 +97,7 @@ class Server:
             case MessageType.PING:
                 return Message(MessageType.PING)
             case MessageType.FIND_NODE if key == peer_id_bytes(self._contacts.peer_id):
-                itself = wire.peer_to_wire(self._contacts.itself())
-                return Message(kind, key, closer_peers=(itself,))
+                return Message(kind, key, closer_peers=(self._contacts.itself(),))
             case MessageType.FIND_NODE:
                 return Message(kind, key, closer_peers=self._contacts.closer(sender, key))
             case MessageType.GET_VALUE:
@@ -115,10 +114,10 @@ class Server:
                     kind,
                     key,
                     closer_peers=self._contacts.closer(sender, key),
-                    provider_peers=tuple(wire.peer_to_wire(peer) for peer in providers),
+                    provider_peers=tuple(providers),
                 )
             case MessageType.ADD_PROVIDER:
-                for neighbour in wire.peers_from_wire(message.provider_peers):
+                for neighbour in message.provider_peers:
                     if neighbour.peer == sender:
                         self._publisher.providers.add(key, neighbour, self._world.now())
                 return None

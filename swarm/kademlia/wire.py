@@ -53,15 +53,6 @@ class MessageType(enum.IntEnum):
     PING = 5
 
 
-class Connection(enum.IntEnum):
-    """What the sender of a peer knows about its reachability."""
-
-    NOT_CONNECTED = 0
-    CONNECTED = 1
-    CAN_CONNECT = 2
-    CANNOT_CONNECT = 3
-
-
 @dataclass(frozen=True)
 class Record:
     key: bytes = b""
@@ -69,29 +60,22 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Peer:
-    """A peer as encoded in a message: multihash bytes and binary multiaddrs, all unverified."""
+class Neighbour:
+    """A peer and the addresses named for it, unverified."""
 
-    id: bytes
-    addresses: tuple[bytes, ...] = ()
-    connection: Connection = Connection.NOT_CONNECTED
+    peer: PeerId
+    addresses: tuple[str, ...] = ()
+    """Multiaddrs ending in `/p2p/<peer>`."""
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """Its protobuf encoding, cached: the same few hundred peers are in every answer."""
-        written = _Peer(id=self.id, addrs=self.addresses, connection=self.connection)
+        """Its protobuf encoding, cached: the same few hundred peers are in every answer. Addresses
+        that are no multiaddrs are left out."""
+        addresses = [_address_to_wire(text, self.peer) for text in self.addresses]
+        known = [raw for raw in addresses if raw is not None][:ADDRESSES_PER_PEER_MAX]
+        written = _Peer(id=peer_id_bytes(self.peer), addrs=known, connection=CAN_CONNECT)
         encoded: bytes = written.SerializeToString()
         return encoded
-
-    @functools.cached_property
-    def neighbour(self) -> Neighbour | None:
-        """The decoded peer; None if it cannot be a Swarm peer (its id is not Ed25519)."""
-        try:
-            peer = peer_id_from_bytes(self.id)
-        except InvalidPeerId:
-            return None
-        texts = (_address_from_wire(raw, peer) for raw in self.addresses)
-        return Neighbour(peer, tuple(dict.fromkeys(text for text in texts if text)))
 
 
 @dataclass(frozen=True)
@@ -99,23 +83,13 @@ class Message:
     type: MessageType
     key: bytes = b""
     record: Record | None = None
-    closer_peers: tuple[Peer, ...] = ()
-    provider_peers: tuple[Peer, ...] = ()
+    closer_peers: tuple[Neighbour, ...] = ()
+    provider_peers: tuple[Neighbour, ...] = ()
+    """Peers with Ed25519 ids, which Swarm peers have, each once."""
 
 
-@dataclass(frozen=True)
-class Neighbour:
-    """A peer and the addresses named for it: a decoded `Peer`."""
-
-    peer: PeerId
-    addresses: tuple[str, ...] = ()
-    """Multiaddrs ending in `/p2p/<peer>`."""
-
-    @functools.cached_property
-    def contact(self) -> Peer:
-        """Its description for others when it is a contact of ours, cached."""
-        return peer_to_wire(self, Connection.CAN_CONNECT)
-
+CAN_CONNECT = 2
+"""What a message says about the sender's connection to a peer in it. Nobody here reads it."""
 
 # --- protobuf ---------------------------------------------------------------------------------
 
@@ -173,22 +147,6 @@ def _bounded(name: str, value: bytes, bytes_max: int) -> bytes:
     return value
 
 
-@functools.lru_cache(maxsize=_PEERS_CACHED)
-def _decode_peer(data: bytes) -> Peer:
-    found = _parsed(_Peer, data)
-    # Skip addresses that are too long or too many: Go nodes list all their addresses.
-    addresses = [each for each in found.addrs if len(each) <= ADDRESS_BYTES_MAX]
-    known = found.connection
-    return Peer(
-        _bounded("a peer id", found.id, 128),
-        tuple(addresses[:ADDRESSES_PER_PEER_MAX]),
-        Connection(known) if known in _CONNECTIONS else Connection.NOT_CONNECTED,
-    )
-
-
-_CONNECTIONS = frozenset(Connection)
-
-
 def encode(message: Message) -> bytes:
     """Encode a message as protobuf, fields in ascending order. Raises `WireError` if too large."""
     written = _Message(
@@ -229,8 +187,8 @@ def decode(data: bytes) -> Message:
         kind,
         _bounded("the key", found.key, KEY_BYTES_MAX),
         record,
-        tuple(map(_decode_peer, found.closer[:PEERS_PER_MESSAGE_MAX])),
-        tuple(map(_decode_peer, found.providers[:PEERS_PER_MESSAGE_MAX])),
+        _neighbours(found.closer),
+        _neighbours(found.providers),
     )
 
 
@@ -265,21 +223,22 @@ def _address_from_wire(raw: bytes, peer: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=_PEERS_CACHED)
-def peer_to_wire(neighbour: Neighbour, connection: Connection = Connection.NOT_CONNECTED) -> Peer:
-    """Translate a peer for a message to others. Addresses that are no multiaddrs are left out."""
-    addresses = [_address_to_wire(text, neighbour.peer) for text in neighbour.addresses]
-    known = [raw for raw in addresses if raw is not None]
-    return Peer(peer_id_bytes(neighbour.peer), tuple(known[:ADDRESSES_PER_PEER_MAX]), connection)
+def _decode_peer(data: bytes) -> Neighbour | None:
+    """The peer and its readable addresses; None if it cannot be a Swarm peer (no Ed25519 id)."""
+    found = _parsed(_Peer, data)
+    try:
+        peer = peer_id_from_bytes(_bounded("a peer id", found.id, 128))
+    except InvalidPeerId:
+        return None
+    # Skip addresses that are too long or too many: Go nodes list all their addresses.
+    some = [each for each in found.addrs if len(each) <= ADDRESS_BYTES_MAX]
+    texts = (_address_from_wire(raw, peer) for raw in some[:ADDRESSES_PER_PEER_MAX])
+    return Neighbour(peer, tuple(dict.fromkeys(text for text in texts if text)))
 
 
-def peers_from_wire(peers: Sequence[Peer]) -> list[Neighbour]:
-    """Decode the peers with Ed25519 ids, which Swarm peers have, and their readable addresses.
-
-    Each peer is returned once.
-    """
+def _neighbours(peers: Sequence[bytes]) -> tuple[Neighbour, ...]:
     found: dict[PeerId, Neighbour] = {}
-    for peer in peers:
-        neighbour = peer.neighbour
+    for neighbour in map(_decode_peer, peers[:PEERS_PER_MESSAGE_MAX]):
         if neighbour is not None:
             found.setdefault(neighbour.peer, neighbour)
-    return list(found.values())
+    return tuple(found.values())

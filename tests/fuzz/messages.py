@@ -280,9 +280,8 @@ def check_dht(raw: bytes) -> None:
     assert dht.decode(dht.encode(message)) == message
     for peers in (message.closer_peers, message.provider_peers):
         assert len(peers) <= dht.PEERS_PER_MESSAGE_MAX
-        for neighbour in dht.peers_from_wire(peers):
+        for neighbour in peers:
             assert len(neighbour.addresses) <= dht.ADDRESSES_PER_PEER_MAX
-            dht.peer_to_wire(neighbour)
 
 
 def check_checkpoint_manifest(raw: bytes) -> None:
@@ -328,8 +327,7 @@ def _checkpoint_manifests() -> list[bytes]:
 
 
 def _dht_messages() -> list[bytes]:
-    neighbour = dht.Neighbour(OWNER.peer_id, ("/ip4/9.9.9.9/tcp/1", "/dns4/example.org/tcp/2"))
-    peer = dht.peer_to_wire(neighbour, dht.Connection.CONNECTED)
+    peer = dht.Neighbour(OWNER.peer_id, ("/ip4/9.9.9.9/tcp/1", "/dns4/example.org/tcp/2"))
     return [
         dht.encode(dht.Message(dht.MessageType.PING, record=dht.Record())),
         dht.encode(dht.Message(dht.MessageType.FIND_NODE, b"key", closer_peers=(peer, peer))),

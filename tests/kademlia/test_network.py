@@ -181,9 +181,7 @@ async def test_nobody_can_announce_another_as_provider():
         message = Message(
             MessageType.ADD_PROVIDER,
             key,
-            provider_peers=tuple(
-                wire.peer_to_wire(Neighbour(peer.id, (peer.address,))) for peer in peers
-            ),
+            provider_peers=tuple(Neighbour(peer.id, (peer.address,)) for peer in peers),
         )
         stream = await peers[1].transport.open_stream(peers[0].id, wire.PROTOCOL, Framing.DELIMITED)
         await stream.send(wire.encode(message))
@@ -240,7 +238,7 @@ async def test_nobody_is_sent_to_peers_that_are_long_dead():
         key = peer_id_bytes(alive[3].id)
         for peer in alive[:3]:
             answer = peer.dht._server.answer(alive[3].id, Message(MessageType.FIND_NODE, key))
-            named = {each.peer for each in wire.peers_from_wire(answer.closer_peers)}  # type: ignore[union-attr]
+            named = {each.peer for each in answer.closer_peers}  # type: ignore[union-attr]
             assert not named & dead
             assert named == {other.id for other in alive} - {peer.id, alive[3].id}
 
@@ -296,7 +294,7 @@ def hide(dht: Kademlia, message: Message, truth: Message) -> Message:
     return Message(
         truth.type,
         truth.key,
-        closer_peers=tuple(wire.peer_to_wire(neighbour) for neighbour in like[:20]),
+        closer_peers=tuple(like[:20]),
     )
 
 
@@ -312,9 +310,7 @@ def invent(dht: Kademlia, message: Message, truth: Message) -> Message:
     return Message(
         truth.type,
         truth.key,
-        closer_peers=tuple(
-            wire.peer_to_wire(Neighbour(peer, (f"{address}/p2p/{peer}",))) for peer in invented
-        ),
+        closer_peers=tuple(Neighbour(peer, (f"{address}/p2p/{peer}",)) for peer in invented),
     )
 
 

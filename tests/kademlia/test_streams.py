@@ -73,7 +73,7 @@ async def test_a_node_that_resets_a_provider_key_still_shows_the_way():
     async with swarm() as net:
         peer, hidden = await net.start(), await net.start()
         other = await net.start(server=False)
-        near = wire.peer_to_wire(wire.Neighbour(hidden.id, (hidden.address,)))
+        near = wire.Neighbour(hidden.id, (hidden.address,))
         requests = []
 
         async def serve(stream: Stream) -> None:

@@ -57,6 +57,9 @@ def run(main, virtual: bool = True):
     return trio.run(main, clock=clock)
 
 
+RUNNER = run
+
+
 @given(st.integers(0, (1 << 28) - 1), st.binary(max_size=8))
 def test_varint_round_trip(value: int, rest: bytes) -> None:
     encoded = encode_varint(value)

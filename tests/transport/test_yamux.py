@@ -48,6 +48,9 @@ def run(main) -> None:
     trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+RUNNER = run
+
+
 @asynccontextmanager
 async def pair():
     """Two muxers with each other."""
