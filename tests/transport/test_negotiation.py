@@ -9,9 +9,12 @@ from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
 from swarm.transport.libp2p.guard import BoundedMultiselect, BoundedMultiselectClient
+from tests.network.harness import in_virtual_time
 
 from .attacks import NEGOTIATIONS
 from .hostile import MULTISTREAM, name
+
+RUNNER = in_virtual_time
 
 
 class Script:
@@ -33,10 +36,6 @@ class Script:
 
     async def write(self, data: bytes) -> None:
         await trio.lowlevel.checkpoint()
-
-
-def run(main) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def answer(script: Script) -> str:

@@ -24,6 +24,9 @@ from swarm.transport.room import (
     origin_of,
     surplus,
 )
+from tests.network.harness import in_virtual_time
+
+RUNNER = in_virtual_time
 
 WANTED = limits.CONNECTIONS_MAX + room.HANDSHAKES_MAX + room.FILES_BESIDE_CONNECTIONS
 
@@ -44,10 +47,6 @@ class Connection:
 def entered(door: Door, hosts: list[str]) -> Iterator[list[Caller]]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(door.entered(host))[0] for host in hosts]
-
-
-def run(main) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize(
