@@ -36,17 +36,15 @@ DATA = bytes(range(256)) * 8192  # 2 MiB
 
 @asynccontextmanager
 async def serving(
-    service: Service | None,
-    disk: Disk,
-    identity: Identity = BOB,
-    uplink: Uplink | None = None,
+    service: Service | None, disk: Disk, *, host: str = "127.0.0.1", port: int = 0, **more: Any
 ) -> AsyncIterator[str]:
-    """A bulk server on loopback; its root."""
-    server = BulkServer(Serving(identity.peer_id, disk, lambda: service, uplink=uplink or Uplink()))
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    """Bob's bulk server on loopback; its root. `more` is for `Serving`."""
+    server = BulkServer(Serving(BOB.peer_id, disk, lambda: service, **more))
+    listeners = await trio.open_tcp_listeners(port, host=host)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.serve, listeners)
-        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        name = f"[{host}]" if ":" in host else host
+        yield f"http://{name}:{listeners[0].socket.getsockname()[1]}"
         nursery.cancel_scope.cancel()
 
 
@@ -90,9 +88,10 @@ async def fetch(client: BulkClient, root: str, peer, reference: BlobReference, s
     return pieces[0]
 
 
-async def dial(root: str) -> trio.SocketStream:
+async def dial(root: str, source: str | None = None) -> trio.SocketStream:
+    """Connect, perhaps from another address of loopback."""
     host, port = root.removeprefix("http://").split(":")
-    return await trio.open_tcp_stream(host, int(port))
+    return await trio.open_tcp_stream(host, int(port), local_address=source)
 
 
 async def ask(stream: trio.SocketStream, request: bytes) -> bytes:
@@ -246,17 +245,12 @@ async def test_a_server_that_restarted_is_found_again(disk) -> None:
     """The kept connection is dead; the next fetch must not fail for that."""
     service = Service()
     reference = service.offer(disk, DATA)
-    server = BulkServer(Serving(BOB.peer_id, disk, lambda: service))
     async with client_of(disk) as client:
         port = 0
         for _ in range(2):
-            listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
-            port = listeners[0].socket.getsockname()[1]
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(server.serve, listeners)
-                root = f"http://127.0.0.1:{port}"
+            async with serving(service, disk, port=port) as root:
+                port = int(root.rpartition(":")[2])
                 await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
-                nursery.cancel_scope.cancel()
 
 
 # --- hostile clients -------------------------------------------------------------------------
@@ -465,23 +459,17 @@ def test_small_requests_keep_to_the_rate_of_their_sender() -> None:
 async def test_a_limited_uplink_is_shared_and_kept(disk) -> None:
     service = Service()
     reference = service.offer(disk, DATA)
-    uplink = Uplink(10e6)
-    server = BulkServer(Serving(BOB.peer_id, disk, lambda: service, uplink=uplink or Uplink()))
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
     ended: list[float] = []
 
     async def fetch_one(client: BulkClient) -> None:
         await fetch(client, root, None, reference, Sink(len(DATA)))
         ended.append(trio.current_time() - began)
 
-    async with trio.open_nursery() as nursery, client_of(disk) as client:
-        nursery.start_soon(server.serve, listeners)
+    async with serving(service, disk, uplink=Uplink(10e6)) as root, client_of(disk) as client:
         began = trio.current_time()
         async with trio.open_nursery() as fetches:
             for _ in range(2):
                 fetches.start_soon(fetch_one, client)
-        nursery.cancel_scope.cancel()
     seconds = 2 * len(DATA) / 10e6
     assert seconds - 0.15 < max(ended) < seconds * 3  # 0.1 s at most is made up for
     assert min(ended) > 0.6 * max(ended), "both took turns"
@@ -491,17 +479,12 @@ async def test_small_documents_are_for_everybody(disk) -> None:
     service = Service()
     service.admitted = set()
     pages = {b"/checkpoint.json": b"{}"}
-    server = BulkServer(Serving(BOB.peer_id, disk, lambda: service, pages=pages))
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
-    async with trio.open_nursery() as nursery, client_of(disk) as client:
-        nursery.start_soon(server.serve, listeners)
+    async with serving(service, disk, pages=pages) as root, client_of(disk) as client:
         assert await client.document(root, "/checkpoint.json", 100) == b"{}"
         with pytest.raises(FetchError, match="404 no such path"):
             await client.document(root, "/other.json", 100)
         with pytest.raises(FetchError, match="2 bytes, more than 1"):
             await client.document(root, "/checkpoint.json", 1)
-        nursery.cancel_scope.cancel()
 
 
 # --- mirrors over TLS --------------------------------------------------------------------------
@@ -746,16 +729,11 @@ async def test_ipv6_roots(disk) -> None:
         pytest.skip("no IPv6 here")
     service = Service()
     reference = service.offer(disk, DATA)
-    server = BulkServer(Serving(BOB.peer_id, disk, lambda: service))
     try:
-        listeners = await trio.open_tcp_listeners(0, host="::1")
+        async with serving(service, disk, host="::1") as root, client_of(disk) as client:
+            await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
     except OSError:
         pytest.skip("no IPv6 loopback here")
-    async with trio.open_nursery() as nursery, client_of(disk) as client:
-        nursery.start_soon(server.serve, listeners)
-        root = f"http://[::1]:{listeners[0].socket.getsockname()[1]}"
-        await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
-        nursery.cancel_scope.cancel()
 
 
 async def test_from_disk_to_disk(tmp_path) -> None:

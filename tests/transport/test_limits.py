@@ -28,12 +28,6 @@ def few_small_requests(monkeypatch) -> None:
     monkeypatch.setattr(server, "SMALL_REQUESTS_BURST", 4.0)
 
 
-async def dial_from(root: str, host: str) -> trio.SocketStream:
-    """A connection from another address of loopback."""
-    there, port = root.removeprefix("http://").split(":")
-    return await trio.open_tcp_stream(there, int(port), local_address=host)
-
-
 async def seconds(question: Awaitable[bytes]) -> float:
     began = trio.current_time()
     await question
@@ -49,7 +43,7 @@ async def test_a_flood_from_one_address_slows_no_other_address(disk, few_small_r
         serving(Service(), disk) as root,
         await dial(root) as flooder,
         await dial(root) as beside,
-        await dial_from(root, "127.0.0.2") as other,
+        await dial(root, "127.0.0.2") as other,
     ):
         for _ in range(5):
             assert b"404" in await ask(flooder, get(UNKNOWN))
@@ -67,7 +61,7 @@ async def test_a_flood_of_one_peer_slows_it_at_every_address_and_no_other_peer(
         root = await stack.enter_async_context(serving(service, disk))
 
         async def proven(host: str, identity: Identity) -> trio.SocketStream:
-            stream = await stack.enter_async_context(await dial_from(root, host))
+            stream = await stack.enter_async_context(await dial(root, host))
             assert b" 204 " in await prove(stream, identity)
             return stream
 
@@ -85,12 +79,12 @@ async def test_a_flood_of_one_peer_slows_it_at_every_address_and_no_other_peer(
 async def test_connections_are_bounded_in_all(disk, monkeypatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
     async with serving(Service(), disk) as root:
-        async with await dial(root) as first, await dial_from(root, "127.0.0.2") as second:
+        async with await dial(root) as first, await dial(root, "127.0.0.2") as second:
             await challenge(first)
             await challenge(second)
-            async with await dial_from(root, "127.0.0.3") as third:
+            async with await dial(root, "127.0.0.3") as third:
                 assert b"503" in await third.receive_some()
-        async with await dial_from(root, "127.0.0.3") as again:
+        async with await dial(root, "127.0.0.3") as again:
             assert len(await challenge(again)) == 32
 
 

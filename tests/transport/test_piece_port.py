@@ -8,23 +8,20 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-import msgspec
 import pytest
 import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.transport import BlobReference, FetchError, Source, Traffic
+from swarm.transport import BlobReference, FetchError, Source
 from swarm.transport.http import limits, server
-from swarm.transport.http.client import BulkClient
-from swarm.transport.http.messages import Proof, proof_message
-from swarm.transport.http.server import BulkServer
-from swarm.transport.http.serving import Serving, Table
+from swarm.transport.http.serving import Table
 from swarm.transport.room import NoRoom, Origin, Sizes, origin_of
 from swarm.wire.identity import Identity, PeerId
 
 from .harness import ALICE, BOB, CAROL, FolderDisk, Network, Service, Sink
+from .test_http import client_of, dial, fetch, prove, serving
 
 DATA = bytes(range(256)) * 1000
 LONG = bytes(32 << 20)
@@ -37,65 +34,37 @@ CROWD = [Identity(bytes([100 + n]) * 32) for n in range(8)]
 class Port:
     """The piece port of Bob, and how others use it."""
 
-    number: int
+    root: str
     service: Service
     disk: FolderDisk
     stack: AsyncExitStack
 
     async def dial(self, source: str = "127.0.0.1") -> trio.SocketStream:
         """Connect from an address of the loopback network, until the test ends."""
-        stream = await trio.open_tcp_stream("127.0.0.1", self.number, local_address=source)
-        return await self.stack.enter_async_context(stream)
+        return await self.stack.enter_async_context(await dial(self.root, source))
 
     async def prove(self, identity: Identity, source: str = "127.0.0.1") -> trio.SocketStream:
         """Connect and prove an identity; raises `AssertionError` if it is refused."""
         stream = await self.dial(source)
-        assert b" 204 " in await proved(stream, identity)
+        assert b" 204 " in await prove(stream, identity)
         return stream
 
     async def fetch(self, identity: Identity = ALICE) -> None:
         """Fetch a blob as a peer does."""
         reference = self.service.offer(self.disk, DATA, "served")
-        client = BulkClient(identity, self.disk, lambda: b"lease", Traffic())
-        try:
-            sink = Sink(len(DATA))
-
-            async def arrived(piece) -> None:
-                assert piece.verify(reference.digest)
-
-            root = f"http://127.0.0.1:{self.number}"
-            await client.fetch_run(root, BOB.peer_id, [(reference, sink)], arrived)
-        finally:
-            client.close()
+        async with client_of(self.disk, identity) as client:
+            piece = await fetch(client, self.root, BOB.peer_id, reference, Sink(len(DATA)))
+            assert piece.verify(reference.digest)
 
 
 @asynccontextmanager
-async def serving(
+async def port_of(
     disk: FolderDisk, trusts: Callable[[PeerId], bool] = lambda peer: False
 ) -> AsyncIterator[Port]:
     service = Service()
     service.admitted = {each.peer_id for each in (ALICE, CAROL, *CROWD)}
-    bulk = BulkServer(Serving(BOB.peer_id, disk, lambda: service, trusts=trusts))
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
-        nursery.start_soon(bulk.serve, listeners)
-        yield Port(listeners[0].socket.getsockname()[1], service, disk, stack)
-        nursery.cancel_scope.cancel()
-
-
-async def ask(stream: trio.SocketStream, request: bytes) -> bytes:
-    """Send, and read an answer that fits into one read."""
-    await stream.send_all(request)
-    return await stream.receive_some()
-
-
-async def proved(stream: trio.SocketStream, identity: Identity) -> bytes:
-    """The answer to a proof of an identity."""
-    nonce = (await ask(stream, b"GET /challenge HTTP/1.1\r\nhost: x\r\n\r\n"))[-32:]
-    signature = identity.sign(proof_message(BOB.peer_id, nonce))
-    body = msgspec.msgpack.encode(Proof(identity.peer_id, signature, b"lease"))
-    head = b"POST /admission HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
-    return await ask(stream, head + body)
+    async with serving(service, disk, trusts=trusts) as root, AsyncExitStack() as stack:
+        yield Port(root, service, disk, stack)
 
 
 async def start_long(port: Port, stream: trio.SocketStream) -> None:
@@ -128,7 +97,7 @@ async def test_silent_strangers_make_way(disk, monkeypatch, sources: list[str]) 
     monkeypatch.setattr(server, "CONNECTIONS_OF_STRANGERS_MAX", 16)
     monkeypatch.setattr(server, "CONNECTIONS_PER_ADDRESS_MAX", 16 // len(sources))
     monkeypatch.setattr(limits, "GRACE_SECONDS", 0.0)
-    async with serving(disk) as port:
+    async with port_of(disk) as port:
         silent = [await port.dial(sources[n % len(sources)]) for n in range(16)]
         await trio.testing.wait_all_tasks_blocked(0.01)
         for _ in range(4):
@@ -141,7 +110,7 @@ async def test_a_head_comes_within_seconds_or_never(disk, monkeypatch, first: by
     """Not within a minute of silence, nor ten seconds after each first byte."""
     assert limits.STRANGER_SECONDS <= 5 < limits.HEAD_SECONDS < limits.IDLE_SECONDS
     monkeypatch.setattr(limits, "STRANGER_SECONDS", 0.05)
-    async with serving(disk) as port:
+    async with port_of(disk) as port:
         stream = await port.dial()
         if first:
             await stream.send_all(first)
@@ -155,7 +124,7 @@ async def test_a_body_of_a_proof_that_does_not_come_is_no_longer_waited_for(
     disk, monkeypatch
 ) -> None:
     monkeypatch.setattr(limits, "STRANGER_SECONDS", 0.05)
-    async with serving(disk) as port:
+    async with port_of(disk) as port:
         stream = await port.dial()
         await stream.send_all(b"POST /admission HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1")
         assert await ended(stream)
@@ -165,12 +134,12 @@ async def test_handshakes_of_a_crowd_make_way_for_one_from_elsewhere(disk, monke
     """Also while all are too young to be idle."""
     monkeypatch.setattr(server, "HANDSHAKES_MAX", 4)
     monkeypatch.setattr(limits, "GRACE_SECONDS", 3600.0)
-    async with serving(disk) as port:
+    async with port_of(disk) as port:
         honest = await port.dial("127.0.0.1")
         silent = [await port.dial(f"127.0.1.{n}") for n in range(1, 9)]
         for each in silent[:5]:
             assert await ended(each)
-        assert b" 204 " in await proved(honest, ALICE)
+        assert b" 204 " in await prove(honest, ALICE)
 
 
 # --- admitted identities -----------------------------------------------------------------------
@@ -186,7 +155,7 @@ def eight(monkeypatch) -> None:
 
 
 async def test_idle_connections_of_admitted_identities_make_way(disk, eight) -> None:
-    async with serving(disk) as port:
+    async with port_of(disk) as port:
         crowd = [await port.prove(CROWD[n // 2], "127.0.1.1") for n in range(6)]
         for _ in range(3):
             await port.fetch()
@@ -196,7 +165,7 @@ async def test_idle_connections_of_admitted_identities_make_way(disk, eight) -> 
 async def test_a_crowd_of_admitted_identities_at_work_leaves_others_their_share(
     disk, eight
 ) -> None:
-    async with serving(disk) as port:
+    async with port_of(disk) as port:
         for n in range(6):
             await start_long(port, await port.prove(CROWD[n // 2], "127.0.1.1"))
         alone = await port.prove(ALICE, "127.0.2.1")
@@ -208,25 +177,25 @@ async def test_a_crowd_of_admitted_identities_at_work_leaves_others_their_share(
 
 async def test_in_a_crowd_of_one_network_nobody_is_interrupted_for_another(disk, eight) -> None:
     """As where a lab of thousands is behind one address: the others take the stream."""
-    async with serving(disk) as port:
+    async with port_of(disk) as port:
         for n in range(6):
             await start_long(port, await port.prove(CROWD[n], f"127.0.1.{n + 1}"))
         stream = await port.dial("127.0.1.9")
-        assert b" 503 " in await proved(stream, CROWD[6])
+        assert b" 503 " in await prove(stream, CROWD[6])
 
 
 async def test_one_peer_has_so_many_connections_of_which_an_idle_one_makes_way(disk, eight) -> None:
-    async with serving(disk) as port:
+    async with port_of(disk) as port:
         first, second = [await port.prove(ALICE) for _ in range(2)]
         await start_long(port, first)
         third = await port.prove(ALICE)
         assert await ended(second)
         await start_long(port, third)
-        assert b"too many connections of this peer" in await proved(await port.dial(), ALICE)
+        assert b"too many connections of this peer" in await prove(await port.dial(), ALICE)
 
 
 async def test_nobody_takes_the_place_of_a_trusted_peer(disk, eight) -> None:
-    async with serving(disk, lambda peer: peer == CAROL.peer_id) as port:
+    async with port_of(disk, lambda peer: peer == CAROL.peer_id) as port:
         trusted = [await port.prove(CAROL, "127.0.1.1") for _ in range(2)]
         for n in range(4):
             await start_long(port, await port.prove(CROWD[n], "127.0.1.1"))
@@ -238,7 +207,7 @@ async def test_nobody_takes_the_place_of_a_trusted_peer(disk, eight) -> None:
 
 
 async def test_a_trusted_peer_takes_the_place_of_one_at_work(disk, eight) -> None:
-    async with serving(disk, lambda peer: peer == CAROL.peer_id) as port:
+    async with port_of(disk, lambda peer: peer == CAROL.peer_id) as port:
         for n in range(6):
             await start_long(port, await port.prove(CROWD[n], f"127.0.{n}.1"))
         await port.fetch(CAROL)
@@ -268,7 +237,7 @@ class Guest:
         self.leaving = True
 
 
-def prove(table: Table, guest: Guest, peer: str) -> None:
+def let_prove(table: Table, guest: Guest, peer: str) -> None:
     guest.peer = peer
     try:
         table.prove(guest)
@@ -308,14 +277,14 @@ def test_whoever_was_there_before_an_admitted_peer_from_elsewhere_gets_in(arriva
                     guests.append(guest)
                     guest.idle = idle
                     if peer:
-                        prove(table, guest, f"peer {peer}")
+                        let_prove(table, guest, f"peer {peer}")
             strangers = [g for g in guests if not g.peer and not g.leaving]
             known = [g for g in guests if g.peer and not g.leaving]
             assert len(strangers) <= SIZES.strangers
             assert len(known) <= SIZES.connections - SIZES.for_strangers
             newcomer = Guest("203.0.113.1")
             with table.entered(newcomer, newcomer.host):
-                prove(table, newcomer, "newcomer")
+                let_prove(table, newcomer, "newcomer")
                 assert not newcomer.leaving
 
     trio.run(main)
@@ -347,7 +316,7 @@ async def test_a_network_connects_so_often_without_a_proof() -> None:
     for n in range(9):
         guest = Guest(f"192.0.2.{n}")
         with table.entered(guest, guest.host):
-            prove(table, guest, "a peer")
+            let_prove(table, guest, "a peer")
     for n in range(3):
         with table.entered(Guest(f"192.0.2.{n}"), f"192.0.2.{n}"):
             pass
@@ -364,7 +333,7 @@ async def test_proofs_of_one_connection_give_back_one_turn() -> None:
             with table.entered(Guest(f"192.0.2.{n}"), f"192.0.2.{n}"):
                 pass
         for _ in range(9):
-            prove(table, guest, "a peer")
+            let_prove(table, guest, "a peer")
         with table.entered(Guest("192.0.2.4"), "192.0.2.4"):
             pass
         with pytest.raises(NoRoom, match="often"), table.entered(Guest(""), "192.0.2.5"):
