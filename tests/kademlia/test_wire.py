@@ -140,9 +140,9 @@ def test_surplus_peers_and_addresses_are_left_out():
 
 
 def test_the_largest_honest_answer_fits():
-    name = "a" * 160
+    name = ".".join(["a" * 59] * 3)
     crowd = tuple(
-        Neighbour(peer, tuple(f"/dns4/{name}{n}/tcp/1/p2p/{peer}" for n in range(10, 26)))
+        Neighbour(peer, tuple(f"/dns4/{name}.{n}/tcp/1/p2p/{peer}" for n in range(10, 26)))
         for peer in (Identity(bytes([n]) * 32).peer_id for n in range(20))
     )
     key = bytes(KEY_BYTES_MAX)
