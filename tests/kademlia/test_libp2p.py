@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import cast
 
+import pytest
 import trio
 
 from swarm.kademlia.dht import Kademlia
@@ -14,6 +15,8 @@ from swarm.wire.identity import Identity
 from swarm.world import Disk
 from tests.kademlia.harness import PlainValidator, good
 from tests.worlds import VirtualWorld
+
+pytestmark = pytest.mark.wall_clock
 
 KEY = b"/swarm-run/alice/first"
 

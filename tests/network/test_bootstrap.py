@@ -19,8 +19,6 @@ from swarm.wire.identity import Identity
 from tests.ledger.harness import ALICE, OWNER, TRAINER, Swarm
 from tests.network.harness import identity, sealed
 
-RUNNER = in_virtual_time
-
 
 @pytest.mark.parametrize("has_room_after", [joining.ROOM_DEADLINE_SECONDS - 10, None])
 async def test_a_newcomer_without_room_waits_for_its_turn(

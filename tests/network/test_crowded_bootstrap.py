@@ -19,6 +19,8 @@ from swarm.node.local import open_node
 from swarm.node.node import Node
 from swarm.settings import PeerSettings
 
+pytestmark = pytest.mark.wall_clock
+
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER for a close with a reset."""
 

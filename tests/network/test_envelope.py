@@ -45,8 +45,6 @@ from swarm.world.disk import LocalDatabase
 from tests.network.harness import identity, in_virtual_time, manifest, sealed, sealed_manifest
 from tests.worlds import VirtualWorld
 
-RUNNER = in_virtual_time
-
 OWNER, TRAINER, VALIDATOR, WORKER = (identity(n) for n in range(1, 5))
 MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
 RUN_ID = MANIFEST.body.run

@@ -40,8 +40,6 @@ from tests.network.harness import (
     sealed_manifest,
 )
 
-RUNNER = in_virtual_time
-
 OWNER, TRAINER, VALIDATOR = (identity(n) for n in range(1, 4))
 MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
 

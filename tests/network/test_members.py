@@ -17,8 +17,6 @@ from swarm.wire.messages import LOST_MAX, Heartbeat, Slot
 from tests.network.harness import identity, manifest, sealed_manifest
 from tests.worlds import VirtualWorld
 
-RUNNER = in_virtual_time
-
 OWNER, TRAINER, VALIDATOR, WORKER = (identity(number) for number in range(1, 5))
 RUN = Run(sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR])))
 ME = Heartbeat(roles=["validator"])

@@ -34,8 +34,6 @@ from tests.ledger.harness import (
     sealed,
 )
 
-RUNNER = in_virtual_time
-
 RECORD = PeerRecord(roles=["worker"], addresses=[], bulk_addresses=[], agent="")
 
 

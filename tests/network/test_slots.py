@@ -39,8 +39,6 @@ from tests.network.harness import (
 )
 from tests.network.test_gossip import checkpoint, hears
 
-RUNNER = in_virtual_time
-
 OWNER, TRAINER, VALIDATOR = (identity(n) for n in range(1, 4))
 MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
 SOME_SECONDS = YIELD_SECONDS + 2

@@ -52,14 +52,6 @@ class Bytes:
         self.was_reset = True
 
 
-def run(main, virtual: bool = True):
-    clock = trio.testing.MockClock(autojump_threshold=0) if virtual else None
-    return trio.run(main, clock=clock)
-
-
-RUNNER = run
-
-
 @given(st.integers(0, (1 << 28) - 1), st.binary(max_size=8))
 def test_varint_round_trip(value: int, rest: bytes) -> None:
     encoded = encode_varint(value)

@@ -20,6 +20,8 @@ from . import attacks
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk
 from .hostile import DATA, MULTISTREAM, RST, SYN, connected, data, name, opening, tcp
 
+pytestmark = pytest.mark.wall_clock
+
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 ECHO = "/swarm/echo/1.0.0"
 

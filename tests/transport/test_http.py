@@ -31,6 +31,8 @@ from swarm.world.disk import LocalDisk
 
 from .harness import ALICE, BOB, CAROL, MALLORY, Service, Sink
 
+pytestmark = pytest.mark.wall_clock
+
 DATA = bytes(range(256)) * 8192  # 2 MiB
 
 

@@ -37,6 +37,8 @@ from tests.worlds import VirtualWorld
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk
 from .test_room import Connection
 
+pytestmark = pytest.mark.wall_clock
+
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 ECHO = "/swarm/echo/1.0.0"
 

@@ -16,6 +16,8 @@ from swarm.wire.identity import Identity
 from .harness import ALICE, BOB, CAROL, Service, Sink
 from .test_http import ask, challenge, client_of, dial, fetch, get, prove, serving
 
+pytestmark = pytest.mark.wall_clock
+
 UNKNOWN = BlobReference(b"?" * 32, 1)
 SLOW = 0.3
 """Seconds that nobody waits by chance, and a flooder longer."""

@@ -17,6 +17,8 @@ from swarm.transport.libp2p.opening import LOOKUPS_MAX
 from tests.transport.harness import ALICE
 from tests.transport.test_libp2p_security import Peers
 
+pytestmark = pytest.mark.wall_clock
+
 
 async def test_names_that_dns_does_not_answer_leave_the_disk_its_threads(
     tmp_path, monkeypatch: pytest.MonkeyPatch

@@ -9,12 +9,9 @@ from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
 from swarm.transport.libp2p.guard import BoundedMultiselect, BoundedMultiselectClient
-from tests.network.harness import in_virtual_time
 
 from .attacks import NEGOTIATIONS
 from .hostile import MULTISTREAM, name
-
-RUNNER = in_virtual_time
 
 
 class Script:

@@ -36,9 +36,6 @@ def virtually(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-RUNNER = virtually
-
-
 def asked_by_alice(
     folder: Path,
     main: Callable[[Callable[[], Awaitable[Stream]], Service, FolderDisk], Awaitable[None]],

@@ -23,6 +23,8 @@ from swarm.wire.identity import Identity, PeerId
 from .harness import ALICE, BOB, CAROL, FolderDisk, Network, Service, Sink
 from .test_http import client_of, dial, fetch, prove, serving
 
+pytestmark = pytest.mark.wall_clock
+
 DATA = bytes(range(256)) * 1000
 LONG = bytes(32 << 20)
 """More than the buffers of a connection hold."""

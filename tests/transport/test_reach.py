@@ -32,6 +32,8 @@ from tests.transport.harness import ALICE, BOB, CAROL
 from tests.transport.test_libp2p_security import Peers
 from tests.worlds import VirtualWorld
 
+pytestmark = pytest.mark.wall_clock
+
 
 class Dialled:
     """Peers that answer at some ports, instead of a network."""

@@ -26,6 +26,8 @@ from tests.transport.test_libp2p_security import ECHO, Peers, echo, plaintext_ho
 from tests.transport.test_room import Connection
 from tests.worlds import VirtualWorld
 
+pytestmark = pytest.mark.wall_clock
+
 
 class Relayed:
     """Bob behind Carol's relay, and the events of all three."""

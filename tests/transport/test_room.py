@@ -24,9 +24,6 @@ from swarm.transport.room import (
     origin_of,
     surplus,
 )
-from tests.network.harness import in_virtual_time
-
-RUNNER = in_virtual_time
 
 WANTED = limits.CONNECTIONS_MAX + room.HANDSHAKES_MAX + room.FILES_BESIDE_CONNECTIONS
 

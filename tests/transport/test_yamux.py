@@ -40,17 +40,6 @@ class Carrier:
         await self._stream.aclose()
 
 
-def run(main) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(3600):
-            await main()
-
-    trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-RUNNER = run
-
-
 @asynccontextmanager
 async def pair():
     """Two muxers with each other."""
