@@ -211,7 +211,13 @@ def concluded(*answers: Answer, own: str = OWN, forwarded: tuple[int, ...] = ())
 
     transport: Any = Answering()
     reach = Reach(
-        transport, lambda: [4001], forwarded, lambda: {own, "127.0.0.1"}, VirtualWorld(), None
+        transport,
+        lambda peer: (OUT, 1),
+        lambda: [4001],
+        forwarded,
+        lambda: {own, "127.0.0.1"},
+        VirtualWorld(),
+        None,
     )
     reach._weigh([Told(peer, each) for peer, each in zip(PEERS, answers, strict=False)])
     return reach

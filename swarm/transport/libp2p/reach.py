@@ -6,12 +6,11 @@ import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
 from swarm.events import Events
-from swarm.transport import ConnectionEvent, Reachability, Stream, StreamError
+from swarm.transport import Reachability, StreamError, Transport
 from swarm.transport.libp2p.dial_back import PORTS_MAX, PROTOCOL, SEEN, Answer, ask
 from swarm.wire.identity import PeerId
 from swarm.world import World
@@ -32,16 +31,6 @@ HANDSHAKE_SECONDS = 2.0
 """From a peer's answer to the end of its handshake here; it begins before the answer."""
 
 
-class Asking(Protocol):
-    """What asking needs of a transport."""
-
-    def connected(self) -> Sequence[PeerId]: ...
-    def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]: ...
-    async def open_stream(self, peer: PeerId, protocol: str) -> Stream: ...
-    def is_direct(self, peer: PeerId) -> bool: ...
-    def network_of(self, peer: PeerId) -> str: ...
-
-
 @dataclass(frozen=True)
 class Told:
     """A peer's answer, after its handshakes were seen here."""
@@ -59,17 +48,19 @@ class Reach:
 
     def __init__(
         self,
-        transport: Asking,
+        transport: Transport,
+        seen_at: Callable[[PeerId], tuple[str, int] | None],
         listening: Callable[[], Sequence[int]],
         forwarded: Sequence[int],
         own_hosts: Callable[[], set[str]],
         world: World,
         events: Events | None,
     ) -> None:
-        """`listening`: the TCP ports of this peer. `forwarded`: those of a router or proxy that
-        lead here, announced by the user. `own_hosts`: the IP addresses of this machine's
-        interfaces."""
+        """`seen_at`: where a peer's direct connection comes from or leads. `listening`: the TCP
+        ports of this peer. `forwarded`: those of a router or proxy that lead here, announced by
+        the user. `own_hosts`: the IP addresses of this machine's interfaces."""
         self._transport = transport
+        self._seen_at = seen_at
         self._listening = listening
         self._forwarded = forwarded
         self._own_hosts = own_hosts
@@ -119,7 +110,7 @@ class Reach:
     async def _round(self) -> float:
         """Ask up to `ASKED_MAX` peers; returns the seconds until the next round."""
         told: list[Told] = []
-        peers = [peer for peer in self._transport.connected() if self._transport.is_direct(peer)]
+        peers = [peer for peer in self._transport.connected() if self._seen_at(peer) is not None]
         self._world.random.shuffle(peers)
         for peer in peers:
             answer = await self._ask(peer)

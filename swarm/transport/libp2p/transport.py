@@ -167,7 +167,9 @@ class Libp2pTransport(BaseTransport):
         self._relays = Relays(host, self)
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._announced = announced
-        self.reach = Reach(self, self._ports, announced.ports(), self._own_hosts, world, events)
+        self.reach = Reach(
+            self, self._seen_at, self._ports, announced.ports(), self._own_hosts, world, events
+        )
         if not host.get_transport_addrs():
             self.reach.conclude_deaf()
         back = DialBack(self._swarm.handshake, self._seen_at, world.now)
@@ -227,10 +229,6 @@ class Libp2pTransport(BaseTransport):
 
     def wants_relay(self) -> bool:
         return self.reach.wants_relay
-
-    def is_direct(self, peer: PeerId) -> bool:
-        """Whether a peer has a connection here that no relay carries."""
-        return self._seen_at(peer) is not None
 
     def _seen_at(self, peer: PeerId) -> tuple[str, int] | None:
         """Where a peer's direct connection comes from or goes to."""
