@@ -58,9 +58,6 @@ class Ledger:
     def forks(self) -> Any:
         return ()
 
-    def contradictions(self, limit: int) -> Any:
-        return 0, []
-
 
 def measure(members: int, asked: int, seconds: int) -> dict[str, Any]:
     found: dict[str, Any] = {"members": members}

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 WIDTH = 80
 """Columns of the output. A complete id takes 52 and leaves room for roles and standing."""
 
-CONTRADICTIONS_SHOWN = 4
-"""Most disagreements of validators shown, the newest; `--json` has up to 64 of each peer."""
-
 PEERS_LISTED = 16
 """Most peers that are listed one by one without `--all`. A larger run has a summary."""
 
@@ -84,14 +81,6 @@ def status_object(status: RunStatus) -> dict[str, Any]:
         "evaluation": _evaluation(evaluation, status.evaluator) if evaluation else None,
         "state": status.state,
         "forks": dict(sorted(status.forks.items())),
-        "contradicting": status.contradicting,
-        "contradictions": [
-            plain(each)
-            for each in sorted(
-                status.contradictions,
-                key=lambda each: (-each.step, each.submission, each.refuses, each.accepts),
-            )
-        ],
         "peers": {
             peer: {"standing": entry.state, "age_seconds": round(entry.age_seconds, 1)}
             | plain(entry.heartbeat)
@@ -133,7 +122,6 @@ def status_lines(status: RunStatus, listed_max: int = PEERS_LISTED) -> list[Text
         Text(f"the log of {printable(peer)} is forked: {reason}", style="red")
         for peer, reason in told["forks"].items()
     ]
-    lines += [Text(line, style="red") for line in _contradiction_lines(told)]
     lines.append(Text())
     if len(status.present) > listed_max:
         return lines + _summary(status)
@@ -201,29 +189,6 @@ def _table(peers: list[Present]) -> list[str]:
         f"{printable(name, 14):<14}" + "".join(f"{count:>11,}" for count in row)
         for name, row in rows.items()
     ]
-
-
-def _contradiction_lines(told: dict[str, Any]) -> list[str]:
-    """Validators that disagree about a submission, and what the owner can do."""
-    shown = told["contradictions"][:CONTRADICTIONS_SHOWN]
-    lines = []
-    for each in shown:
-        lines += [
-            f"validators disagree about a submission of step {each['step']}:",
-            f"  submission {each['submission']}",
-            f"  worker     {printable(each['worker'])}",
-            f"  refused by {printable(each['refuses'])}",
-            f"  accepted by {printable(each['accepts'])}",
-        ]
-    if told["contradicting"] > len(shown):
-        lines.append(f"and {told['contradicting'] - len(shown):,} more disagreements")
-    if shown:
-        lines += [
-            "One of them is wrong. See both verdicts: swarm why SUBMISSION. The owner can",
-            "leave out the validator in the next manifest (swarm run update), and end the eviction",
-            "of a worker that it refused (swarm run reinstate PEER --reason …).",
-        ]
-    return lines
 
 
 def _peer_lines(peer: str, entry: Present, *, trusted: bool) -> list[Text]:

@@ -3,7 +3,7 @@
 `peers.validator.evidence` places the bets and explains the bounds. The recursion is here because a
 seal carries its state into the next epoch (`swarm.ledger.epochs`).
 
-Workers' stakes and validators' contradictions are kept as the logs grow.
+Workers' stakes are kept as the logs grow.
 
 The verdicts on one number of a worker decide one summand of its stake (`swarm.ledger.record`). So
 the transaction that appends a verdict reads the few verdicts on that number again, and adds the
@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import msgspec
 
-from swarm.ledger import ruling
 from swarm.ledger.entries import Judged, SealedCapital, decode
 from swarm.ledger.record import Rules
 from swarm.ledger.state import Authority, Frontier, Record, ledger_state
@@ -135,8 +134,6 @@ TABLES = (
     "PRIMARY KEY (worker, step, number, owner, position)) WITHOUT ROWID",
     "balances (worker TEXT, step INTEGER, tokens INTEGER NOT NULL, "
     "PRIMARY KEY (worker, step)) WITHOUT ROWID",
-    "contradictions (worker TEXT, submission BLOB, refuses TEXT, accepts TEXT, step INTEGER, "
-    "PRIMARY KEY (worker, submission, refuses, accepts)) WITHOUT ROWID",
 )
 
 
@@ -148,7 +145,7 @@ _BY_NUMBER = "ORDER BY p.worker, p.step, p.number, p.owner, p.position"
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):
-    """The part of an `Authority` on which balances and contradictions depend."""
+    """The part of an `Authority` on which balances depend."""
 
     owner: str
     """The run's owners, with spaces between them."""
@@ -190,7 +187,7 @@ def follow(connection: sqlite3.Connection, raw: bytes) -> None:
     held = connection.execute("SELECT raw FROM authority").fetchone()
     if held is not None and held[0] == raw:
         return
-    for table in ("authority", "balances", "contradictions"):
+    for table in ("authority", "balances"):
         connection.execute(f"DELETE FROM {table}")
     connection.execute("INSERT INTO authority (raw) VALUES (?)", (raw,))
     authority = stored(connection)
@@ -224,12 +221,11 @@ def _records(connection: sqlite3.Connection, number: tuple[str, int, int]) -> li
 
 
 def forget(connection: sqlite3.Connection, sealed: Frontier) -> None:
-    """Delete the balances and contradictions of sealed submissions.
+    """Delete the balances of sealed submissions.
 
     A step that a rollback repeats has verdicts in both lineages, of which one may be sealed.
     """
-    for table in ("balances", "contradictions"):
-        connection.execute(f"DELETE FROM {table} WHERE step <= ?", (sealed.step,))
+    connection.execute("DELETE FROM balances WHERE step <= ?", (sealed.step,))
     rows = connection.execute(f"{_PLACES} WHERE p.step <= ? {_BY_NUMBER}", (sealed.step,))
     _settle_all(connection, rows, stored(connection), sealed)
 
@@ -255,31 +251,14 @@ def _settle(
     after: Sequence[Record],
     authority: Authority,
 ) -> None:
-    """Write what the verdicts on one number decide, now that there are more."""
-    worker = _judged(after[0]).worker
+    """Add to the balance what the verdicts on one number decide, now that there are more."""
     change = _balance(after, authority) - _balance(before, authority)
     if change:
         connection.execute(
             "INSERT INTO balances (worker, step, tokens) VALUES (?, ?, ?) "
             "ON CONFLICT (worker, step) DO UPDATE SET tokens = tokens + excluded.tokens",
-            (worker, step, change),
+            (_judged(after[0]).worker, step, change),
         )
-    if len(after) == 1:
-        return
-    submissions = sorted({_judged(record).submission for record in after})
-    connection.executemany(
-        "DELETE FROM contradictions WHERE worker = ? AND submission = ?",
-        [(worker, submission) for submission in submissions],
-    )
-    connection.executemany(
-        "INSERT INTO contradictions (worker, submission, refuses, accepts, step) "
-        "VALUES (?, ?, ?, ?, ?)",
-        [
-            (worker, submission, refuses, accepts, step)
-            for submission in submissions
-            for refuses, accepts in _contradictions(after, submission, authority)
-        ],
-    )
 
 
 def _judged(record: Record) -> Judged:
@@ -291,17 +270,3 @@ def _balance(records: Sequence[Record], authority: Authority) -> int:
     """The tokens that the verdicts on one number add to the stake, or take from it."""
     works = ledger_state(records, authority).works if records else {}
     return sum(sum(work.balances(authority.rules).values()) for work in works.values())
-
-
-def _contradictions(
-    records: Sequence[Record], submission: bytes, authority: Authority
-) -> Iterator[tuple[str, str]]:
-    """The pairs (refuses, accepts) of validators that contradict each other on a submission."""
-    opinions: dict[str, Judged] = {}
-    for record in sorted(records, key=lambda record: (record.owner, record.index)):
-        entry = _judged(record)
-        if entry.submission == submission and record.owner in authority.validators:
-            held = opinions.setdefault(record.owner, entry)
-            if ruling.supersedes(entry, held):
-                opinions[record.owner] = entry
-    yield from ruling.contradictions(opinions)

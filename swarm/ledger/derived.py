@@ -1,8 +1,8 @@
 """Tables derived from the entries of all logs in a trusted peer's database.
 
-The transaction that appends an entry also updates them: signed verdicts, workers' balances and
-validators' contradictions (`swarm.ledger.capital`), submissions refused for all, the evidence
-against each worker, used submissions, admitted peers, and signed evictions and reinstatements.
+The transaction that appends an entry also updates them: signed verdicts, workers' balances
+(`swarm.ledger.capital`), submissions refused for all, the evidence against each worker, used
+submissions, admitted peers, and signed evictions and reinstatements.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from swarm.ledger.entries import (
 from swarm.ledger.log import Also, Log
 from swarm.ledger.ruling import binds
 from swarm.ledger.state import Authority
-from swarm.ledger.wire import Contradiction
 from swarm.wire.envelope import Envelope, open_envelope
 from swarm.wire.messages import Evidence, Verdict
 from swarm.world import Database
@@ -83,7 +82,7 @@ class DerivedTables:
         return self._followed == capital.encoded(authority)
 
     async def follow(self, authority: Authority) -> None:
-        """Compute the balances and contradictions again, by another authority."""
+        """Compute the balances again, by another authority."""
         raw = capital.encoded(authority)
         await self._database.transact(lambda connection: capital.follow(connection, raw))
         self._followed = raw
@@ -119,17 +118,6 @@ class DerivedTables:
             (worker, step - stake_steps),
         )
         return max(0, int(tokens))
-
-    def contradictions(self, limit: int) -> tuple[int, list[Contradiction]]:
-        """Return how many contradictions between validators the logs hold, and the `limit` of
-        the newest steps."""
-        ((count,),) = self._database.read("SELECT COUNT(*) FROM contradictions ORDER BY 1")
-        rows = self._database.read(
-            "SELECT refuses, accepts, worker, submission, step FROM contradictions "
-            "ORDER BY step DESC, worker, submission, refuses, accepts LIMIT ?",
-            (limit,),
-        )
-        return int(count), [Contradiction(*row) for row in rows]
 
     def reinstatements_of(self, peer: str) -> dict[str, int]:
         """Return the index of a peer's last reinstatement in each log that has one."""

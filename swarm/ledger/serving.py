@@ -62,7 +62,6 @@ class Reporting(Protocol):
     def status(self) -> tuple[Sequence[bytes], Sequence[Present]]: ...
     def evaluation(self) -> bytes: ...
     def forks(self) -> Sequence[ForkEvidence]: ...
-    def contradictions(self, limit: int) -> tuple[int, list[wire.Contradiction]]: ...
 
 
 class Ledger(Reporting, Protocol):
@@ -333,11 +332,8 @@ def report(ledger: Reporting) -> wire.Status:
     freshest = sorted(present, key=lambda entry: (entry.age_seconds, entry.peer))
     fitting = _fitting([len(wire.encoder.encode(entry)) for entry in freshest])
     forks = list(ledger.forks())[: wire.FORKS_MAX]
-    count, contradictions = ledger.contradictions(wire.CONTRADICTIONS_MAX)
     page = freshest[: min(fitting, 8192)]
-    return wire.Status(
-        list(envelopes), page, forks, count, contradictions, evaluation=ledger.evaluation()
-    )
+    return wire.Status(list(envelopes), page, forks, evaluation=ledger.evaluation())
 
 
 def _fitting(sizes: Sequence[int]) -> int:

@@ -30,9 +30,6 @@ EXPULSIONS_MAX = 2
 FORKS_MAX = 64
 """Most contradictions between heads in one answer; an honest run has none."""
 
-CONTRADICTIONS_MAX = 64
-"""Most contradictions between validators in one answer, those of the newest steps."""
-
 FAULT_RECORD_BYTES_MAX = 3 * ENVELOPE_BYTES_MAX + 64
 """The three envelopes of a `FaultRecord`."""
 
@@ -199,17 +196,6 @@ class Verdicts(_Struct, frozen=True, tag="verdicts"):
     verdicts: Annotated[list[LoggedVerdict], Meta(max_length=RECEIPTS_MAX)]
 
 
-class Contradiction(_Struct, frozen=True):
-    """Two validators that recomputed one submission and disagree, or of which one found a fault
-    that anyone can recompute."""
-
-    refuses: _Owner
-    accepts: _Owner
-    worker: _Owner
-    submission: Digest
-    step: Count
-
-
 class Status(_Struct, frozen=True, tag="status"):
     envelopes: Annotated[list[_RawEnvelope], Meta(max_length=3)]
     """The newest manifest, checkpoint and step order, as far as they exist."""
@@ -217,10 +203,6 @@ class Status(_Struct, frozen=True, tag="status"):
     """The peers that trusted peers have heard from, most recent first, as many as fit."""
     forks: Annotated[list[ForkEvidence], Meta(max_length=FORKS_MAX)] = []
     """Contradictory heads of trusted peers' logs that the server received."""
-    contradicting: Count = 0
-    """Contradictions between validators in the logs that the server holds."""
-    contradictions: Annotated[list[Contradiction], Meta(max_length=CONTRADICTIONS_MAX)] = []
-    """Those of the newest steps."""
     evaluation: _RawEnvelope = b""
     """The newest result on held-out tasks; empty without one."""
 

@@ -20,7 +20,7 @@ from swarm.ledger.forks import explained
 from swarm.ledger.receipts import Receipt, receipts_of, reinstatement_in_log
 from swarm.ledger.serving import own_client
 from swarm.ledger.state import Authority, Base, LedgerState, Record, is_disputed, ledger_state
-from swarm.ledger.wire import Contradiction, Status
+from swarm.ledger.wire import Status
 from swarm.node.node import Node
 from swarm.run.run import Run
 from swarm.sentences import numbered
@@ -54,10 +54,6 @@ class RunStatus:
     """Latest report on each peer, by peer id."""
     forks: dict[str, str] = field(default_factory=dict)
     """How each trusted peer's log contradicts itself, by peer id."""
-    contradictions: set[Contradiction] = field(default_factory=set)
-    """Disagreements between validators, as far as the trusted peers list them."""
-    contradicting: int = 0
-    """The most disagreements that a trusted peer counts."""
 
     def learn(self, status: Status) -> None:
         """Merge one trusted peer's answer; skip envelopes whose signer may not send them."""
@@ -77,13 +73,6 @@ class RunStatus:
                 continue
             if first.body.run == self.run.id and first.sender in self.run.manifest.trusted_ids():
                 self.forks[first.sender] = explained(first, second)
-        validators = self.run.manifest.validator_ids()
-        self.contradictions.update(
-            each
-            for each in status.contradictions
-            if each.refuses in validators and each.accepts in validators
-        )
-        self.contradicting = max(self.contradicting, status.contradicting, len(self.contradictions))
 
     def newest(self) -> tuple[int, int]:
         """Return (lineage, step) of the newest checkpoint."""

@@ -21,7 +21,6 @@ from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror, forks_in
 from swarm.ledger.serving import serving_ledger
 from swarm.ledger.state import Authority
-from swarm.ledger.wire import Contradiction
 from swarm.node.invite_records import Invites
 from swarm.node.log_copies import LogCopies
 from swarm.node.node import Node
@@ -314,10 +313,6 @@ class TrustedPart:
     def forks(self) -> list[ForkEvidence]:
         """Return the contradictory heads of other trusted peers' logs that this peer received."""
         return forks_in(self._database)
-
-    def contradictions(self, limit: int) -> tuple[int, list[Contradiction]]:
-        """Return the number of contradictions between validators, and the `limit` newest."""
-        return self.tables.contradictions(limit)
 
     async def _head(self) -> Envelope:
         """Return the signed head of the own log.

@@ -118,43 +118,6 @@ def test_a_status_is_told_by_any_trusted_peer_without_admission(tmp_path: Path) 
     in_virtual_time(main)
 
 
-def test_validators_that_disagree_are_named_with_the_submission(tmp_path: Path) -> None:
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with (
-            lab.peer(ALICE) as alice,
-            lab.peer(BOB) as bob,
-            lab.apart(identity(50)) as onlooker,
-        ):
-            checked = Evidence(tokens=9)
-            for number in range(6):
-                await alice.trusted.append_verdict(verdict_at(number, evidence=checked))
-                fault: dict[str, Any] = {"outcome": "refused", "failed": "proofs", "rewards": []}
-                await bob.trusted.append_verdict(verdict_at(number, evidence=checked, **fault))
-            await bob.until(lambda: bob.trusted.contradictions(1)[0] == 6, "alice's log arrives")
-            status = await status_of(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
-            told = json.loads(to_json(status_object(status)))
-            assert told["contradicting"] == 6
-            assert told["contradictions"][0] == {
-                "refuses": BOB.peer_id,
-                "accepts": ALICE.peer_id,
-                "worker": WORKER.peer_id,
-                "submission": bytes(32).hex(),
-                "step": 0,
-            }
-            lines = [line for line in status_lines(status) if line.style == "red"]
-            page = printed(lines)
-            assert all(len(line) <= 100 for line in page.splitlines())
-            for word in (
-                bytes(32).hex(), WORKER.peer_id, f"refused by {BOB.peer_id}",
-                f"accepted by {ALICE.peer_id}", "and 2 more", "swarm run update",
-                "swarm why",
-            ):  # fmt: skip
-                assert word in page
-
-    in_virtual_time(main)
-
-
 def test_a_liars_word_about_the_run_is_not_taken() -> None:
     run = Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE])))
     status = RunStatus(run)

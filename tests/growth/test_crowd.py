@@ -51,9 +51,6 @@ class Reported:
     def forks(self) -> Sequence[ForkEvidence]:
         return []
 
-    def contradictions(self, limit: int) -> tuple[int, list[wire.Contradiction]]:
-        return 0, []
-
 
 @pytest.mark.slow
 def test_a_thousand_members_stay_known_to_all_trusted_peers() -> None:

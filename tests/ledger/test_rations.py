@@ -51,9 +51,6 @@ class Run:
         self.made += 1
         return ()
 
-    def contradictions(self, limit: int):
-        return 0, []
-
 
 def rations(
     admitted: frozenset[str] = frozenset(), network: Callable[[str], str] = lambda peer: ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -124,31 +123,3 @@ async def test_what_was_accepted_while_the_run_observed_is_no_stake_once_thresho
         await alice.until(lambda: alice.trusted.stake(WORKER.peer_id, 0) == 0, "no bets")
         await alice.trusted.append_verdict(verdict_at(1, evidence=bet))
         assert alice.trusted.stake(WORKER.peer_id, 0) == 40 == expected(alice, 0)
-
-
-async def test_contradictions_are_those_of_the_verdicts_that_stand(tmp_path: Path) -> None:
-    swarm = Swarm(tmp_path)
-    async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
-        refused: dict[str, Any] = {"outcome": "refused", "failed": "proofs", "rewards": []}
-        await bob.trusted.append_verdict(verdict_at(0, evidence=CHECKED))
-        await bob.trusted.append_verdict(verdict_at(1))
-        await bob.trusted.append_verdict(verdict_at(2))
-        for number in range(2):
-            await alice.trusted.append_verdict(verdict_at(number, evidence=CHECKED, **refused))
-        await alice.trusted.append_verdict(verdict_at(2, proven_fault=True, **refused))
-
-        def found() -> list[tuple[str, str, int]]:
-            count, listed = alice.trusted.contradictions(64)
-            assert count == len(listed)
-            assert {each.worker for each in listed} <= {WORKER.peer_id}
-            return sorted((e.refuses, e.accepts, e.submission[-1]) for e in listed)
-
-        pair = (ALICE.peer_id, BOB.peer_id)
-        await alice.until(
-            lambda: found() == [(*pair, 0), (*pair, 2)],
-            "an acceptance without a recomputation contradicts proven faults only",
-        )
-        assert alice.trusted.contradictions(1)[0] == 2
-        audited = verdict_at(2, evidence=CHECKED, **refused)
-        await bob.trusted.append_verdict(audited)
-        await alice.until(lambda: found() == [(*pair, 0)], "bob found the fault in an audit")

@@ -169,10 +169,6 @@ def _head(status: RunStatus, history: History, problems: list[str], *, rollouts:
     order, checkpoint, evaluation = status.order, status.checkpoint, status.evaluation
     why, chain = why_trainer(status, history)
     wrong = [f"the log of {peer} is forked: {reason}" for peer, reason in status.forks.items()]
-    if status.contradicting:
-        wrong.append(
-            f"validators disagree about {status.contradicting:,} submissions: see swarm status"
-        )
     return Head(
         run=printable(status.run.id),
         step=order.step if order else None,
