@@ -83,7 +83,7 @@ class TrainerSettings(EvaluationSettings):
     trainers; the same as its `replica.exchange`. Empty: none."""
     mirrors: list[str] = pydantic.Field(default=[], max_length=limits.MIRRORS_MAX)
     """Addresses of web servers or buckets that each published manifest names as sources of the
-    policy and its deltas. Upload to them what `swarm checkpoint export` writes."""
+    policy. Upload to them what `swarm checkpoint export` writes."""
     starved_seconds: float = pydantic.Field(default=300.0, gt=0)
     """Seconds without a new accepted rollout after which the trainer revises the step's order, and
     between further revisions. (After 30 s it reports whom it waits for.)"""

@@ -20,8 +20,7 @@ from typer.testing import CliRunner, Result
 
 from swarm.commands.main import app
 from swarm.events import Events
-from swarm.shardcast import chain, sources
-from swarm.shardcast.held import delta_key
+from swarm.shardcast import sources
 from swarm.shardcast.manifest import build
 from swarm.shardcast.mirror.describe import describe
 from swarm.shardcast.mirror.fetch import fetch
@@ -29,10 +28,6 @@ from swarm.shardcast.mirror.publish import export, serve
 from swarm.shardcast.store import CheckpointStore
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
-from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import InPlace, delta_peer, real_peer
-from tests.shardcast.test_chain import fetch as fetch_from
-from tests.shardcast.test_chain import fetched, holds, policies, publish
 
 
 def swarm(*arguments: object) -> Result:
@@ -168,35 +163,6 @@ def test_a_published_folder_is_a_mirror(model: Path, tmp_path: Path) -> None:
     assert same(tmp_path / "back", model)
 
 
-def test_a_peer_s_checkpoint_is_exported_with_its_deltas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chain, "DELTA_CHECKPOINT_BYTES_MIN", 1)
-    files = policies(2)
-
-    async def main() -> None:
-        async with delta_peer(MemoryNetwork(), 1, tmp_path / "peer") as peer:
-            for step in range(2):
-                await publish(peer, step, files[step])
-
-    trio.run(main)
-    made = swarm("export", tmp_path / "peer/checkpoints/0-1", "--out", tmp_path / "m", "--json")
-    told = json.loads(made.stdout)
-    assert (told["run"], told["step"]) == ("owner/run", 1)
-    delta = tmp_path / "peer/checkpoints/0-1.delta/delta"
-
-    def sizes(mirror: str) -> set[int]:
-        return {path.stat().st_size for path in (tmp_path / mirror / "blob").iterdir()}
-
-    assert delta.stat().st_size in sizes("m")
-    # Incomplete deltas are left out: one without a manifest, one with missing pieces.
-    (tmp_path / "peer/checkpoints/0-2.delta").mkdir()
-    delta.write_bytes(bytes(delta.stat().st_size))
-    made = swarm("export", tmp_path / "peer/checkpoints/0-1", "--out", tmp_path / "n", "--json")
-    assert made.exit_code == 0, made.stderr
-    assert json.loads(made.stdout) == told and delta.stat().st_size not in sizes("n")
-
-
 def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
     async def publish_both() -> None:
         disk = LocalDisk(tmp_path / "peer")
@@ -241,35 +207,6 @@ def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "back/.base-policy")
     refused = swarm("export", tmp_path / "back", "--out", tmp_path / "other")
     assert refused.exit_code == 2 and "its base, policy 0 of lineage 0, is not on" in refused.stderr
-
-
-def test_a_mirror_has_the_delta_when_no_peer_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chain, "DELTA_CHECKPOINT_BYTES_MIN", 1)
-    monkeypatch.setattr(chain, "DELTA_STALL_SECONDS", 5.0)
-    files = policies(2)
-    site = tmp_path / "site"
-    site.mkdir()
-
-    async def main(root: str) -> None:
-        async with (
-            real_peer(1, tmp_path / "1", compute=InPlace()) as trainer,
-            real_peer(2, tmp_path / "2", compute=InPlace()) as worker,
-        ):
-            checkpoints = [
-                await publish(trainer, step, files[step], mirrors=[root]) for step in range(2)
-            ]
-            await export(tmp_path / "1/checkpoints/0-1", site)
-            await trainer.store.withdraw(delta_key((0, 1)))
-            for checkpoint in checkpoints:
-                await fetch_from(worker, checkpoint, trainer)
-            assert holds(worker, tmp_path / "2", 1, files[1])
-            assert not worker.events.named("shardcast.delta_failed")
-            assert fetched(worker, 1) < checkpoints[1].total_bytes / 20
-
-    with static(site) as root:
-        trio.run(main, root)
 
 
 @pytest.mark.parametrize(

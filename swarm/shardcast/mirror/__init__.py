@@ -1,7 +1,7 @@
 """Mirrors: checkpoints as plain files that any web server or bucket serves, outside a run.
 
     <root>/checkpoint.json      which checkpoint this is, by its manifest's digest
-    <root>/blob/<hex digest>    its manifest, its pieces, and those of its deltas
+    <root>/blob/<hex digest>    its manifest and its pieces
 
 A mirror is not trusted: a fetch checks every blob against its name. Only `checkpoint.json` cannot
 be checked by a person who gives nothing but the mirror's address; peers of a run know the manifest

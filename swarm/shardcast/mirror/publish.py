@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,13 +13,11 @@ import trio
 from swarm.errors import SwarmError, UserError
 from swarm.shardcast.manifest import (
     BASE_NAME,
-    MANIFEST_NAME,
     CheckpointManifest,
     ManifestPiece,
     digest_of,
-    parse,
 )
-from swarm.shardcast.mirror.describe import describe, differs, own_manifest, read_bounded, verify
+from swarm.shardcast.mirror.describe import describe, differs, own_manifest
 from swarm.shardcast.mirror.folder import INDEX, Index, Progress, index_of
 from swarm.shardcast.service import BlobService
 from swarm.transport.http.pace import Uplink
@@ -44,9 +42,6 @@ async def export(
         raise UserError(f"--out {out} is in the checkpoint's own folder; choose another")
     manifest, blob = await describe(folder)
     parts = _with_base(folder, manifest, blob)
-    for path, raw in _named_deltas(folder, manifest):
-        if not await verify(path, raw):
-            parts.append((path, parse(raw), raw))
     total = sum(part.total_bytes for _, part, _ in parts)
     index = index_of(manifest, blob)
     blobs = out / "blob"
@@ -93,17 +88,6 @@ def _with_base(
 
 def _is_within(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
-
-
-def _named_deltas(folder: Path, manifest: CheckpointManifest) -> Iterator[tuple[Path, bytes]]:
-    """Folders and manifest blobs of the deltas that a manifest names: a peer keeps them beside the
-    checkpoint's folder."""
-    named = {link.manifest for link in manifest.deltas}
-    for path in sorted(folder.absolute().parent.glob("*.delta")) if named else []:
-        with suppress(OSError):
-            blob = read_bounded(path / MANIFEST_NAME)
-            if digest_of(blob) in named:
-                yield path, blob
 
 
 def _export_piece(path: Path, piece: ManifestPiece, blobs: Path) -> None:
