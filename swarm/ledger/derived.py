@@ -2,7 +2,7 @@
 
 The transaction that appends an entry also updates them: signed verdicts, workers' balances
 (`swarm.ledger.capital`), submissions refused for all, the evidence against each worker, used
-submissions, admitted peers, and signed evictions and reinstatements.
+submissions, and signed evictions and reinstatements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import msgspec
 from swarm.ledger import capital, epochs
 from swarm.ledger import redeemed_invites as invites
 from swarm.ledger.entries import (
-    Admitted,
     Carried,
     Consumed,
     Entry,
@@ -42,7 +41,6 @@ _TABLES = (
     "expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID",
     "reinstated (peer TEXT, owner TEXT, position INTEGER, envelope BLOB NOT NULL, "
     "PRIMARY KEY (peer, owner, position)) WITHOUT ROWID",
-    "admitted (peer TEXT PRIMARY KEY) WITHOUT ROWID",
     "used (submission BLOB PRIMARY KEY) WITHOUT ROWID",
     "evidence (worker TEXT, owner TEXT, position INTEGER, evidence BLOB NOT NULL, "
     "PRIMARY KEY (worker, owner, position)) WITHOUT ROWID",
@@ -162,10 +160,6 @@ class DerivedTables:
         """Whether a log holds a refusal of a submission that binds all validators."""
         return self._has("refused WHERE worker = ? AND submission = ?", worker, submission)
 
-    def is_admitted(self, peer: str) -> bool:
-        """Whether a log records a peer's admission."""
-        return self._has("admitted WHERE peer = ?", peer)
-
     def has_expulsion(self, raw: bytes) -> bool:
         """Whether a log has this signed eviction or reinstatement."""
         return self._has("expulsions WHERE envelope = ?", raw)
@@ -282,10 +276,6 @@ def deriving(owner: str, entries: Sequence[Entry], *, anew: bool = False) -> Als
                         "INSERT OR IGNORE INTO refused (worker, submission) VALUES (?, ?)",
                         (entry.worker, entry.submission),
                     )
-            elif isinstance(entry, Admitted):
-                connection.execute(
-                    "INSERT OR IGNORE INTO admitted (peer) VALUES (?)", (entry.peer,)
-                )
             elif isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}:
                 connection.execute(
                     "INSERT OR IGNORE INTO used (submission) VALUES (?)", (entry.submission,)

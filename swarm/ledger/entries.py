@@ -41,16 +41,6 @@ class _Struct(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Fields are encoded in order; new fields go last, with a default."""
 
 
-class Admitted(_Struct, frozen=True, kw_only=True, tag="admitted"):
-    """An admitted peer's first submission was accepted.
-
-    Logged once per peer. Admission alone is not logged, because an identity costs nothing.
-    """
-
-    peer: Key
-    roles: Annotated[list[Annotated[str, Meta(max_length=40)]], Meta(max_length=8)]
-
-
 class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
     """A verdict. Its envelope, the worker's receipt, is stored next to the log."""
 
@@ -233,8 +223,7 @@ class Sealed(_Struct, frozen=True, kw_only=True, tag="sealed"):
 
 
 Entry: TypeAlias = (
-    Admitted
-    | Redeemed
+    Redeemed
     | InviteRevoked
     | Judged
     | Evicted
@@ -246,7 +235,7 @@ Entry: TypeAlias = (
     | Sealed
 )
 
-LASTING = (Admitted, Redeemed, InviteRevoked, Evicted, Reinstated)
+LASTING = (Redeemed, InviteRevoked, Evicted, Reinstated)
 """Entries that stay in force beyond their epoch. A seal carries no others."""
 
 _encoder = msgspec.msgpack.Encoder()

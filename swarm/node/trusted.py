@@ -14,7 +14,7 @@ import trio
 
 from swarm.gossip.gossip import Gossip
 from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
-from swarm.ledger.entries import Admitted, Entry, Evicted, Reinstated, Sealed, judged
+from swarm.ledger.entries import Entry, Evicted, Reinstated, Sealed, judged
 from swarm.ledger.faults import FaultStore
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
@@ -128,7 +128,6 @@ class TrustedPart:
             seal=seal,
             describe=describe,
             stake=self._stake_now,
-            admitted=self._admitted,
             invites=self.invites,
             secret=node.identity.sign(b"swarm/1/entry\x00" + run.id.encode()),
             has_work=has_work,
@@ -225,11 +224,6 @@ class TrustedPart:
         envelope = await self._seal(eviction, EVICTION_LIFETIME_SECONDS)
         entry = Evicted(peer=peer, reason=reason, submission=submission, envelope=envelope.raw)
         return envelope, entry
-
-    async def _admitted(self, peer: str, roles: Sequence[str]) -> None:
-        """Log a peer's admission unless a log of a trusted peer already has one."""
-        if not self.tables.is_admitted(peer):
-            await self.append([Admitted(peer=peer, roles=list(roles))])
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -65,7 +65,6 @@ class Member:
     grow."""
     granted: float
     """Time at which this trusted peer gave it a slot; -inf if another one did."""
-    logged: bool = False
     standing: Standing = "live"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import trio
@@ -93,15 +93,13 @@ class Registrar:
         seal: Sealer,
         describe: Callable[[], Heartbeat],
         stake: Callable[[str], int],
-        admitted: Callable[[str, Sequence[str]], Awaitable[None]],
         invites: InviteBook,
         secret: bytes,
         has_work: Callable[[], bool] = lambda: True,
         network_of: Callable[[PeerId], str] = lambda _peer: "",
         vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
-        """`stake` is a worker's stake (`swarm.ledger.record`). `admitted` is called once for each
-        peer that has one, and makes its admission durable. `invites` are those that peers
+        """`stake` is a worker's stake (`swarm.ledger.record`). `invites` are those that peers
         redeemed. `secret` is the key of the entries, so that a peer that leaves and returns gets
         the same one. `has_work` says whether a step wants work. `network_of` returns the /24 or
         /48 of a connected peer, or an empty string. `vouch` is called with each admitted peer and
@@ -115,7 +113,6 @@ class Registrar:
         self._seal = seal
         self._describe = describe
         self._stake = stake
-        self._admitted = admitted
         self._has_work = has_work
         self._network_of = network_of
         self._vouch = vouch
@@ -213,9 +210,6 @@ class Registrar:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)
             return [await self._seal(refusal, EVENT_LIFETIME_SECONDS)]
         member = self._renew(peer, heartbeat, lease, network, stake)
-        if stake and not member.logged:
-            member.logged = True
-            await self._admitted(peer, heartbeat.roles)
         admission = Admission(
             peer=peer,
             roles=heartbeat.roles,

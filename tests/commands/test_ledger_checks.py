@@ -17,7 +17,7 @@ from swarm.errors import UserError
 from swarm.ledger import merkle, proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
-from swarm.ledger.entries import Admitted, Evicted, decode, encode
+from swarm.ledger.entries import Evicted, decode, encode
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.ledger.proof_file import KeptProofs, Proven
@@ -284,7 +284,6 @@ def test_entries_that_their_owner_may_not_write_are_found(tmp_path: Path) -> Non
                 [
                     Evicted(peer=WORKER.peer_id, reason="no", envelope=forged.raw),
                     Evicted(peer=WORKER.peer_id, reason="no", envelope=b"nonsense"),
-                    Admitted(peer=WORKER.peer_id, roles=["inference"]),
                 ]
             )
             found = audit(await fetch_archive(onlooker.node, Run(lab.manifest)))[0].problems

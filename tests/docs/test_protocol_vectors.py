@@ -41,7 +41,6 @@ NESTED = (
 )
 
 LOGGED: dict[str, type[msgspec.Struct]] = {
-    "admitted": entries.Admitted,
     "judged": entries.Judged,
     "redeemed": entries.Redeemed,
     "invite_revoked": entries.InviteRevoked,

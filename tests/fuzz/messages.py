@@ -367,7 +367,6 @@ def _entries() -> list[bytes]:
     return [
         entries.encode(entry)
         for entry in (
-            entries.Admitted(peer=WORKER.peer_id, roles=["inference"]),
             entries.judged(vectors.verdict()),
             entries.Evicted(peer=WORKER.peer_id, reason="a reason", envelope=envelope),
             entries.CheckpointPublished(lineage=0, step=3, manifest=DIGEST),

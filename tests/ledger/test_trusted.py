@@ -14,7 +14,6 @@ from peers.owner.signing import reinstate
 from swarm.errors import PeerError, UserError
 from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.entries import (
-    Admitted,
     CheckpointPublished,
     Evicted,
     Judged,
@@ -177,7 +176,7 @@ async def rewrite_log(swarm: Swarm, entries: int) -> None:
     database = InlineDisk(home).database("ledger.sqlite")
     await LogMirror.create_tables(database)
     await Log(database, ALICE.peer_id).append(
-        [Admitted(peer=BOB.peer_id, roles=["relay"]) for _ in range(entries)]
+        [CheckpointPublished(lineage=0, step=7, manifest=bytes(32)) for _ in range(entries)]
     )
     database.close()
 
@@ -305,22 +304,6 @@ async def test_the_owner_reinstates_a_peer_through_any_trusted_peer(tmp_path: Pa
             forged = sealed(BOB, Reinstatement(peer=evil.peer_id), swarm.run)
             with pytest.raises(PeerError, match="no reinstatement signed by the owner"):
                 await client.reinstate(forged)
-
-
-async def test_an_admission_is_logged_once_the_peer_has_delivered(tmp_path: Path) -> None:
-    admitted = Admitted(peer=WORKER.peer_id, roles=["observer"])
-    swarm = Swarm(tmp_path)
-    async with swarm.peer(ALICE) as alice, swarm.peer(WORKER):
-        assert entries_of(alice, ALICE.peer_id) == [], "an identity alone leaves no trace"
-        await alice.trusted.append_verdict(recomputed(0))
-        await alice.until(
-            lambda: entries_of(alice, ALICE.peer_id)[1:] == [admitted], "it is logged"
-        )
-        await trio.sleep(30)
-        assert len(entries_of(alice, ALICE.peer_id)) == 2, "once"
-    async with swarm.peer(ALICE) as alice, swarm.peer(WORKER):  # both start again
-        await trio.sleep(30)
-        assert len(entries_of(alice, ALICE.peer_id)) == 2, "and for good"
 
 
 async def test_a_peer_the_manifest_does_not_name_has_no_trusted_part(tmp_path: Path) -> None:

@@ -157,7 +157,6 @@ class Member:
         self.roles = ["inference"]
         self.leaving: Literal["", "left", "finished"] = ""
         self.granted: list[Envelope] = []
-        self.admitted: list[str] = []
         self.stakes: Counter[str] = Counter()
         """Submissions by worker."""
         self.has_work = True
@@ -211,9 +210,6 @@ class Member:
         )
 
     def registrar(self) -> Registrar:
-        async def admitted(peer: str, _roles: Sequence[str]) -> None:
-            self.admitted.append(peer)
-
         return Registrar(
             self.run,
             self.gossip,
@@ -224,7 +220,6 @@ class Member:
             seal=self.seal,
             describe=self.describe,
             stake=self.stakes.__getitem__,
-            admitted=admitted,
             invites=self.invites,
             secret=self.key.sign(b"entry"),
             has_work=lambda: self.has_work,

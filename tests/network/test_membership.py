@@ -629,7 +629,6 @@ async def test_a_crowd_of_one_network_leaves_room_for_others(role: str) -> None:
         assert len(admitted) == 8, "however many trusted peers it asks"
         assert answer is not None and answer.later
         assert "of your network (203.0.113.0)" in answer.reason
-        assert validator.admitted == trainer.admitted == [], "nothing is written for good"
         validator.networks[worker.id] = "198.51.100.0"
         assert await ask(worker, validator, [role]) is None
 
@@ -818,7 +817,6 @@ async def test_who_delivers_nothing_gives_its_place_to_one_that_waits() -> None:
         for trusted in (trainer, validator):
             assert await ask(idle, trusted, ["inference"]) is not None, "everybody knows"
         assert await ask(busy, validator, ["inference"]) is None
-        assert trainer.admitted == [busy.id], "who delivered is in the log, once"
 
 
 async def test_what_is_remembered_of_identities_that_come_and_go_is_bounded() -> None:
