@@ -132,23 +132,21 @@ def same(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_digest_pins_the_policy(tmp_path: Path) -> None:
-    async def main() -> None:
-        with trio.fail_after(60):
-            async with trainer(tmp_path) as one:
-                checkpoint = one.part.newest_checkpoint()
-                assert checkpoint is not None
-                newest = checkpoint.reference.digest.hex()
-                other = await fetch(one, tmp_path / "out", "--manifest", "ab" * 32)
-                assert other.returncode == 2 and not (tmp_path / "out").exists()
-                said = other.stderr.decode()
-                assert f"is 4 with manifest {newest[:12]}…, not --manifest abababababab…" in said
-                assert said.count("\n") == 1
-                pinned = await fetch(one, tmp_path / "out", "--manifest", newest)
-                assert pinned.returncode == 0, pinned.stderr
-                assert same(one.folder, tmp_path / "out")
-
-    trio.run(main)
+@pytest.mark.wall_clock
+async def test_a_digest_pins_the_policy(tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        async with trainer(tmp_path) as one:
+            checkpoint = one.part.newest_checkpoint()
+            assert checkpoint is not None
+            newest = checkpoint.reference.digest.hex()
+            other = await fetch(one, tmp_path / "out", "--manifest", "ab" * 32)
+            assert other.returncode == 2 and not (tmp_path / "out").exists()
+            said = other.stderr.decode()
+            assert f"is 4 with manifest {newest[:12]}…, not --manifest abababababab…" in said
+            assert said.count("\n") == 1
+            pinned = await fetch(one, tmp_path / "out", "--manifest", newest)
+            assert pinned.returncode == 0, pinned.stderr
+            assert same(one.folder, tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -204,37 +202,34 @@ def test_pieces_that_do_not_come_are_held_against_their_sources(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_interrupted_and_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_interrupted_and_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
+    with trio.fail_after(180):
+        async with trainer(tmp_path) as one:
+            stopped = await fetch(one, out, dies_by=signal.SIGINT, at=12)
+            assert stopped.returncode == 130 and stopped.stderr == b"stopped\n"
+            assert not out.exists()
+            identity = load_or_create(tmp_path / "out.partial/identity.key").peer_id
+            killed = await fetch(one, out, dies_by=signal.SIGKILL, at=10)
+            assert killed.returncode == -signal.SIGKILL and not out.exists()
+            again = load_or_create(tmp_path / "out.partial/identity.key").peer_id
+            assert again == identity
+            done = await fetch(one, out, "--json")
+            assert done.returncode == 0, done.stderr
+            # Pieces on disk, all but the 8 in flight each time, are not requested again.
+            assert 1 <= len(one.served) < PIECES
+            told = json.loads(done.stdout)
+            assert (told["run"], told["step"]) == (one.part.run.id, 4)
+            assert told["manifest"] == one.part.newest_checkpoint().reference.digest.hex()  # type: ignore[union-attr]
+            assert same(one.folder, out) and not (tmp_path / "out.partial").exists()
 
-    async def main() -> None:
-        with trio.fail_after(180):
-            async with trainer(tmp_path) as one:
-                stopped = await fetch(one, out, dies_by=signal.SIGINT, at=12)
-                assert stopped.returncode == 130 and stopped.stderr == b"stopped\n"
-                assert not out.exists()
-                identity = load_or_create(tmp_path / "out.partial/identity.key").peer_id
-                killed = await fetch(one, out, dies_by=signal.SIGKILL, at=10)
-                assert killed.returncode == -signal.SIGKILL and not out.exists()
-                again = load_or_create(tmp_path / "out.partial/identity.key").peer_id
-                assert again == identity
-                done = await fetch(one, out, "--json")
-                assert done.returncode == 0, done.stderr
-                # Pieces on disk, all but the 8 in flight each time, are not requested again.
-                assert 1 <= len(one.served) < PIECES
-                told = json.loads(done.stdout)
-                assert (told["run"], told["step"]) == (one.part.run.id, 4)
-                assert told["manifest"] == one.part.newest_checkpoint().reference.digest.hex()  # type: ignore[union-attr]
-                assert same(one.folder, out) and not (tmp_path / "out.partial").exists()
-
-                wrong = await fetch(one, tmp_path / "other", "--run", "another")
-                assert wrong.returncode == 2 and wrong.stdout == b""
-                assert wrong.stderr.decode() == (
-                    "error: the bootstrap peer knows no run named 'another'; it knows: "
-                    f"{one.part.run.id}\n"
-                )
-
-    trio.run(main)
+            wrong = await fetch(one, tmp_path / "other", "--run", "another")
+            assert wrong.returncode == 2 and wrong.stdout == b""
+            assert wrong.stderr.decode() == (
+                "error: the bootstrap peer knows no run named 'another'; it knows: "
+                f"{one.part.run.id}\n"
+            )
 
 
 @pytest.mark.parametrize(

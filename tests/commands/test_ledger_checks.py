@@ -167,19 +167,16 @@ def test_logs_of_honest_peers_are_sound(archive: Archive) -> None:
     assert [log.notes for log in (trainer, alice, bob)] == [[], [], []]
 
 
-def test_the_log_of_a_silent_peer_is_read_from_a_mirror(tmp_path: Path) -> None:
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with lab.peer(BOB) as bob, lab.apart(identity(50)) as onlooker:
-            async with lab.peer(ALICE) as alice:
-                await alice.trusted.append_verdict(verdict_at(0))
-                await bob.until(lambda: _mirrored(bob) == 1, "bob mirrors alice")
-            await trio.sleep(5)
-            archive = await fetch_archive(onlooker.node, Run(lab.manifest))
-            assert any(ALICE.peer_id in problem for problem in archive.problems)
-            assert len(archive.logs[ALICE.peer_id].entries) == 1
-
-    in_virtual_time(main)
+async def test_the_log_of_a_silent_peer_is_read_from_a_mirror(tmp_path: Path) -> None:
+    lab = Swarm(tmp_path)
+    async with lab.peer(BOB) as bob, lab.apart(identity(50)) as onlooker:
+        async with lab.peer(ALICE) as alice:
+            await alice.trusted.append_verdict(verdict_at(0))
+            await bob.until(lambda: _mirrored(bob) == 1, "bob mirrors alice")
+        await trio.sleep(5)
+        archive = await fetch_archive(onlooker.node, Run(lab.manifest))
+        assert any(ALICE.peer_id in problem for problem in archive.problems)
+        assert len(archive.logs[ALICE.peer_id].entries) == 1
 
 
 def test_an_export_can_be_checked_again(archive: Archive, tmp_path: Path) -> None:
@@ -274,24 +271,21 @@ def test_contradictory_heads_are_shown_as_a_fork(archive: Archive) -> None:
         assert problems(forked) == ""
 
 
-def test_entries_that_their_owner_may_not_write_are_found(tmp_path: Path) -> None:
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with lab.peer(TRAINER) as trainer, lab.apart(identity(50)) as onlooker:
-            await trainer.trusted.append_verdict(verdict_at(0))
-            forged = sealed(BOB, Eviction(peer=WORKER.peer_id, reason="no"), lab.run)
-            await trainer.trusted.append(
-                [
-                    Evicted(peer=WORKER.peer_id, reason="no", envelope=forged.raw),
-                    Evicted(peer=WORKER.peer_id, reason="no", envelope=b"nonsense"),
-                ]
-            )
-            found = audit(await fetch_archive(onlooker.node, Run(lab.manifest)))[0].problems
-            assert "a verdict in the log of a peer that is no validator" in found[0]
-            assert "not signed by" in found[1] and "invalid" in found[2]
-            assert len(found) == 3
-
-    in_virtual_time(main)
+async def test_entries_that_their_owner_may_not_write_are_found(tmp_path: Path) -> None:
+    lab = Swarm(tmp_path)
+    async with lab.peer(TRAINER) as trainer, lab.apart(identity(50)) as onlooker:
+        await trainer.trusted.append_verdict(verdict_at(0))
+        forged = sealed(BOB, Eviction(peer=WORKER.peer_id, reason="no"), lab.run)
+        await trainer.trusted.append(
+            [
+                Evicted(peer=WORKER.peer_id, reason="no", envelope=forged.raw),
+                Evicted(peer=WORKER.peer_id, reason="no", envelope=b"nonsense"),
+            ]
+        )
+        found = audit(await fetch_archive(onlooker.node, Run(lab.manifest)))[0].problems
+        assert "a verdict in the log of a peer that is no validator" in found[0]
+        assert "not signed by" in found[1] and "invalid" in found[2]
+        assert len(found) == 3
 
 
 # --- proofs ----------------------------------------------------------------------------------
@@ -437,42 +431,33 @@ def test_prefixes_must_name_one(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("named", [WORKER.peer_id[-8:], WORKER.peer_id[:20], WORKER.peer_id])
-def test_an_evicted_peer_is_reinstated_by_part_of_its_id(named: str, tmp_path: Path) -> None:
+async def test_an_evicted_peer_is_reinstated_by_part_of_its_id(named: str, tmp_path: Path) -> None:
     key = tmp_path / "owner.key"
     key.write_text(OWNER.seed.hex())
     key.chmod(0o600)
-
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
-            await alice.trusted.evict(WORKER.peer_id, "another policy", LIE, 0.5, 1.0)
-            run = Run(lab.manifest)
-            with pytest.raises(UserError, match="the ledger has no evicted peer 'zzzz'"):
-                await reinstate(onlooker.node, run, "zzzz", "honest", key)
-            done = await reinstate(onlooker.node, run, named, "honest", key)
-            assert (done.peer, done.logged) == (WORKER.peer_id, [ALICE.peer_id])
-
-    in_virtual_time(main)
+    lab = Swarm(tmp_path)
+    async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
+        await alice.trusted.evict(WORKER.peer_id, "another policy", LIE, 0.5, 1.0)
+        run = Run(lab.manifest)
+        with pytest.raises(UserError, match="the ledger has no evicted peer 'zzzz'"):
+            await reinstate(onlooker.node, run, "zzzz", "honest", key)
+        done = await reinstate(onlooker.node, run, named, "honest", key)
+        assert (done.peer, done.logged) == (WORKER.peer_id, [ALICE.peer_id])
 
 
-def test_a_reinstated_peer_is_not_evicted(tmp_path: Path) -> None:
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
-            await alice.trusted.append_verdict(verdict_at(9, WORKER, **REFUSED))
-            await alice.trusted.evict(WORKER.peer_id, "a mistake", LIE, 0.5, 1.0)
-            await trio.sleep(1)
-            pardon = Reinstatement(peer=WORKER.peer_id, reason="sorry")
-            await alice.trusted.reinstate(
-                sealed(OWNER, pardon, lab.run, at=trio.current_time()).raw
-            )
-            archive = await fetch_archive(onlooker.node, Run(lab.manifest))
-            told = about_peer(archive, WORKER.peer_id)
-            assert not told["evicted"]
-            assert [each["what"] for each in told["history"]] == ["evicted", "reinstated"]
-            assert told["evidence"]["p_value"] == 1.0, "earlier evidence does not count"
-
-    in_virtual_time(main)
+async def test_a_reinstated_peer_is_not_evicted(tmp_path: Path) -> None:
+    lab = Swarm(tmp_path)
+    async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
+        await alice.trusted.append_verdict(verdict_at(9, WORKER, **REFUSED))
+        await alice.trusted.evict(WORKER.peer_id, "a mistake", LIE, 0.5, 1.0)
+        await trio.sleep(1)
+        pardon = Reinstatement(peer=WORKER.peer_id, reason="sorry")
+        await alice.trusted.reinstate(sealed(OWNER, pardon, lab.run, at=trio.current_time()).raw)
+        archive = await fetch_archive(onlooker.node, Run(lab.manifest))
+        told = about_peer(archive, WORKER.peer_id)
+        assert not told["evicted"]
+        assert [each["what"] for each in told["history"]] == ["evicted", "reinstated"]
+        assert told["evidence"]["p_value"] == 1.0, "earlier evidence does not count"
 
 
 def test_a_home_of_a_trusted_peer_can_be_read(tmp_path: Path) -> None:
