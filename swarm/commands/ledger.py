@@ -117,7 +117,9 @@ def _kept_record(peer: str | None, home: Path, run: str | None) -> tuple[str, Wo
     archive, own = kept_archive(home, run), _own_id(home)
     note_age(archive)
     eviction = run_of(archive).evicted(own)
-    return own, WorkerRecord(archive.state, archive.receipts, [], eviction, archive.problems)
+    return own, WorkerRecord(
+        archive.state, archive.receipts, archive.records, eviction, archive.problems
+    )
 
 
 def _show(worker: str, record: WorkerRecord, last: int, *, as_json: bool) -> int:
@@ -172,8 +174,7 @@ def record_object(peer: str, record: WorkerRecord) -> dict[str, Any]:
                 "proven_under_size": receipt.log_size,
             }
         )
-    judged = [receipt.record for receipt in record.receipts]
-    standing = evidence_in([*judged, *record.reinstatements], peer).standing()
+    standing = evidence_in(record.records, peer).standing()
     return {
         "peer": peer,
         "evidence": {

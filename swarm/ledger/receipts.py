@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from swarm.errors import PeerError
 from swarm.ledger import merkle
 from swarm.ledger.client import LedgerClient, own_head
-from swarm.ledger.entries import Judged, Reinstated, decode, judged
+from swarm.ledger.entries import Judged, decode, judged
 from swarm.ledger.state import Record
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.messages import LogHead, Verdict
@@ -108,25 +108,3 @@ async def receipts_from(
             raise PeerError(f"{peer} sent a bad receipt for entry {item.index}: {problem}")
         receipts.append(receipt)
     return receipts, indices[-1] + 1
-
-
-async def reinstatement_in_log(client: LedgerClient, peer: str) -> Record | None:
-    """Fetch a peer's last reinstatement in a trusted peer's own log, and verify its proof.
-
-    Raises `PeerError` when the answer does not hold.
-    """
-    index, owner = (await client.expulsions(peer)).reinstated, client.peer
-    head = (await own_head(client)).expect(LogHead)
-    if not 0 <= index < head.size:
-        return None
-    raw = (await client.entries(owner, index, 1))[0]
-    (proof,) = await client.inclusions(owner, [index], head.size)
-    try:
-        entry = decode(raw)
-    except ValueError as error:
-        raise PeerError(f"{owner} sent {error}") from error
-    leaf = merkle.leaf_hash(raw)
-    included = merkle.verify_inclusion(leaf, index, head.size, proof, head.root)
-    if not included or not isinstance(entry, Reinstated) or entry.peer != peer:
-        raise PeerError(f"{owner} sent a reinstatement that is not in its log")
-    return Record(owner, index, entry)

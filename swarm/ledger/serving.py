@@ -77,7 +77,6 @@ class Ledger(Reporting, Protocol):
         self, worker: str, start: int, limit: int
     ) -> Sequence[tuple[int, bytes, bytes]]: ...
     def expulsions_of(self, peer: str) -> Sequence[bytes]: ...
-    def reinstated_at(self, peer: str) -> int: ...
     async def reinstate(self, raw: bytes) -> None: ...
     async def revoke(self, raw: bytes) -> None: ...
 
@@ -294,7 +293,7 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
         return wire.Logged()
     if isinstance(request, wire.ExpulsionsRequest):
         envelopes = list(ledger.expulsions_of(request.peer))[-wire.EXPULSIONS_MAX :]
-        return wire.Expulsions(envelopes, ledger.reinstated_at(request.peer))
+        return wire.Expulsions(envelopes)
     if isinstance(request, wire.ReinstateRequest):
         await ledger.reinstate(request.envelope)
         return wire.Expulsions([request.envelope])

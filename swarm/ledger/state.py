@@ -128,17 +128,6 @@ class LedgerState:
     """Totals by worker."""
 
 
-def is_disputed(records: Iterable[Record]) -> bool:
-    """Whether several of these verdicts judge one submission or one number.
-
-    Then the trainers' `Consumed` entries may decide which verdict is final.
-    """
-    judged = [record.entry for record in records if isinstance(record.entry, Judged)]
-    submissions = {entry.submission for entry in judged}
-    numbers = {(entry.worker, entry.lineage, entry.step, entry.number) for entry in judged}
-    return min(len(submissions), len(numbers)) < len(judged)
-
-
 def ledger_state(
     records: Iterable[Record],
     authority: Authority,

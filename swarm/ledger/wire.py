@@ -210,9 +210,6 @@ class Status(_Struct, frozen=True, tag="status"):
 class Expulsions(_Struct, frozen=True, tag="expulsions"):
     envelopes: Annotated[list[_RawEnvelope], Meta(max_length=EXPULSIONS_MAX)]
     """The newest envelopes."""
-    reinstated: Annotated[int, Meta(ge=-1)] = -1
-    """Index of the peer's last reinstatement in the server's own log, -1 for none. In each log,
-    evidence before it does not count."""
 
 
 class FaultFound(_Struct, frozen=True, tag="fault"):

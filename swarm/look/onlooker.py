@@ -14,12 +14,12 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
-from swarm.ledger.entries import Consumed, Evicted, Reinstated
+from swarm.ledger.entries import Evicted, Reinstated
 from swarm.ledger.epochs import base_of
 from swarm.ledger.forks import explained
-from swarm.ledger.receipts import Receipt, receipts_of, reinstatement_in_log
+from swarm.ledger.receipts import Receipt, receipts_of
 from swarm.ledger.serving import own_client
-from swarm.ledger.state import Authority, Base, LedgerState, Record, is_disputed, ledger_state
+from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.ledger.wire import Status
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -137,11 +137,10 @@ class WorkerRecord:
     """Receipts, credits and eviction of one worker, from all trusted peers."""
 
     state: LedgerState
-    """State that follows from the receipts. Disputed verdicts also need the trainers' logs."""
     receipts: list[Receipt] = field(default_factory=list)
     """Receipts in the manifest's order of validators, then in the order of each log."""
-    reinstatements: list[Record] = field(default_factory=list)
-    """The worker's last reinstatement in each validator's log that has one."""
+    records: list[Record] = field(default_factory=list)
+    """The entries of the validators' logs."""
     eviction: Eviction | None = None
     """The eviction in force."""
     problems: list[str] = field(default_factory=list)
@@ -149,38 +148,29 @@ class WorkerRecord:
 
 
 async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
-    """Collect one worker's eviction and receipts, each proven to be in its validator's log."""
+    """Collect the logs, and one worker's eviction and receipts, each proven to be in its
+    validator's log."""
     receipts: dict[str, list[Receipt]] = {}
-    reinstatements: list[Record] = []
+    logs: list[list[Record]] = []
     problems: list[str] = []
-    pruned: list[int] = []
-    """Entries that validators have pruned: the receipts alone are not all of the record."""
     status = RunStatus(run)
 
     async def ask(client: LedgerClient) -> None:
         status.learn(await client.status())
         await _learn_expulsions(client, run, worker)
+        logs.append(await fetch_log(client))
         if client.peer in run.manifest.validator_ids():
             receipts[client.peer] = await receipts_of(client, worker)
-            pruned.append((await client.origin(client.peer)).start)
-            reinstated = await reinstatement_in_log(client, worker)
-            reinstatements.extend([reinstated] if reinstated is not None else [])
 
     await ask_all(node, run.manifest.trusted_ids(), ask, problems)
-    entries = [logged_expulsion(envelope, run.manifest) for envelope in run.expulsions_of(worker)]
-    found = [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())]
-    entries += [each.record for each in found]
-    authority, base = Authority.of(run.owners, run.manifest), Base()
-    if any(pruned):
-        logs = await _whole_logs(node, run, problems)
-        base = base_of(logs, authority.trusted)
-        entries += [record for log in logs for record in log]
-    elif is_disputed(entries):
-        entries += await _consumed(node, run, problems)
+    authority = Authority.of(run.owners, run.manifest)
+    records = [record for log in logs for record in log]
+    heard = [logged_expulsion(envelope, run.manifest) for envelope in run.expulsions_of(worker)]
+    base = base_of(logs, authority.trusted)
     return WorkerRecord(
-        ledger_state(entries, authority, newest=status.newest(), base=base),
-        found,
-        reinstatements,
+        ledger_state([*records, *heard], authority, newest=status.newest(), base=base),
+        [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())],
+        [record for record in records if run.manifest.is_validator(record.owner)],
         run.evicted(worker),
         problems,
     )
@@ -193,29 +183,6 @@ def logged_expulsion(envelope: Envelope, manifest: RunManifest) -> Record:
     kind = Evicted if isinstance(message, Eviction) else Reinstated
     entry = kind(peer=message.peer, reason=message.reason, envelope=envelope.raw)
     return Record(manifest.trusted_ids()[0], 0, entry)
-
-
-async def _whole_logs(node: Node, run: Run, problems: list[str]) -> list[list[Record]]:
-    """Fetch the logs of all trusted peers that answer, as far as they are not pruned."""
-    found: list[list[Record]] = []
-
-    async def ask(client: LedgerClient) -> None:
-        found.append(await fetch_log(client))
-
-    await ask_all(node, run.manifest.trusted_ids(), ask, problems)
-    return found
-
-
-async def _consumed(node: Node, run: Run, problems: list[str]) -> list[Record]:
-    """Fetch the trainers' records of consumed submissions."""
-    found: list[Record] = []
-
-    async def ask(client: LedgerClient) -> None:
-        found.extend(r for r in await fetch_log(client) if isinstance(r.entry, Consumed))
-
-    trainers = [peer for peer in run.manifest.trusted_ids() if run.manifest.is_trainer(peer)]
-    await ask_all(node, trainers, ask, problems)
-    return found
 
 
 async def learn_expulsions(node: Node, run: Run, peer: str, problems: list[str]) -> None:

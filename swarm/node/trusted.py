@@ -300,10 +300,6 @@ class TrustedPart:
         """Return one peer's newest signed eviction and reinstatement, in force or overruled."""
         return [envelope.raw for envelope in self._run.expulsions_of(peer)]
 
-    def reinstated_at(self, peer: str) -> int:
-        """Return the index of a peer's last reinstatement in the own log, -1 for none."""
-        return self.tables.reinstatements_of(peer).get(self._node.peer_id, -1)
-
     def forks(self) -> list[ForkEvidence]:
         """Return the contradictory heads of other trusted peers' logs that this peer received."""
         return forks_in(self._database)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Reinstated
 from swarm.ledger.record import Rules
-from swarm.ledger.state import Authority, LedgerState, Record, is_disputed, ledger_state
+from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.wire.messages import Eviction, Evidence, Reinstatement
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, sealed
 
@@ -270,36 +270,3 @@ def test_any_interleaving_gives_the_same_state(logs: dict[str, list[Entry]], see
     assert set(calm.standings) == set(calm.credits)
     for submission in calm.credits:
         assert calm.verdicts[submission].outcome != "refused"
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(VALIDATORS),
-            st.integers(0, 5),
-            st.integers(0, 5),
-            st.sampled_from(["accepted", "refused", "quarantined"]),
-        ),
-        max_size=6,
-    ),
-    st.dictionaries(st.integers(0, 5), st.sampled_from(["consumed", "stale", "zero-advantage"])),
-)
-def test_credits_that_nobody_disputes_need_no_trainers_log(
-    verdicts: list[tuple[str, int, int, str]], outcomes: dict[int, str]
-) -> None:
-    logs: dict[str, list[Entry]] = {validator: [] for validator in VALIDATORS}
-    for validator, submission, number, outcome in verdicts:
-        digest = submission.to_bytes(32, "big")
-        logs[validator].append(judged(number, outcome, submission=digest))
-    records = [Record(who, i, entry) for who in logs for i, entry in enumerate(logs[who])]
-    alone = state(logs)
-    taken: list[Entry] = [consumed(name, outcome) for name, outcome in sorted(outcomes.items())]
-    whole = state({**logs, TRAINER.peer_id: taken})
-    if not is_disputed(records):
-        assert (alone.verdicts, alone.judges, alone.credits) == (
-            whole.verdicts,
-            whole.judges,
-            whole.credits,
-        )
-    else:
-        assert len(alone.verdicts) < len(records) or len(alone.credits) < len(records)
