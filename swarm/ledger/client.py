@@ -170,18 +170,15 @@ async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[Ledge
             await stream.reset()
 
 
-async def fetch_log(client: LedgerClient, owner: str | None = None) -> list[Record]:
+async def fetch_log(client: LedgerClient) -> list[Record]:
     """Fetch a trusted peer's log, as far as it is not pruned, and verify it against the head that
     its owner signed.
 
-    It is the log of the peer that is asked, or that peer's copy of `owner`'s. Raises `PeerError`
-    when the peer is too slow or has no such log, or if the log does not match the head.
+    Raises `PeerError` when the peer is too slow or has no log, or if the log does not match the
+    head.
     """
-    peer = owner or client.peer
-    signed = await client.head(peer) if owner else await own_head(client)
-    if signed is None:
-        raise PeerError(f"{client.peer} has no copy of the log of {peer}")
-    head = signed.expect(LogHead)
+    peer = client.peer
+    head = (await own_head(client)).expect(LogHead)
     size = head.size
     if size > FETCH_ENTRIES_MAX:
         raise PeerError(f"the log of {peer} has {size} entries, too many to pull whole")
@@ -198,7 +195,7 @@ async def fetch_log(client: LedgerClient, owner: str | None = None) -> list[Reco
                 raise PeerError(f"{peer} sent {error}") from error
             peaks.append(merkle.leaf_hash(raw))
     if peaks.root() != head.root:
-        raise PeerError(f"the log of {peer} that {client.peer} sent is not the one it signed")
+        raise PeerError(f"the log that {peer} sent is not the one it signed")
     return records
 
 

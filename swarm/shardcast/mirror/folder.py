@@ -92,15 +92,10 @@ def watcher(progress: Progress) -> Callable[[Change, Held, int], None]:
     return watch
 
 
-def partial_name(out: str) -> str:
-    """Name of the folder in which a fetch into the folder `out` keeps its pieces."""
-    return f"{out}.partial"
-
-
 def partial_of(out: Path) -> Path:
     """The folder in which a fetch into `out` keeps its pieces until it is complete."""
     out = out.resolve()
-    return out.with_name(partial_name(out.name))
+    return out.with_name(f"{out.name}.partial")
 
 
 def check_out(out: Path) -> None:
