@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from peers.validator.cases import Slot, slot_of
 from peers.validator.docket import TURNED_DOWN_KEPT, Docket
+from peers.validator.verdicts import bet_once
 from swarm.run.heard_verdicts import verdict_in
 from swarm.run.work import ORDERS_KEPT
 from swarm.wire.envelope import Envelope, seal
@@ -163,3 +164,30 @@ def test_what_can_no_longer_be_trained_on_is_forgotten() -> None:
         assert docket.taken(slot(number, 3)) is None and docket.taken(slot(number)) is not None
     assert docket.settled_elsewhere(key_of(verdict(1, step=3, by=2))) is None
     assert docket.too_old(checkpoint(1, lineage=1), oldest_step=0) == [key_of(given_here[5])]
+
+
+# --- evidence of several validators ------------------------------------------------------------
+
+OWN = Evidence(tokens=100, mismatches=2, sampler=[5], policy=[6], text=[7], selection=[8])
+WITHOUT_BETS = Evidence(tokens=100, mismatches=2)
+
+
+@pytest.mark.parametrize(
+    ("word", "recomputed", "expected"),
+    [
+        ("accepted", 50, WITHOUT_BETS),
+        ("accepted", 0, OWN),
+        ("refused", 50, OWN),
+        ("quarantined", 0, OWN),
+    ],
+)
+def test_evidence_that_another_validator_has_found_is_not_bet_on_again(
+    word: Word, recomputed: int, expected: Evidence
+) -> None:
+    """Whether the verdict is a first one, a second opinion or an audit."""
+    docket = Docket(HERE.peer_id)
+    other = verdict(0, by=2, outcome=word, recomputed=recomputed)
+    docket.hear(other)
+    others: list[Verdict] = list(docket.opinions_on(key_of(other)).values())
+    assert bet_once(OWN, "accepted", others) == expected
+    assert bet_once(OWN, "accepted", []) == OWN, "a validator alone"

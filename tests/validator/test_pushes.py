@@ -36,7 +36,7 @@ from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
 from tests.shardcast.memory_disk import MemoryDisk
 from tests.trainer.test_role import start_run
-from tests.validator.test_numbers import start_idle
+from tests.validator.test_numbers import part_of, start_idle
 from tests.worlds import VirtualWorld
 
 GOOD, OTHER = b"judged " * 1000, b"trained" * 1000
@@ -107,7 +107,7 @@ def test_a_file_that_is_here_stays_what_its_digest_says(
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
         validator, worker = peers["validator"], peers["inference-worker"]
-        part = _part(validator)
+        part = part_of(validator)
         await attack(Pusher(part, worker.id), Pusher(part, peers["trainer"].id))
         path = f"incoming/{REFERENCE.digest.hex()}-{worker.id}.parquet"
         assert await validator.disk.read(path) == GOOD
@@ -199,7 +199,7 @@ def test_a_push_may_take_longer_than_a_file_may_wait_to_be_announced() -> None:
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
         disk = peers["validator"].disk
-        pusher = Pusher(_part(peers["validator"]), peers["inference-worker"].id)
+        pusher = Pusher(part_of(peers["validator"]), peers["inference-worker"].id)
         sink = pusher.open()
         for part in range(10):
             await trio.sleep(20)
@@ -217,7 +217,7 @@ def test_a_file_that_was_announced_waits_for_its_verdict_as_long_as_that_takes()
     async def main(simulation: Simulation) -> None:
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
-        part, worker = _part(peers["validator"]), peers["inference-worker"].id
+        part, worker = part_of(peers["validator"]), peers["inference-worker"].id
         pusher, inbox = Pusher(part, worker), part.blobs.inbox
         assert isinstance(inbox, Inbox)
         await pusher.end(pusher.open(), GOOD)
@@ -253,7 +253,7 @@ def test_pushes_that_break_off_leave_nothing_and_cost_their_quota_meanwhile() ->
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
         disk = peers["validator"].disk
-        pusher = Pusher(_part(peers["validator"]), peers["trainer"].id)
+        pusher = Pusher(part_of(peers["validator"]), peers["trainer"].id)
         before = disk.list("incoming")
         for _ in range(2):
             sinks = [pusher.open() for _ in range(8)]
@@ -275,7 +275,7 @@ def test_an_announcement_repeated_before_its_step_is_known_gives_one_verdict() -
     async def main(simulation: Simulation) -> None:
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
-        part, validator = _part(peers["inference-worker"]), peers["validator"].id
+        part, validator = part_of(peers["inference-worker"]), peers["validator"].id
         unknown = Submission(
             lineage=0, step=99, policy=0, number=0, digest=REFERENCE.digest, size_bytes=1, groups=1,
             entry=part.entry,
@@ -306,12 +306,12 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
         peers = await start_run(simulation, "validator", "trainer")
         idle, validator = await start_idle(simulation, "liar"), peers["validator"]
         await trio.sleep(20)
-        liar = _part(idle)
+        liar = part_of(idle)
         order, lease = liar.step_order(), liar.lease
         assert order is not None and lease is not None and lease.admission is not None
-        log = _part(validator).trusted_part("validator").log_of(validator.id)
+        log = part_of(validator).trusted_part("validator").log_of(validator.id)
         assert log is not None
-        before, kept = log.size(), _part(validator).gossip.kept()
+        before, kept = log.size(), part_of(validator).gossip.kept()
         failed = set()
         for number in range(16):
             file = Submission(
@@ -332,7 +332,7 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
             (no,) = await liar.messenger.request(validator.id, await liar.seal(file, 600.0))
             assert isinstance(no.message, AdmissionRefused)
         await trio.sleep(5)
-        assert (log.size(), _part(validator).gossip.kept()) == (before, kept)
+        assert (log.size(), part_of(validator).gossip.kept()) == (before, kept)
         assert liar.step_order() == order
 
     said = _simulate(main)
@@ -404,7 +404,7 @@ def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> No
         peers = await start_run(simulation, "validator", "trainer")
         validator = peers["validator"]
         await trio.sleep(5)
-        _part(validator).gossip.listen(Verdict, hear)
+        part_of(validator).gossip.listen(Verdict, hear)
         judged = simulation.expect("validator.verdict", ["validator"])
         await simulation.add(Plan("inference-worker", ["inference"])).start()
         assert await simulation.meet(judged, 300)
@@ -413,7 +413,7 @@ def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> No
         path = canonical_path_of((verdict.worker, verdict.submission))
 
         async def served() -> None:
-            blob = _part(validator).blobs.open(None, verdict.rollouts_digest)
+            blob = part_of(validator).blobs.open(None, verdict.rollouts_digest)
             assert (blob.path, blob.size_bytes) == (path, verdict.rollouts_bytes)
             assert blake3(await validator.disk.read(path)).digest() == verdict.rollouts_digest
 
@@ -436,7 +436,7 @@ def test_accepted_files_leave_the_disk_with_their_policy() -> None:
         names = ("validator", "trainer", "inference-worker")
         peers = await start_run(simulation, *names, steps=12, step_seconds=5.0)
         assert await simulation.meet(over, 550)
-        part = _part(peers["validator"])
+        part = part_of(peers["validator"])
         oldest = 12 - part.run.max_staleness - 2  # the last removal was at the last checkpoint
         await trio.sleep(10)
         held.extend(peers["validator"].disk.list(FOLDER))
@@ -445,11 +445,6 @@ def test_accepted_files_leave_the_disk_with_their_policy() -> None:
     accepted = [fields for fields in said if fields["outcome"] == "accepted"]
     recent = [fields for fields in accepted if fields["step"] >= oldest]
     assert 0 < len(held) <= 2 * len(recent) < 2 * len(accepted), "a file and its rollouts each"
-
-
-def _part(peer: Peer) -> RunNode:
-    assert peer.part is not None
-    return peer.part
 
 
 def _simulate(main: Callable[[Simulation], Awaitable[None]]) -> list[Event]:
