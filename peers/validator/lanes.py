@@ -15,11 +15,13 @@ import trio
 from peers.validator.cases import Case, Outcome, crashed, quarantine
 from peers.validator.checks.standing import Staleness
 from peers.validator.examiner import Children, Examiner, PutDown
+from peers.validator.inbox import Inbox
 from peers.validator.queue import CaseQueue
 from peers.validator.verdicts import Verdicts
 from swarm.errors import PeerError
 from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillService
 from swarm.node.run_node import RunNode
+from swarm.node.trusted import UNGRADED, UNGRADED_MAX
 from swarm.wire.identity import PeerId
 from swarm.world import ChildDied, ChildError, ChildUserError, client
 from swarm.world.restarts import Restarts
@@ -33,6 +35,9 @@ limit, a file that kills its reader would block all other submissions."""
 AGAIN_SECONDS = 1.0
 """Pause before the second attempt after an error, four times as long before the third. (Those after
 a death are in `Restarts`.)"""
+
+UNGRADED_PAUSE_SECONDS = 60.0
+"""Length of the pause of a validator whose environment fails; then it accepts pushes again."""
 
 INSPECTOR_MEMORY_BYTES = 2 << 30
 """Memory limit of an inspector: several times the largest file's arrays, their rewards and the
@@ -70,9 +75,11 @@ class Lanes:
     """Set once a child has found engine and environment, so that policies are needed."""
     next_case: Callable[[int], Awaitable[Case]]
     """Waits for the next case for a lane."""
-    note: Callable[[Outcome, trio.Nursery], None]
-    """Takes note of an outcome."""
+    inbox: Inbox
+    """Open for pushes, but for pauses."""
     lanes: list[Lane] = field(default_factory=list)
+    ungraded: int = 0
+    """Number of honest submissions in a row that the environment could not grade."""
 
     def open(self, count: int) -> None:
         """Make the lanes."""
@@ -143,7 +150,7 @@ class Lanes:
             else:
                 await self.verdicts.give(case, outcome, nursery, seconds=seconds)
             self.peer.status.doing = "ready to judge"
-            self.note(outcome, nursery)
+            self._note(outcome, nursery)
         self._put_down(lane, case, self.peer.node.world.now() - started)
 
     async def _outcome_of(
@@ -182,6 +189,31 @@ class Lanes:
             return quarantine(
                 f"the policy, the manifest or the states could not be fetched: {error}"
             )
+
+    def _note(self, outcome: Outcome, nursery: trio.Nursery) -> None:
+        """Take no pushes for a while if the environment fails, again and again: workers turn to
+        validators whose environment may work. Submissions that are here are still judged."""
+        if outcome.failed not in UNGRADED:
+            if outcome.word == "accepted":
+                self.ungraded = 0
+            return
+        self.ungraded += 1
+        if self.ungraded < UNGRADED_MAX:
+            return
+        self.peer.status.doing = f"cannot grade: {outcome.detail}"[:200]
+        if self.peer.blobs.inbox is not None:
+            self.peer.node.events.emit(
+                "validator.cannot_grade",
+                submissions=self.ungraded,
+                reason=outcome.detail,
+                seconds=UNGRADED_PAUSE_SECONDS,
+            )
+            self.peer.blobs.inbox = None
+            nursery.start_soon(self._reopen)
+
+    async def _reopen(self) -> None:
+        await trio.sleep(UNGRADED_PAUSE_SECONDS)
+        self.peer.blobs.inbox = self.inbox
 
     def _put_down(self, lane: Lane, case: Case, seconds: float) -> None:
         """Note that a lane's case is settled, after so many seconds."""

@@ -26,7 +26,6 @@ from peers.validator.cases import Case
 from peers.validator.docket import Docket
 from peers.validator.examiner import Examiner
 from peers.validator.inbox import Client, Inbox
-from peers.validator.intake import Intake
 from peers.validator.lanes import Lanes
 from peers.validator.penalties import Penalties
 from peers.validator.queue import CaseQueue
@@ -127,7 +126,6 @@ class ValidatorRole:
             client_of=self._client_of,
         )
         self._penalties = Penalties(peer.node.world, peer.peer_id)
-        self._intake = Intake(peer, self._inbox)
         self._queue = CaseQueue(
             self._node.disk.database("validator.sqlite"),
             self._docket,
@@ -154,7 +152,7 @@ class ValidatorRole:
             self._settings.served_grades == "own",
             self._equipped,
             next_case=self._next_case,
-            note=self._intake.note,
+            inbox=self._inbox,
         )
         self._lanes.open(self._settings.lanes)
         self._second = SecondOpinions(peer, self._trusted, self._docket, self._inbox, self._queue)
@@ -207,11 +205,11 @@ class ValidatorRole:
             self._peer.status.doing = READY if self._peer.store.complete() else WAITING
             async with self._peer.messenger.answering({Submission: reception.answer}):
                 # Not earlier: a push that cannot be announced yet would use up its worker's quota.
-                self._intake.open()
+                self._peer.blobs.inbox = self._inbox
                 try:
                     await self._prefill_restarts.run(lambda: self._live(nursery))
                 finally:
-                    self._intake.close()
+                    self._peer.blobs.inbox = None
 
     def _note_policy(self, change: Change, held: Held, index: int) -> None:
         """Say so once the first policy is here: without one nothing can be judged."""
