@@ -25,17 +25,15 @@ from swarm.gossip.topics import RUN, WORK
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.environment import (
     DrawPrompt,
-    EnvironmentService,
     EnvironmentSetup,
     GradeEpisode,
     PlayTurn,
 )
-from swarm.jobs.inference import Probe
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import environment_of_group, rendezvous
 from swarm.rollouts.signed_turns import BadTurn, has_room, open_turn
 from swarm.run.admission import check_admission, is_worker
-from swarm.run.work import OrderBook, submission_order
+from swarm.run.work import OrderBook, check_rendering, submission_order
 from swarm.transport.rates import TokenBuckets
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
@@ -135,20 +133,7 @@ class EnvironmentRole:
             async with self._peer.messenger.answering(
                 {TurnRequest: self._on_turn, GradeRequest: self._on_grade}
             ):
-                await self._pool.run(setup, self._check_rendering)
-
-    async def _check_rendering(self, service: EnvironmentService) -> None:
-        """Raise `UserError` unless this machine renders tasks as the run's owner does."""
-        for environment in self._run.manifest.environments:
-            if environment.where != "served":
-                continue
-            digest = await service.probe(Probe(environment=environment))
-            if digest != environment.probe_hash:
-                raise UserError(
-                    f"this machine renders the tasks of {environment.name} {environment.version} "
-                    "differently from the run's owner; install the version of the environment and "
-                    "of Swarm that the owner signed the run with"
-                )
+                await self._pool.run(setup, lambda service: check_rendering(service.probe, served))
 
     # --- turns -------------------------------------------------------------------------------
 

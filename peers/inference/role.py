@@ -28,7 +28,7 @@ from peers.inference.settings import InferenceSettings
 from peers.inference.swapping import offer_newer
 from peers.inference.turns import ServedTurns, Unwanted
 from peers.sandbox.run import findings as sandbox_findings
-from swarm.errors import PeerError, UserError
+from swarm.errors import PeerError
 from swarm.gossip.topics import RUN
 from swarm.jobs import Load, SubmissionOrder, may_begin_with
 from swarm.jobs.inference import (
@@ -37,12 +37,11 @@ from swarm.jobs.inference import (
     InferenceService,
     InferenceSetup,
     Loaded,
-    Probe,
     Surveyed,
 )
 from swarm.node.run_node import RunNode
 from swarm.run import findings as screen
-from swarm.run.work import submission_order
+from swarm.run.work import check_rendering, submission_order
 from swarm.settings import PeerSettings
 from swarm.wire.manifest import RunManifest, Sampling
 from swarm.wire.messages import CheckpointReference, StepOrder, Submission, Verdict
@@ -338,7 +337,10 @@ class InferenceRole:
             local = str(self._node.disk.local_path(folder))
             loaded = await engine.load(Load(policy=order.checkpoint, folder=local))
         if self._loaded is None:
-            await self._check_rendering(engine)
+            environments = self._run.manifest.environments
+            await check_rendering(
+                engine.probe, (each for each in environments if each.where == "local")
+            )
             self._show_ready(loaded)
         self._note_policy(order.checkpoint, loaded.seconds)
 
@@ -386,20 +388,6 @@ class InferenceRole:
             fetched = await fetch()
             nursery.cancel_scope.cancel()
         return fetched
-
-    async def _check_rendering(self, engine: InferenceService) -> None:
-        """Raise `UserError` unless this machine renders tasks as the run's owner does."""
-        for environment in self._run.manifest.environments:
-            if environment.where == "served":
-                continue
-            digest = await engine.probe(Probe(environment=environment))
-            if digest != environment.probe_hash:
-                raise UserError(
-                    f"this machine renders the tasks of {environment.name} {environment.version} "
-                    "differently from the run's owner, so its work would be refused; install the "
-                    "version of Swarm that the run uses, and if you have it, tell the owner that "
-                    "the policy's tokenizer or chat template is not the run's"
-                )
 
     async def _has_states(self, order: StepOrder, manifest: RunManifest) -> bool:
         """Fetch the states that the step continues. False if the order was superseded meanwhile, or

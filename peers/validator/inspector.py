@@ -35,6 +35,7 @@ from swarm.jobs.validation import (
 from swarm.rollouts.continuations import whole
 from swarm.rollouts.rollouts import Rollouts, bounded
 from swarm.rollouts.submission_file import ReadLimits
+from swarm.run.work import renders_otherwise
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread
 
@@ -121,12 +122,7 @@ class InspectorService:
             key = (renderer.files_hash, each.name, each.version, each.probe_hash)
             if each.probe_hash != UNKNOWN_HASH and key not in self._alike:
                 if probe_hash(self._environments.of(each), renderer) != each.probe_hash:
-                    return (
-                        f"this validator renders the tasks of {each.name} {each.version} "
-                        "differently from the run's owner and does not judge; install the version "
-                        "of Swarm that the run uses, and give the trainer the run's tokenizer and "
-                        "chat template"
-                    )
+                    return renders_otherwise(each)
                 self._alike.add(key)
         return ""
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
 
+from swarm.errors import UserError
 from swarm.jobs import SubmissionOrder
+from swarm.jobs.inference import Probe
 from swarm.rollouts.continuations import State, continued_groups
 from swarm.rollouts.seeds import nonce_of, rendezvous
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope
-from swarm.wire.manifest import RunManifest
+from swarm.wire.manifest import EnvironmentReference, RunManifest
 from swarm.wire.messages import Acknowledgement, StepOrder, Verdict
 from swarm.world.observable import Observable
 
@@ -108,3 +110,21 @@ def submission_order(
         sampling=manifest.sampling,
         continued=continued_groups(states, manifest.values.share, nonce, worker, number, groups),
     )
+
+
+def renders_otherwise(environment: EnvironmentReference) -> str:
+    """What is wrong where an environment's probe tasks have another hash than the run's."""
+    return (
+        f"this machine renders the tasks of {environment.name} {environment.version} differently "
+        "from the run's owner; install the versions of Swarm and of the environment that the run "
+        "uses, or tell the owner that the policy's tokenizer or chat template is not the run's"
+    )
+
+
+async def check_rendering(
+    probe: Callable[[Probe], Awaitable[bytes]], environments: Iterable[EnvironmentReference]
+) -> None:
+    """Raise `UserError` unless this machine renders tasks as the run's owner does."""
+    for each in environments:
+        if await probe(Probe(environment=each)) != each.probe_hash:
+            raise UserError(renders_otherwise(each))
