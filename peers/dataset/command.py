@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,9 +34,12 @@ from swarm.terminal.output import check_writable
 from swarm.terminal.strict_json import to_json
 
 if TYPE_CHECKING:
-    from peers.environments import Task
+    from peers.environments import Environment, Task
     from peers.evaluation.run import Evaluation
     from swarm.jobs.evaluation import Sample
+
+SHARE = "solve_rate"
+"""Column with the share of right attempts."""
 
 app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 
@@ -56,9 +60,9 @@ def filter_command(
     seed: TaskSeed = 0,
     temperature: Temperature = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
-    out: Annotated[Path, typer.Option(help="File of JSON lines, one for each task.")] = Path(
-        "filtered.jsonl"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Data set of the kept tasks: JSON lines, as the task's own rows.")
+    ] = Path("filtered.jsonl"),
     responses: Annotated[
         Path | None,
         typer.Option(
@@ -71,6 +75,7 @@ def filter_command(
     Interrupt it at will: the same command resumes it. The attempts are in OUT.samples.jsonl.
     """
     require_extra("infer", "swarm dataset filter")
+    from peers.environments import load
     from peers.evaluation.run import Given, Machine, measure, wanted_of
     from peers.evaluation.samples import Named
     from swarm.jobs import Hardware
@@ -79,7 +84,7 @@ def filter_command(
     check_temperature(temperature)
     if not policy.is_dir():
         raise UserError(f"--policy {policy} is no folder; name a Hugging Face folder")
-    check_writable("--out", out)
+    check_writable("--out", out, (".jsonl",))
     wanted = wanted_of(
         Given(
             tasks=environment,
@@ -102,26 +107,28 @@ def filter_command(
         ProgressLine("").show,
         Named("--out", "swarm dataset filter"),
     )
-    rows: list[dict[str, Any]] = []
+    (named,) = wanted.environments
+    environment_here = load(named.name, named.version, named.options)
+    kept: list[tuple[Task, float]] = []
     texts: list[dict[str, Any]] = []
-    tried = zip(_drawn(policy, wanted), measured.samples[0], strict=True)
-    for index, ((each, task), samples) in enumerate(tried):
-        row = _row(index, each, task, samples)
-        row["kept"] = not row["problem"] and low <= row["passes"] / pass_at <= high
-        if row["problem"]:
-            print(f"warning: task {index} is not kept: {row['problem']}", file=sys.stderr)
-        rows.append(row)
+    drawn = _drawn(environment_here, policy, wanted)
+    for (each, task), samples in zip(drawn, measured.samples[0], strict=True):
+        share = sum(sample.reward >= 1.0 for sample in samples) / pass_at
+        problem = next((sample.problem for sample in samples if sample.problem), "")
+        if problem:
+            print(f"warning: a task is not kept: {problem}", file=sys.stderr)
+        elif low <= share <= high:
+            kept.append((task, share))
         if responses is not None:
             model = f"{policy.name}@{measured.drawn.checkpoint[:16]}"
             texts += _responses(each, task, samples, wanted, model)
-    head = {"policy": measured.drawn.checkpoint, "environment": environment, "keep": keep}
-    _write("--out", out, [head, *rows])
+    _write("--out", out, _rows(environment_here, kept))
     if responses is not None:
         _write("--responses", responses, texts)
-    if len(rows) < tasks:
-        print(f"{environment} has no other prompts than these {len(rows)}", file=sys.stderr)
-    kept = sum(row["kept"] for row in rows)
-    print(numbered(f"{kept} of {len(rows)} tasks are kept; the results are in {out}"))
+    tried = measured.drawn.tasks[0]
+    if tried < tasks:
+        print(f"{environment} has no other prompts than these {tried}", file=sys.stderr)
+    print(numbered(f"{len(kept)} of {tried} tasks are kept; they are in {out}"))
 
 
 def parse_bounds(text: str) -> tuple[float, float]:
@@ -136,31 +143,40 @@ def parse_bounds(text: str) -> tuple[float, float]:
     return bounds
 
 
-def _drawn(policy: Path, wanted: Evaluation) -> Iterator[tuple[bytes, Task]]:
+def _drawn(
+    environment: Environment, policy: Path, wanted: Evaluation
+) -> Iterator[tuple[bytes, Task]]:
     """The seeds and tasks that were evaluated, drawn again."""
     from peers.environments import Renderer
     from peers.environments.prompt_room import ModelFacts, PromptRoom
-    from peers.environments.registry import load
     from peers.evaluation.tasks import different_tasks
 
-    (named,) = wanted.environments
     positions = ModelFacts.read(policy).max_position_embeddings
     room = PromptRoom.of_policy(Renderer(policy), positions, wanted.max_new_tokens)
-    environment = load(named.name, named.version, named.options)
     return different_tasks(environment, "train", wanted.seed, wanted.tasks, room=room)
 
 
-def _row(index: int, seed: bytes, task: Task, samples: Sequence[Sample]) -> dict[str, Any]:
-    from peers.environments.interface import as_text
+def _rows(environment: Environment, kept: Sequence[tuple[Task, float]]) -> Iterator[dict[str, Any]]:
+    """A data set of the kept tasks: their own rows, or those that the environment `dataset` reads,
+    with the share of right attempts."""
+    from peers.environments.dataset import OfRows
+    from peers.environments.interface import Wrapper, messages_of
 
-    return {
-        "index": index,
-        "seed": seed.hex(),
-        "prompt": as_text(task.prompt),
-        "answer": task.answer,
-        "passes": sum(each.reward >= 1.0 for each in samples),
-        "problem": next((each.problem for each in samples if each.problem), ""),
-    }
+    while isinstance(environment, Wrapper):
+        environment = environment.inner
+    shares = {task.own.prompt: share for task, share in kept}
+    if isinstance(environment, OfRows):
+        for index in environment.indices():
+            with suppress(UserError):
+                share = shares.pop(environment.task_of_row(index).prompt, None)
+                if share is not None:
+                    yield {**environment.rows[index], SHARE: share}
+        return
+    for task, share in kept:
+        prompt: Any = task.own.prompt
+        if not isinstance(prompt, str):
+            prompt = [message.fields() for message in messages_of(prompt)]
+        yield {**task.own.data, "prompt": prompt, "answer": task.answer, SHARE: share}
 
 
 def _responses(
@@ -191,7 +207,7 @@ def _responses(
         }
 
 
-def _write(option: str, path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _write(option: str, path: Path, rows: Iterable[dict[str, Any]]) -> None:
     try:
         path.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
     except OSError as error:
