@@ -49,15 +49,7 @@ TOOLS = EnvironmentReference(
     version="1",
     options={"statement": "bare", "digits": 2, "operations": 1, "must_call": True},
 )
-CODE = EnvironmentReference(
-    name="code",
-    version="2",
-    options={
-        "style": "lambda",
-        "steps": 1,
-        "tests": 3,
-    },
-)
+CODE = EnvironmentReference(name="code", version="2", options={"tests": 3})
 
 
 @dataclass(frozen=True, kw_only=True)

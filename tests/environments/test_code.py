@@ -26,8 +26,7 @@ from swarm.errors import UserError
 
 works = pytest.mark.skipif(bool(why_none()), reason=f"no sandbox here: {why_none()}")
 
-FUNCTION = Code(CodeOptions(style="function", tests=3))
-LAMBDA = Code(CodeOptions(style="lambda", steps=1, tests=3))
+CODE = Code(CodeOptions(tests=3))
 
 
 def drawn(environment: Code, number: int = 0, split="train") -> Task:
@@ -41,32 +40,10 @@ def rewarded(environment: Environment, task: Task, program: str, finished: bool 
 def test_equal_seeds_give_equal_tasks_of_their_split():
     for split in ("train", "held_out"):
         for number in range(20):
-            task = drawn(FUNCTION, number, split)
-            assert task == drawn(FUNCTION, number, split)
+            task = drawn(CODE, number, split)
+            assert task == drawn(CODE, number, split)
             assert split_of(task.prompt) == split
             assert all(output is not None for output in task.data["tests"]["outputs"])
-
-
-def test_difficulty_shows_in_the_statement():
-    for steps in (1, 4):
-        problem = drawn(Code(CodeOptions(steps=steps, tests=5)))
-        statement = as_text(problem.prompt)
-        assert f"{steps}. " in statement and f"{steps + 1}. " not in statement
-        inputs = problem.data["tests"]["inputs"]
-        assert len(inputs) == 5 and inputs[0] == [[]]
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_lambda_does_what_the_function_does(steps):
-    environment = Code(CodeOptions(style="lambda", steps=steps, tests=6))
-    for number in range(60):
-        problem = drawn(environment, number)
-        namespace: dict[str, Any] = {}
-        exec(problem.answer, namespace)
-        tests = problem.data["tests"]
-        for (numbers,), expected in zip(tests["inputs"], tests["outputs"], strict=True):
-            assert namespace["solve"](list(numbers)) == expected
-    assert re.fullmatch(r"[a-z0-9; -]+>", as_text(problem.prompt))
 
 
 @works
@@ -77,7 +54,7 @@ def test_an_equal_program_is_run_once():
         programs.append(program)
         return run(program, limits)
 
-    environment = Code(CodeOptions(style="lambda", steps=1), run_program=counted)
+    environment = Code(CodeOptions(), run_program=counted)
     task = drawn(environment)
     for _ in range(3):
         assert rewarded(environment, task, task.answer) == 1
@@ -88,14 +65,14 @@ def test_an_equal_program_is_run_once():
 
 def test_the_hidden_tests_are_not_in_the_prompt():
     for number in range(20):
-        task = drawn(FUNCTION, number)
+        task = drawn(CODE, number)
         inputs = task.data["tests"]["inputs"]
         assert not any(str(numbers) in as_text(task.prompt) for (numbers,) in inputs if numbers)
 
 
 @works
-@pytest.mark.parametrize("environment", [FUNCTION, LAMBDA])
-def test_the_reference_solves_every_problem(environment):
+def test_the_reference_solves_every_problem():
+    environment = CODE
     for number in range(2):
         task = drawn(environment, number)
         assert rewarded(environment, task, task.answer) == 1.0
@@ -104,20 +81,20 @@ def test_the_reference_solves_every_problem(environment):
 
 @works
 def test_passing_some_tests_is_worth_nothing():
-    task = drawn(FUNCTION, 1)
+    task = drawn(CODE, 1)
     tests = task.data["tests"]
     pairs = zip(tests["inputs"], map(json.dumps, tests["outputs"]), strict=True)
     every = {tuple(numbers): output for (numbers,), output in pairs}
     known = dict(list(every.items())[:-1])
     partial = f"import json\ndef solve(xs): return json.loads({known!r}[tuple(xs)])"
-    assert rewarded(FUNCTION, task, partial) == 0.0
-    assert rewarded(FUNCTION, task, partial.replace(repr(known), repr(every))) == 1.0
+    assert rewarded(CODE, task, partial) == 0.0
+    assert rewarded(CODE, task, partial.replace(repr(known), repr(every))) == 1.0
 
 
 def test_an_unfinished_or_empty_program_is_not_run():
-    task = drawn(FUNCTION)
-    assert rewarded(FUNCTION, task, task.answer, finished=False) == 0.0
-    assert rewarded(FUNCTION, task, "  \n") == 0.0
+    task = drawn(CODE)
+    assert rewarded(CODE, task, task.answer, finished=False) == 0.0
+    assert rewarded(CODE, task, "  \n") == 0.0
 
 
 EQUAL_TO_ALL = """class Same(int):
@@ -163,12 +140,12 @@ def solve(xs): return found[0]
     ],
 )
 def test_a_program_that_cheats_earns_nothing(program):
-    assert rewarded(FUNCTION, drawn(FUNCTION), program) == 0.0
+    assert rewarded(CODE, drawn(CODE), program) == 0.0
 
 
 @works
 def test_an_endless_program_ends():
-    environment = Code(CodeOptions(style="function", tests=2, cpu_seconds=0.2))
+    environment = Code(CodeOptions(tests=2, cpu_seconds=0.2))
     assert rewarded(environment, drawn(environment), "while True: pass") == 0.0
 
 
@@ -177,12 +154,12 @@ def test_without_a_sandbox_no_reward_is_given():
         check("not permitted")
         raise AssertionError("unreachable")
 
-    environment = Code(CodeOptions(style="function"), run_program=refuse)
+    environment = Code(CodeOptions(), run_program=refuse)
     with pytest.raises(UserError, match=r"^no sandbox works .*allow user namespaces"):
         rewarded(environment, drawn(environment), "def solve(xs): return 1")
 
 
-@pytest.mark.parametrize("steps", [1, 8])
+@pytest.mark.parametrize("steps", [1, 2])
 def test_no_constant_passes_all_tests(steps):
     environment = Code(CodeOptions(steps=steps, tests=2))
     for number in range(20):
@@ -191,23 +168,18 @@ def test_no_constant_passes_all_tests(steps):
 
 
 def test_a_wrong_option_is_refused():
-    with pytest.raises(UserError, match="'code': options: steps is 9"):
-        load("code", "2", {"steps": 9})
+    with pytest.raises(UserError, match="'code': options: steps is 3"):
+        load("code", "2", {"steps": 3})
 
 
-def test_brief_problems_are_of_few_kinds_and_equal_ones_have_equal_tests():
+def test_problems_are_of_few_kinds_and_equal_ones_have_equal_tests():
     tests: dict[str, Any] = {}
     for number in range(200):
-        task = drawn(LAMBDA, number)
+        task = drawn(CODE, number)
         prompt = as_text(task.prompt)
         assert re.fullmatch(r"(over|times|add|first) -?\d+; (sum|list|(max|min) -?\d+)>", prompt)
         assert tests.setdefault(prompt, task.data) == task.data
     assert len(tests) < 200
-
-
-def test_a_lambda_has_few_steps():
-    with pytest.raises(UserError, match="steps is 3; with the style lambda it may be at most 2"):
-        load("code", "2", {"style": "lambda", "steps": 3})
 
 
 def test_the_last_block_of_python_counts_before_one_without_a_tag():
