@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import blake3
 import msgspec
@@ -32,8 +30,6 @@ from swarm.jobs.environment import TrialService, TrialSetup, Tried, TryEnvironme
 from swarm.rollouts.seeds import digest
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread
-
-T = TypeVar("T")
 
 MARK = " is not gradable: "
 """Words of the warning about the first such completion of a task."""
@@ -86,14 +82,12 @@ class Trial:
         prompts = dict[Split, set[str]]((split, set()) for split in SPLITS)
         for number, split in ((n, s) for s in SPLITS for n in range(tasks)):
             checkpoint()
-            task, seconds = _timed(lambda n=number, s=split: self._task(n, s))  # type: ignore[misc]
+            task = self._task(number, split)
             prompts[split].add(as_text(task.prompt))
             found.answers.append((f"{split} task {number}", _digest(task)))
-            if split == "train":
-                found.draw_seconds.append(seconds)
-                if self._renderer is not None:
-                    found.prompt_tokens.append(len(self._renderer.encode_prompt(task.prompt)))
-                    found.answer_tokens.append(len(self._renderer.encode_completion(task.answer)))
+            if split == "train" and self._renderer is not None:
+                found.prompt_tokens.append(len(self._renderer.encode_prompt(task.prompt)))
+                found.answer_tokens.append(len(self._renderer.encode_completion(task.answer)))
         found.different = len(prompts["train"])
         both = sorted(prompts["train"] & prompts["held_out"])
         if both:
@@ -165,8 +159,7 @@ class Trial:
     def _graded(self, what: str, task: Task, transcript: Transcript, found: Tried) -> float | None:
         checkpoint()
         with _noting(found, what, task):
-            given, seconds = _timed(lambda: graded_alike(self._environment, task, transcript))
-            found.grade_seconds.append(seconds / 2)
+            given = graded_alike(self._environment, task, transcript)
             found.parts = sorted({*found.parts, *given.parts})
             found.answers.append((f"the reward of {what}", f"{given.reward!r}"))
             return given.reward
@@ -174,8 +167,7 @@ class Trial:
 
     def _stepped(self, what: str, episode: Episode, text: str, found: Tried) -> str | None:
         checkpoint()
-        observation, seconds = _timed(lambda: episode.step(text))
-        found.step_seconds.append(seconds)
+        observation = episode.step(text)
         shown = None if observation is None else as_text(observation)
         found.answers.append((f"the observation of {what}", f"{shown!r}"))
         return shown
@@ -206,9 +198,3 @@ def _digest(task: Task) -> str:
             "numbers, text, lists and dictionaries"
         ) from error
     return blake3.blake3(raw).hexdigest(length=8)
-
-
-def _timed(call: Callable[[], T]) -> tuple[T, float]:
-    started = time.perf_counter()
-    result = call()
-    return result, time.perf_counter() - started

@@ -116,8 +116,6 @@ class Tried(msgspec.Struct, kw_only=True):
     warnings: list[str] = []
     answers: list[tuple[str, str]] = []
     """(the call, its result), for a comparison with another process."""
-    draw_seconds: list[float] = []
-    """Of each draw of a training task."""
     different: int = 0
     """Different prompts among the training tasks."""
     prompt_tokens: list[int] = []
@@ -130,8 +128,6 @@ class Tried(msgspec.Struct, kw_only=True):
     parts: list[str] = []
     not_gradable: int = 0
     """Grades that the environment could not know."""
-    grade_seconds: list[float] = []
-    step_seconds: list[float] = []
 
 
 class TrialService(Protocol):

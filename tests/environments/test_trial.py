@@ -138,4 +138,4 @@ def test_with_a_tokenizer_prompts_are_rendered(tmp_path: Path) -> None:
     found = trio.run(trial.play, TryEnvironment(tasks=3, graded=2))
     assert found.faults == [] and len(found.probe_hash) == 64 and found.several_turns
     assert [len(tokens) for tokens in (found.prompt_tokens, found.answer_tokens)] == [3, 3]
-    assert found.answer_rewards == [1.0, 1.0] and found.step_seconds
+    assert found.answer_rewards == [1.0, 1.0]

@@ -114,30 +114,27 @@ def figures(name: str, tried: Tried) -> dict[str, str]:
     turns = "several turns" if tried.several_turns else "single turns"
     found = {
         "environment": f"{name} {tried.version}, {turns}",
-        "tasks": f"{len(tried.draw_seconds)} training tasks, {tried.different} different prompts",
-        "prompt tokens": spread(tried.prompt_tokens, "", 0),
-        "answer tokens": spread(tried.answer_tokens, "", 0),
+        "tasks": f"{tried.different} different prompts of training tasks",
+        "prompt tokens": spread(tried.prompt_tokens, 0),
+        "answer tokens": spread(tried.answer_tokens, 0),
         "probe hash": tried.probe_hash,
-        "reward of answers": spread(tried.answer_rewards, "", 3) or "no answers are known",
-        "reward of junk": spread(tried.junk_rewards, "", 3),
+        "reward of answers": spread(tried.answer_rewards, 3) or "no answers are known",
+        "reward of junk": spread(tried.junk_rewards, 3),
         "parts of rewards": ", ".join(tried.parts),
         "not gradable": f"{tried.not_gradable} completions" if tried.not_gradable else "",
-        "draw": spread([1e3 * each for each in tried.draw_seconds], " ms", 3),
-        "grade": spread([1e3 * each for each in tried.grade_seconds], " ms", 3),
-        "observation": spread([1e3 * each for each in tried.step_seconds], " ms", 3),
     }
     return {name: text for name, text in found.items() if text}
 
 
-def spread(values: Sequence[float], unit: str, digits: int) -> str:
+def spread(values: Sequence[float], digits: int) -> str:
     """Median, 10th to 90th percentile, and maximum; empty without values."""
     if not values:
         return ""
     ordered, last = sorted(values), len(values) - 1
     low, high = (ordered[min(last, int(share * len(values)))] for share in (0.1, 0.9))
     return (
-        f"{statistics.median(values):.{digits}f}{unit} ({low:.{digits}f} to {high:.{digits}f}, at "
-        f"most {ordered[-1]:.{digits}f})"
+        f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f}, at most "
+        f"{ordered[-1]:.{digits}f})"
     )
 
 
