@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from swarm.errors import PeerError, SwarmError, UserError
     from swarm.library import Visit, read_rollouts
     from swarm.node.node import Node
-    from swarm.plain import fetch, ledger_of, publish, status_of, visit
+    from swarm.plain import fetch, get, ledger_of, open_node, publish, put, status_of, visit
 
 _HOMES = {
     "errors": ("PeerError", "SwarmError", "UserError"),
     "library": ("Visit", "read_rollouts"),
     "node.node": ("Node",),
-    "plain": ("fetch", "ledger_of", "publish", "status_of", "visit"),
+    "plain": ("fetch", "get", "ledger_of", "open_node", "publish", "put", "status_of", "visit"),
 }
 """The modules of the public names."""
 
@@ -36,8 +36,11 @@ __all__ = [
     "Visit",
     "__version__",
     "fetch",
+    "get",
     "ledger_of",
+    "open_node",
     "publish",
+    "put",
     "read_rollouts",
     "status_of",
     "visit",

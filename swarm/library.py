@@ -6,17 +6,20 @@ names (`swarm.plain`). docs/library.md shows both.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import trio
 
-from swarm.errors import UserError
+from swarm.errors import PeerError, UserError
+from swarm.kademlia.records import NAMESPACE, SignedValues, data_of, sign_value
 from swarm.ledger.archive import Archive
 from swarm.look.archives import fetch_archive
 from swarm.look.newest_policy import from_peers
@@ -24,8 +27,10 @@ from swarm.look.onlooker import RunStatus
 from swarm.look.onlooker import status_of as ask_status
 from swarm.look.rollouts.filters import Filters, Range
 from swarm.node import local
+from swarm.node.joining import join_dht, join_network
 from swarm.node.node import Node
 from swarm.run.run import Run
+from swarm.settings import PeerSettings
 from swarm.shardcast.manifest import CheckpointManifest
 from swarm.shardcast.mirror import fetch as mirrors
 from swarm.shardcast.mirror.publish import serve
@@ -41,6 +46,34 @@ class Visit:
 
     node: Node
     run: Run
+
+
+@asynccontextmanager
+async def open_node(
+    bootstrap: str | Sequence[str] = (),
+    *,
+    home: str | Path | None = None,
+    listen: Sequence[str] = local.LOOPBACK,
+) -> AsyncIterator[Node]:
+    """Open a node of a network of your own, for values and messages; it joins no run.
+
+    bootstrap: multiaddrs of nodes to connect to (`Node.addresses`); none for the first node.
+    home: folder of the node's key, a temporary one by default. listen: multiaddrs to listen on,
+    by default one that only this machine reaches. Raises `UserError`, and `PeerError` if no
+    bootstrap node answers.
+    """
+    with TemporaryDirectory(prefix="swarm-node-") as momentary:
+        settings = PeerSettings(
+            role=["observer"],
+            bootstrap=_listed(bootstrap),
+            listen=list(listen),
+            home=str(home or momentary),
+        )
+        namespaces = {NAMESPACE: SignedValues(time.time)}
+        async with local.open_node(settings, _silent, namespaces) as node:
+            if settings.bootstrap:
+                await join_dht(node, await join_network(node))
+            yield node
 
 
 @asynccontextmanager
@@ -71,6 +104,35 @@ async def ledger_of(visit: Visit) -> Archive:
     `Archive.problems` has a sentence for each peer that did not answer.
     """
     return await fetch_archive(visit.node, visit.run)
+
+
+async def put(node: Node, name: str, data: bytes) -> str:
+    """Put a value into the DHT, signed by the node; returns its key, for `get`.
+
+    A later one of the same name replaces it. It is kept for a day, up to 16 KiB, by nodes of
+    `open_node`. Raises `UserError` for a bad name or too much data, and `PeerError` if no other
+    node keeps it.
+    """
+    key, record = sign_value(node.identity, name, data, node.world.wall_time())
+    raw = key.encode()
+    others = await node.dht.put(raw, record) - (node.dht.records.get(raw) is not None)
+    if not others and len(node.dht.table):
+        raise PeerError(
+            f"no peer of this network keeps the value {name!r}: the peers of a run keep manifests "
+            "and addresses only; connect this node to others that open_node opened"
+        )
+    return key
+
+
+async def get(node: Node, key: str) -> bytes | None:
+    """The value that `put` gave this key, checked against its signer's key; None if none is found.
+
+    Raises `UserError` for text that is no such key.
+    """
+    if not key.startswith(f"/{NAMESPACE}/"):
+        raise UserError(f"the key {key[:80]!r} is none that put returned (/{NAMESPACE}/…)")
+    record = await node.dht.get(key.encode())
+    return None if record is None else data_of(record)
 
 
 @asynccontextmanager
@@ -167,3 +229,7 @@ def read_rollouts(
 
 def _listed(addresses: str | Sequence[str]) -> list[str]:
     return [addresses] if isinstance(addresses, str) else list(addresses)
+
+
+def _silent(event: Any) -> None:
+    """Show no event."""

@@ -131,8 +131,11 @@ def _plain_context(
     return opened
 
 
+open_node = _plain_context(library.open_node)
 visit = _plain_context(library.visit)
 publish = _plain_context(library.publish)
 status_of = _plain(library.status_of)
 ledger_of = _plain(library.ledger_of)
+put = _plain(library.put)
+get = _plain(library.get)
 fetch = _plain(library.fetch)

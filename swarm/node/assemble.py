@@ -9,6 +9,7 @@ import trio
 
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
+from swarm.kademlia.records import Validator
 from swarm.node.node import Node, create_tables
 from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
@@ -29,11 +30,16 @@ async def assemble(
     events: Events,
     settings: PeerSettings,
     manifests: Mapping[str, Envelope],
+    namespaces: Mapping[str, Validator] | None = None,
 ) -> AsyncIterator[Node]:
-    """Make a node from the parts of the seam; it serves its DHT and its manifests in the block."""
+    """Make a node from the parts of the seam; it serves its DHT and its manifests in the block.
+
+    `namespaces`: further ones that its DHT keeps records of, with their validators.
+    """
     database = disk.database("peer.sqlite")
     await database.transact(create_tables)
-    dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)
+    validators = {**record_validators(world.wall_time), **(namespaces or {})}
+    dht = Kademlia(transport, world, validators, emit=events.emit)
     async with trio.open_nursery() as nursery:
         await nursery.start(dht.run)
         node = Node(

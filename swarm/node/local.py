@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import trio
 
 from swarm.errors import UserError
 from swarm.events import Events, JsonLines, Lines
+from swarm.kademlia.records import Validator
 from swarm.node.assemble import assemble
 from swarm.node.joining import (
     BOOTSTRAP_DEADLINE_SECONDS,
@@ -44,8 +45,12 @@ SILENT_SECONDS_MAX = 5.0
 async def open_node(
     settings: PeerSettings,
     events_sink: Any = None,
+    namespaces: Mapping[str, Validator] | None = None,
 ) -> AsyncIterator[Node]:
-    """Open a node on the real network; raises `UserError` for a wrong setting before that."""
+    """Open a node on the real network; `namespaces` as of `assemble`.
+
+    Raises `UserError` for a wrong setting before anything starts.
+    """
     for address in settings.bootstrap:
         require_peer(address)
     for address in settings.listen:
@@ -61,7 +66,7 @@ async def open_node(
             raise UserError(
                 f"--home {home} cannot be used ({error.strerror}); choose another folder"
             ) from error
-        async with _node_at(home, settings, events_sink) as node:
+        async with _node_at(home, settings, events_sink, namespaces) as node:
             yield node
 
 
@@ -70,6 +75,7 @@ async def _node_at(
     home: Path,
     settings: PeerSettings,
     events_sink: Any,
+    namespaces: Mapping[str, Validator] | None,
 ) -> AsyncIterator[Node]:
     is_new = not (home / KEY_FILE).exists()
     identity = home_identity(home)
@@ -104,6 +110,7 @@ async def _node_at(
             events=events,
             settings=settings,
             manifests=manifests,
+            namespaces=namespaces,
         ) as node,
     ):
         yield node

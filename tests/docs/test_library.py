@@ -87,32 +87,32 @@ def test_look_at_a_run(tmp_path: Path) -> None:
 
 
 def test_a_cell_of_a_notebook(tmp_path: Path) -> None:
-    """A notebook's own loop runs in the main thread; a block may be left open when it ends."""
-    make_policy(tmp_path / "policy")
-    cell = "import swarm\nprint(swarm.fetch(address, 'copy').total_bytes > 0)"
+    """A notebook's own loop runs in the main thread; a node may be left open when it ends."""
+    cell = "import swarm\nkey = swarm.put(node, 'x', b'y')\nprint(swarm.get(node, key))"
     lines = [
         "import asyncio, contextlib, swarm",
-        "address = contextlib.ExitStack().enter_context(swarm.publish('policy'))",
+        "node = contextlib.ExitStack().enter_context(swarm.open_node())",
         f"async def cell():\n{indent(cell, ' ')}",
         "asyncio.run(cell())",
     ]
     command = [sys.executable, "-W", "error", "-c", "\n".join(lines)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("True\n", "")
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("b'y'\n", "")
+    assert not list(tmp_path.iterdir()), "the node's folder is removed"
 
 
 def test_a_forked_process_has_a_loop_of_its_own(tmp_path: Path) -> None:
-    make_policy(tmp_path / "policy")
     lines = [
         "import os, swarm",
         "for who in ('parent', 'child'):",
-        " with swarm.publish('policy') as address:",
-        "  print(who, swarm.fetch(address, who).total_bytes > 0, flush=True)",
+        " with swarm.open_node() as node:",
+        "  print(who, swarm.get(node, swarm.put(node, 'x', b'y')), flush=True)",
         " if who == 'parent' and (child := os.fork()): os._exit(os.waitpid(child, 0)[1])",
     ]
     command = [sys.executable, "-c", "\n".join(lines)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "parent True\nchild True\n"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "parent b'y'\nchild b'y'\n"
 
 
 def test_ctrl_c_ends_a_wait(tmp_path: Path) -> None:
@@ -128,6 +128,12 @@ def test_ctrl_c_ends_a_wait(tmp_path: Path) -> None:
     assert said.decode().splitlines()[-1] == "KeyboardInterrupt"
     assert process.returncode == -signal.SIGINT
     assert not list(tmp_path.iterdir())
+
+
+def test_a_value_in_the_dht(tmp_path: Path) -> None:
+    key, value = output("A value in the DHT", tmp_path).splitlines()
+    assert key.startswith("/swarm-value/12D3KooW") and key.endswith("/learning-rate")
+    assert value == "b'3e-4'"
 
 
 def test_a_checkpoint_from_one_node_to_another(tmp_path: Path) -> None:
@@ -193,8 +199,7 @@ def test_simulate_a_broadcast(tmp_path: Path) -> None:
 
 
 def test_under_trio(tmp_path: Path) -> None:
-    make_policy(tmp_path / "policy")
-    assert output("Under trio", tmp_path).endswith(" bytes\n")
+    assert output("Under trio", tmp_path) == "b'hello'\n"
 
 
 def test_every_name_is_there_and_an_import_loads_none() -> None:
@@ -209,8 +214,15 @@ def test_every_name_is_there_and_an_import_loads_none() -> None:
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    with swarm.open_node() as node:
+        with pytest.raises(swarm.UserError, match=r"the key '/x/y' is none that put returned"):
+            swarm.get(node, "/x/y")
+        with pytest.raises(swarm.UserError, match="has 20,000 bytes, and the DHT takes 16,384"):
+            swarm.put(node, "large", bytes(20_000))
+        with pytest.raises(swarm.UserError, match="must have between 1 and 128 bytes"):
+            swarm.put(node, "", b"")
     with pytest.raises(swarm.PeerError, match="no bootstrap peer can be reached"):
-        swarm.visit(NOBODY).__enter__()
+        swarm.open_node(NOBODY).__enter__()
     with pytest.raises(swarm.UserError, match="nowhere is no folder"):
         swarm.publish(tmp_path / "nowhere").__enter__()
     with pytest.raises(swarm.UserError, match="the source is 'policy'; give the address"):
