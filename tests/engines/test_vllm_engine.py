@@ -240,8 +240,8 @@ def test_bf16(policies: dict[str, Path]) -> None:
 
 
 def test_heads_that_vllm_does_not_take_on_a_cpu(tmp_path: Path) -> None:
-    make_tiny(tmp_path, hidden=132)
-    with pytest.raises(UserError, match=r"takes attention heads of 32, .* model's have 33; use"):
+    make_tiny(tmp_path, hidden=136)
+    with pytest.raises(UserError, match=r"takes attention heads of 32, .* model's have 34; use"):
         VllmEngine(tmp_path, 0, ON_CPU)
 
 

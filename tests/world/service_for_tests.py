@@ -72,6 +72,15 @@ class Greeting(Setup, frozen=True, kw_only=True):
 class Service:
     def __init__(self, setup: Greeting | None) -> None:
         self.greeting = setup.greeting if setup else "hello"
+        self.runs = trio.Event()
+
+    async def run(self) -> None:
+        """Goes on beside the calls."""
+        self.runs.set()
+        await trio.sleep_forever()
+
+    async def wait_for_run(self, job: Nothing) -> None:
+        await self.runs.wait()
 
     async def greet(self, job: Named) -> str:
         return f"{self.greeting} {job.name}"

@@ -148,6 +148,12 @@ async def test_a_child_that_cannot_be_made_says_why(compute: LocalCompute) -> No
             raise AssertionError("the block must not be entered")
 
 
+async def test_a_service_runs_beside_its_calls(compute: LocalCompute) -> None:
+    async with compute.child(SERVICE, name="c") as child:
+        await child.request("wait_for_run", Nothing(), NoneType)
+        assert await child.request("greet", Named(name="x"), str) == "hello x"
+
+
 async def test_a_dead_child_is_reported_with_its_last_words(compute: LocalCompute) -> None:
     async with compute.child(SERVICE, name="engine") as child:
         with pytest.raises(ChildDied, match=r"SIGKILL.*these are my last words") as caught:
