@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from swarm.look.rollouts.filters import Filters
     from swarm.look.rollouts.seen import SeenRollout
     from swarm.look.rollouts.sources import Source
 
@@ -102,7 +101,7 @@ class Chosen:
         found = source.rollouts(filters)
         first = next(found, None)
         if first is None:
-            raise UserError(_nothing(source, filters))
+            raise UserError(_nothing(source))
         return source, chain([first], found)
 
     def limited(self, rollouts: Iterator[SeenRollout]) -> Iterator[SeenRollout]:
@@ -110,17 +109,15 @@ class Chosen:
         return islice(rollouts, self.limit or None)
 
 
-def _nothing(source: Source, filters: Filters) -> str:
+def _nothing(source: Source) -> str:
     """Say why no rollout passes the filters."""
-    if not filters.described():
+    if source.problems:
         return source.problems[0]
     steps = sorted({found.step for found in source.files})
-    workers = {found.worker for found in source.files}
     return (
-        f"no rollout of {source.path} passes {filters.described()}; it holds {len(source.files):,} "
-        f"submissions by {len(workers):,} workers of steps {steps[0]} to {steps[-1]}"
-        + ("" if any(source.verdicts()) else ", without verdicts, so without rewards")
-        + "; widen the filters"
+        f"none of the {len(source.files):,} submissions in {source.path}, of steps {steps[0]} to "
+        f"{steps[-1]}, has a rollout that passes the filters"
+        + ("" if any(source.verdicts()) else "; they have no verdicts here, so no rewards")
     )
 
 

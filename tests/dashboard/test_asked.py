@@ -27,11 +27,11 @@ def test_the_newest_rollouts_are_few_of_each_worker(tmp_path: Path) -> None:
     for step in range(12):
         a_submission(tmp_path / f"{step}.parquet", a_header(step=step))
     shown = newest_rollouts(tmp_path, "", None)
-    steps = [each.step for each in shown]
+    steps = [each["step"] for each in shown]
     assert steps == sorted(steps, reverse=True) and steps[0] == 11
     assert len(shown) <= ROLLOUTS_SHOWN and all(steps.count(step) <= 4 for step in steps)
-    assert {each.step for each in newest_rollouts(tmp_path, "", 3)} == {3}
-    assert [turn.kind for turn in shown[0].turns][:2] == ["prompt", "model"]
+    assert {each["step"] for each in newest_rollouts(tmp_path, "", 3)} == {3}
+    assert [turn["kind"] for turn in shown[0]["turns"]][:2] == ["prompt", "model"]
 
 
 def test_a_text_is_shown_to_its_limit_and_no_further() -> None:

@@ -141,8 +141,8 @@ def test_filters_and_limit_choose_rollouts(tmp_path: Path) -> None:
     [
         (["--reward", "good"], "--reward is 'good'; it must be two numbers in order"),
         (["--step", "20:10"], "--step is '20:10'; it must be two numbers in order"),
-        (["--environment", "chess"], "passes --environment chess; it holds 1 submission"),
-        (["--reward", "0:1"], "without verdicts, so without rewards; widen the filters"),
+        (["--environment", "chess"], "none of the 1 submission"),
+        (["--reward", "0:1"], "they have no verdicts here, so no rewards"),
         (["--tokenizer", "."], "--tokenizer . holds no tokenizer.json that can be read"),
         (["--ledger", "."], ". has no ledger.sqlite"),
     ],

@@ -1,6 +1,6 @@
 """Reads the newest rollouts of a trusted peer's home, in a process of its own.
 
-`python -m swarm.look.dashboard.reading HOME RUN STEP` prints a JSON array of `RolloutShown`.
+`python -m swarm.look.dashboard.reading HOME RUN STEP` prints them as JSON.
 Files of submissions are strangers' work: no process that holds keys or serves a page parses them.
 """
 
@@ -10,6 +10,7 @@ import resource
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import trio
@@ -34,72 +35,48 @@ OUTPUT_BYTES_MAX = 16 << 20
 SECONDS_MAX = 60.0
 
 
-class TurnShown(msgspec.Struct, frozen=True):
-    """A segment of a rollout; token ids stand for text where no tokenizer is at hand."""
-
-    kind: str
-    text: str
+SHOWN = ("step", "policy", "worker", "group", "sample", "environment", "reward", "advantage")
+"""Columns of a rollout's row that the page shows as they are."""
 
 
-class RolloutShown(msgspec.Struct, frozen=True):
-    """A rollout, as the page shows it."""
-
-    step: int
-    policy: int
-    worker: str
-    group: int
-    sample: int
-    environment: str
-    fate: str
-    verdict: str
-    detail: str
-    reward: float | None
-    parts: dict[str, float]
-    advantage: float | None
-    turns: list[TurnShown]
-
-
-def newest_rollouts(home: Path, run: str, step: int | None) -> list[RolloutShown]:
+def newest_rollouts(home: Path, run: str, step: int | None) -> list[dict[str, Any]]:
     """Some rollouts of the newest steps, or of one step; raises `UserError` if there are none."""
     from swarm.look.rollouts.filters import Filters
+    from swarm.look.rollouts.screen import text_of
+    from swarm.look.rollouts.seen import as_row
     from swarm.look.rollouts.sources import open_source
 
     source = open_source(home, run=run)
     source.files.reverse()
     filters = Filters(step=None if step is None else (step, step))
-    shown: list[RolloutShown] = []
+    shown: list[dict[str, Any]] = []
     taken: Counter[tuple[str, int] | str] = Counter()
     for seen in source.rollouts(filters):
         submission = seen.submission
         if taken[seen.group_key] >= PER_GROUP or taken[submission.digest] >= PER_SUBMISSION:
             continue
         taken.update([seen.group_key, submission.digest])
+        row = as_row(seen)
         shown.append(
-            RolloutShown(
-                step=submission.step,
-                policy=submission.policy,
-                worker=printable(submission.worker),
-                group=seen.group,
-                sample=seen.sample,
-                environment=printable(seen.environment),
-                fate=printable(seen.fate),
-                verdict=submission.verdict,
-                detail=printable(submission.detail),
-                reward=seen.reward,
-                parts={printable(name): value for name, value in seen.parts.items()},
-                advantage=seen.advantage,
-                turns=[
-                    TurnShown(
-                        kind=turn.kind,
-                        text=shown_text(turn.text if turn.text is not None else str(turn.tokens)),
-                    )
+            {name: _printable(row[name]) for name in SHOWN}
+            | {
+                "fate": printable(seen.fate),
+                "verdict": submission.verdict,
+                "detail": printable(submission.detail),
+                "parts": {printable(name): value for name, value in seen.parts.items()},
+                "turns": [
+                    {"kind": turn.kind, "text": shown_text(text_of(turn))}
                     for turn in seen.turns[:TURNS_MAX]
                 ],
-            )
+            }
         )
         if len(shown) == ROLLOUTS_SHOWN:
             break
     return shown
+
+
+def _printable(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value
 
 
 def shown_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Checks of this machine alone: program, packages, home, key, disk, ports, clock, sandbox."""
+"""Checks of this machine alone: program, packages, home, key, ports, clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import ctypes
 import os
 import platform
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -28,12 +26,6 @@ from swarm.transport.libp2p.addresses import (
 from swarm.version import __version__
 from swarm.wire.identity import KEY_FILE, check_home_identity, load_or_create
 from swarm.world.home import check_format, existing
-
-WRITTEN_BYTES = 16 << 20
-"""Bytes written to measure the disk."""
-
-SLOW_BYTES_PER_SECOND = 20e6
-"""A disk below this speed does not keep up with a line of 200 Mbit/s."""
 
 CLOCK_UNSYNCHRONISED = 5
 """What `adjtimex` returns while nothing sets the kernel's clock."""
@@ -63,14 +55,13 @@ def packages(role: str) -> Finding:
 
 
 def home_and_ports(settings: PeerSettings) -> Iterator[Finding]:
-    """The home, its key, its disk, and the ports of a peer that does not run yet."""
+    """The home, its key, and the ports of a peer that does not run yet."""
     home = settings.home_path
     broken = check_home(home)
     yield from broken
     if broken:
         return
     yield attempt("key", lambda: _key(home))
-    yield disk_speed(home)
     try:
         health, _ = examine_health(home, ready=False)
     except Unwell:
@@ -87,26 +78,6 @@ def _key(home: Path) -> str:
     if not path.exists():
         return f"none yet; the first start makes {path}"
     return f"{load_or_create(path).peer_id}, readable by this user alone"
-
-
-def disk_speed(home: Path) -> Finding:
-    """Write to the disk of the home, with the wait until the bytes are durable."""
-    folder = existing(home)
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            began = time.perf_counter()
-            file.write(os.urandom(WRITTEN_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-            speed = WRITTEN_BYTES / (time.perf_counter() - began)
-    except OSError as error:
-        text = f"{folder} takes no {WRITTEN_BYTES >> 20} MiB ({error.strerror}); free some space"
-        return Finding("disk", text, {}, problem=True)
-    text = f"{speed / 1e6:,.0f} MB/s to durable storage in {folder}"
-    slow = speed < SLOW_BYTES_PER_SECOND  # perhaps only now, so it is no problem that ends a peer
-    if slow:
-        text += f"; below {SLOW_BYTES_PER_SECOND / 1e6:.0f} choose a faster disk with --home"
-    return Finding("disk", text, {"bytes_per_second": round(speed)}, advice=slow)
 
 
 def _port(listen: str, bulk_port: int) -> str:

@@ -35,16 +35,6 @@ class Filters:
             return True
         return seen.reward is not None and self.reward[0] <= seen.reward <= self.reward[1]
 
-    def described(self) -> str:
-        """The filters as options."""
-        parts = []
-        for name in ("environment", "reward", "worker", "step"):
-            value = getattr(self, name)
-            if value is not None:
-                text = value if isinstance(value, str) else f"{value[0]:g}:{value[1]:g}"
-                parts.append(f"--{name} {text}")
-        return " ".join(parts)
-
 
 def parse_range(option: str, text: str | None, example: str) -> Range | None:
     """Read `LOW:HIGH`, `LOW:`, `:HIGH` or one number; raises `UserError`."""
