@@ -84,19 +84,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook, "PAUSES_SECONDS", (0.01, 0.01))
 
 
-def test_a_webhook_gets_the_alarm_with_the_token(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_a_webhook_gets_the_alarm_with_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hush\n")
     server = Server(500, 503, 200)
-
-    async def main() -> None:
-        async with server.listening() as url:
-            settings = AlarmSettings(webhook=url, webhook_token_file=str(tmp_path / "token"))
-            async with delivering(settings) as told:
-                told.board.sign("log_forked", "the log of …abc is forked")
-                await server.got.wait()
-            assert told.failures == []
-
-    trio.run(main)
+    async with server.listening() as url:
+        settings = AlarmSettings(webhook=url, webhook_token_file=str(tmp_path / "token"))
+        async with delivering(settings) as told:
+            told.board.sign("log_forked", "the log of …abc is forked")
+            await server.got.wait()
+        assert told.failures == []
     assert len(server.bodies) == 3, "a server in trouble is asked again"
     body = server.bodies[-1]
     assert body["state"] == "raised" and body["peer"] == "me"
@@ -108,58 +105,49 @@ def test_a_webhook_gets_the_alarm_with_the_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("statuses", "asked"), [((404,), 1), ((500, 500, 500), 3)])
-def test_a_webhook_that_fails_is_a_sentence_without_secrets(
+@pytest.mark.wall_clock
+async def test_a_webhook_that_fails_is_a_sentence_without_secrets(
     statuses: tuple[int, ...], asked: int
 ) -> None:
     server = Server(*statuses)
-
-    async def main() -> None:
-        async with server.listening() as url, delivering(AlarmSettings(webhook=url)) as told:
-            told.board.sign("log_forked", "forked")
-            await told.failed.wait()
-            (failure,) = told.failures
-            assert failure["reason"] == f"127.0.0.1 answered with status {statuses[-1]}"
-
-    trio.run(main)
+    async with server.listening() as url, delivering(AlarmSettings(webhook=url)) as told:
+        told.board.sign("log_forked", "forked")
+        await told.failed.wait()
+        (failure,) = told.failures
+        assert failure["reason"] == f"127.0.0.1 answered with status {statuses[-1]}"
     assert len(server.bodies) == asked
 
 
-def test_a_dead_webhook_delays_nobody_and_only_the_newest_state_waits(
+@pytest.mark.wall_clock
+async def test_a_dead_webhook_delays_nobody_and_only_the_newest_state_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(webhook, "SECONDS_MAX", 0.05)
-
-    async def main() -> None:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # accepts, never answers
-        url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
-        async with listener, delivering(AlarmSettings(webhook=url)) as told:
-            told.board.sign("disk_low", "full")
-            await trio.testing.wait_all_tasks_blocked()
-            for _ in range(1000):
-                told.board.sign("log_forked", "forked")
-                told.board.well("log_forked")
-            assert not told.webhook._waiting, "what came and went meanwhile is not told"
-            await told.failed.wait()
-            assert told.failures[0]["reason"] == "127.0.0.1 did not answer within 0.05 s"
-
-    trio.run(main)
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # accepts, never answers
+    url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
+    async with listener, delivering(AlarmSettings(webhook=url)) as told:
+        told.board.sign("disk_low", "full")
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(1000):
+            told.board.sign("log_forked", "forked")
+            told.board.well("log_forked")
+        assert not told.webhook._waiting, "what came and went meanwhile is not told"
+        await told.failed.wait()
+        assert told.failures[0]["reason"] == "127.0.0.1 did not answer within 0.05 s"
 
 
-def test_whoever_heard_of_an_alarm_hears_of_its_end() -> None:
+@pytest.mark.wall_clock
+async def test_whoever_heard_of_an_alarm_hears_of_its_end() -> None:
     """Also if it ends, comes and goes again while it is being told."""
     server = Server(200, 200)
-
-    async def main() -> None:
-        async with server.listening() as url, delivering(AlarmSettings(webhook=url)) as told:
-            told.board.sign("log_forked", "forked")
-            await trio.testing.wait_all_tasks_blocked()
-            for _ in range(1000):
-                told.board.well("log_forked")
-                told.board.sign("log_forked", "forked again")
+    async with server.listening() as url, delivering(AlarmSettings(webhook=url)) as told:
+        told.board.sign("log_forked", "forked")
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(1000):
             told.board.well("log_forked")
-            await server.got.wait()
-
-    trio.run(main)
+            told.board.sign("log_forked", "forked again")
+        told.board.well("log_forked")
+        await server.got.wait()
     assert [body["state"] for body in server.bodies] == ["raised", "cleared"]
 
 
@@ -172,46 +160,38 @@ def test_whoever_heard_of_an_alarm_hears_of_its_end() -> None:
         {"SSL_CERT_FILE": "/nowhere"},
     ],
 )
-def test_an_environment_that_hinders_the_webhook_is_a_sentence(
+@pytest.mark.wall_clock
+async def test_an_environment_that_hinders_the_webhook_is_a_sentence(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-
-    async def main() -> None:
-        async with delivering(AlarmSettings(webhook="https://example.invalid/s3cret")) as told:
-            told.board.sign("disk_low", "full")
-            await told.failed.wait()
-            reason = told.failures[0]["reason"]
-            assert reason.startswith("a proxy or certificates that the environment names (HTTPS")
-            assert "s3cret" not in reason
-
-    trio.run(main)
+    async with delivering(AlarmSettings(webhook="https://example.invalid/s3cret")) as told:
+        told.board.sign("disk_low", "full")
+        await told.failed.wait()
+        reason = told.failures[0]["reason"]
+        assert reason.startswith("a proxy or certificates that the environment names (HTTPS")
+        assert "s3cret" not in reason
 
 
-def test_what_a_library_cannot_do_stops_nothing() -> None:
-    async def main() -> None:
-        async with delivering(AlarmSettings(webhook="https://xn--a/s3cret")) as told:
-            told.board.sign("disk_low", "full")
-            await told.failed.wait()
-            assert told.failures[0]["reason"] == "it cannot be told (InvalidCodepoint)"
-
-    trio.run(main)
+@pytest.mark.wall_clock
+async def test_what_a_library_cannot_do_stops_nothing() -> None:
+    async with delivering(AlarmSettings(webhook="https://xn--a/s3cret")) as told:
+        told.board.sign("disk_low", "full")
+        await told.failed.wait()
+        assert told.failures[0]["reason"] == "it cannot be told (InvalidCodepoint)"
 
 
-def test_a_mild_alarm_is_told_only_if_it_is_wanted() -> None:
+@pytest.mark.wall_clock
+async def test_a_mild_alarm_is_told_only_if_it_is_wanted() -> None:
     server = Server(200)
-
-    async def main() -> None:
-        async with (
-            server.listening() as url,
-            delivering(AlarmSettings(webhook=url, severity="page")) as told,
-        ):
-            told.board.sign("clock_wrong", "an hour")
-            told.board.sign("disk_low", "full")
-            await server.got.wait()
-
-    trio.run(main)
+    async with (
+        server.listening() as url,
+        delivering(AlarmSettings(webhook=url, severity="page")) as told,
+    ):
+        told.board.sign("clock_wrong", "an hour")
+        told.board.sign("disk_low", "full")
+        await server.got.wait()
     assert [body["alarm"]["name"] for body in server.bodies] == ["disk_low"]
 
 

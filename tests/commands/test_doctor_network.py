@@ -33,15 +33,11 @@ def place_of(peer: Peer, settings: PeerSettings | None = None, run: Run | None =
     )
 
 
-def test_what_a_worker_finds_beside_a_trainer(tmp_path: Path) -> None:
+async def test_what_a_worker_finds_beside_a_trainer(tmp_path: Path) -> None:
     found: list[Finding] = []
-
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(TRAINER), swarm.peer(WORKER) as worker:
-            found.extend(await network_findings(place_of(worker)))
-
-    in_virtual_time(main)
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(TRAINER), swarm.peer(WORKER) as worker:
+        found.extend(await network_findings(place_of(worker)))
     assert [each.topic for each in found] == ["reach", "versions", "admission"]
     assert not any(each.problem or each.advice for each in found)
 

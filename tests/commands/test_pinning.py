@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from swarm.errors import UserError
 from swarm.run.choice import check_joined, choose_run, joined_runs, pin_owner
@@ -34,21 +33,18 @@ def test_of_several_runs_the_one_joined_before_is_chosen(tmp_path: Path) -> None
     assert choose_run(listed, "second", {"first": OWNER.peer_id}) is listed[1]
 
 
-def test_the_owner_is_pinned_once(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_the_owner_is_pinned_once(tmp_path: Path) -> None:
     mine, other = signed_manifest(tmp_path, OWNER), signed_manifest(tmp_path, THIEF)
     disk = InlineDisk(tmp_path)
-
-    async def main() -> None:
-        assert await pin_owner(disk, mine) and not await pin_owner(disk, mine)
-        assert await joined_runs(disk) == {"test": OWNER.peer_id}
-        with pytest.raises(UserError, match=f"is signed by {THIEF.peer_id}, but you joined it bef"):
-            await pin_owner(disk, other)
-        elsewhere = run_id(signed_manifest(tmp_path, THIEF, "elsewhere"))
-        with pytest.raises(UserError, match=f"shows run {elsewhere}, and this home has joined"):
-            await check_joined(disk, elsewhere, None)
-        await check_joined(disk, elsewhere, elsewhere)
-
-    trio.run(main)
+    assert await pin_owner(disk, mine) and not await pin_owner(disk, mine)
+    assert await joined_runs(disk) == {"test": OWNER.peer_id}
+    with pytest.raises(UserError, match=f"is signed by {THIEF.peer_id}, but you joined it bef"):
+        await pin_owner(disk, other)
+    elsewhere = run_id(signed_manifest(tmp_path, THIEF, "elsewhere"))
+    with pytest.raises(UserError, match=f"shows run {elsewhere}, and this home has joined"):
+        await check_joined(disk, elsewhere, None)
+    await check_joined(disk, elsewhere, elsewhere)
 
 
 def test_terms_are_plain_lines_whatever_the_owner_writes() -> None:

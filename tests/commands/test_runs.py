@@ -147,7 +147,7 @@ def test_a_long_list_is_read_whole(count: int, tmp_path: Path) -> None:
     }
 
 
-def test_a_peer_that_is_busy_at_first_is_asked_again(tmp_path: Path) -> None:
+async def test_a_peer_that_is_busy_at_first_is_asked_again(tmp_path: Path) -> None:
     """Where many peers start at once, their bootstrap peer answers some of them late."""
     streams = 0
 
@@ -159,24 +159,21 @@ def test_a_peer_that_is_busy_at_first_is_asked_again(tmp_path: Path) -> None:
         await stream.send(named(1)[0].raw)
         await stream.end()
 
-    async def main() -> None:
-        network, world = MemoryNetwork(), VirtualWorld()
-        async with (
-            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
-            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
-        ):
-            server.serve(PROTOCOL, answer)
-            await client.connect(SERVER.peer_id, server.addresses())
-            with pytest.raises(DeadlineError, match="did not list its runs in time"):
-                await runs_of(client, SERVER.peer_id, (), None, 0.0)
-            assert streams == 1
-            assert await runs_of(client, SERVER.peer_id, (), None, 60.0) == named(1)
-            assert streams == 3
-
-    in_virtual_time(main)
+    network, world = MemoryNetwork(), VirtualWorld()
+    async with (
+        network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+        network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+    ):
+        server.serve(PROTOCOL, answer)
+        await client.connect(SERVER.peer_id, server.addresses())
+        with pytest.raises(DeadlineError, match="did not list its runs in time"):
+            await runs_of(client, SERVER.peer_id, (), None, 0.0)
+        assert streams == 1
+        assert await runs_of(client, SERVER.peer_id, (), None, 60.0) == named(1)
+        assert streams == 3
 
 
-def test_a_peer_that_closed_the_connection_is_asked_again(tmp_path: Path) -> None:
+async def test_a_peer_that_closed_the_connection_is_asked_again(tmp_path: Path) -> None:
     """A bootstrap peer makes room for other newcomers."""
     streams = 0
 
@@ -189,47 +186,41 @@ def test_a_peer_that_closed_the_connection_is_asked_again(tmp_path: Path) -> Non
         await stream.end()
 
     ends: list[Transport] = []
-
-    async def main() -> None:
-        network, world = MemoryNetwork(), VirtualWorld()
-        async with (
-            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
-            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
-        ):
-            ends.append(server)
-            server.serve(PROTOCOL, answer)
-            addresses = server.addresses()
-            await client.connect(SERVER.peer_id, addresses)
-            assert await runs_of(client, SERVER.peer_id, addresses, None, 60.0) == named(1)
-            assert streams == 2
-
-    in_virtual_time(main)
+    network, world = MemoryNetwork(), VirtualWorld()
+    async with (
+        network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+        network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+    ):
+        ends.append(server)
+        server.serve(PROTOCOL, answer)
+        addresses = server.addresses()
+        await client.connect(SERVER.peer_id, addresses)
+        assert await runs_of(client, SERVER.peer_id, addresses, None, 60.0) == named(1)
+        assert streams == 2
 
 
-def test_a_peer_that_closes_the_connection_again_and_again_is_too_busy(tmp_path: Path) -> None:
+async def test_a_peer_that_closes_connection_after_connection_is_too_busy(
+    tmp_path: Path,
+) -> None:
     """That is nobody's mistake, so a service starts the newcomer again."""
+    network, world = MemoryNetwork(), VirtualWorld()
+    async with (
+        network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+        network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+    ):
 
-    async def main() -> None:
-        network, world = MemoryNetwork(), VirtualWorld()
-        async with (
-            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
-            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
-        ):
+        async def answer(stream: Stream) -> None:
+            await server.disconnect(stream.peer)
 
-            async def answer(stream: Stream) -> None:
-                await server.disconnect(stream.peer)
-
-            server.serve(PROTOCOL, answer)
-            addresses = server.addresses()
-            await client.connect(SERVER.peer_id, addresses)
-            with pytest.raises(DeadlineError, match="did not list its runs in time"):
-                await runs_of(client, SERVER.peer_id, addresses, None, 60.0)
-            assert trio.current_time() >= 60
-
-    in_virtual_time(main)
+        server.serve(PROTOCOL, answer)
+        addresses = server.addresses()
+        await client.connect(SERVER.peer_id, addresses)
+        with pytest.raises(DeadlineError, match="did not list its runs in time"):
+            await runs_of(client, SERVER.peer_id, addresses, None, 60.0)
+        assert trio.current_time() >= 60
 
 
-def test_a_list_without_end_is_cut_off(tmp_path: Path) -> None:
+async def test_a_list_without_end_is_cut_off(tmp_path: Path) -> None:
     one = named(1)[0].raw
     sent = 0
 
@@ -239,18 +230,15 @@ def test_a_list_without_end_is_cut_off(tmp_path: Path) -> None:
             await stream.send(one)
             sent += 1
 
-    async def main() -> None:
-        network, world = MemoryNetwork(), VirtualWorld()
-        async with (
-            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
-            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
-        ):
-            server.serve(PROTOCOL, answer)
-            await client.connect(SERVER.peer_id, server.addresses())
-            assert len(await ask_for_manifests(client, SERVER.peer_id)) == 1
-            assert MANIFESTS_MAX <= sent < 2 * MANIFESTS_MAX
-
-    in_virtual_time(main)
+    network, world = MemoryNetwork(), VirtualWorld()
+    async with (
+        network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+        network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+    ):
+        server.serve(PROTOCOL, answer)
+        await client.connect(SERVER.peer_id, server.addresses())
+        assert len(await ask_for_manifests(client, SERVER.peer_id)) == 1
+        assert MANIFESTS_MAX <= sent < 2 * MANIFESTS_MAX
 
 
 def test_a_strangers_runs_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:

@@ -74,15 +74,12 @@ def test_why_says_at_once_what_can_be_asked_about(what: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["bootstrap", "relay", "trainer", "validator"])
-def test_who_is_looked_for_may_wait_for_others(role: str, tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_who_is_looked_for_may_wait_for_others(role: str, tmp_path: Path) -> None:
     listen = ["/ip4/127.0.0.1/tcp/0"]
     settings = PeerSettings(role=[role], listen=listen, home=str(tmp_path / "home"))
-
-    async def main() -> None:
-        async with open_node(settings, events_sink=lambda event: None) as node:
-            assert await join_network(node) == {}
-
-    trio.run(main)
+    async with open_node(settings, events_sink=lambda event: None) as node:
+        assert await join_network(node) == {}
 
 
 @pytest.mark.parametrize(
@@ -271,30 +268,28 @@ def test_a_manifest_of_another_envelope_version(
         assert f"(this one reads envelopes of version {ENVELOPE_VERSION})" in said
 
 
-def test_a_peer_of_another_envelope_version(
+@pytest.mark.wall_clock
+async def test_a_peer_of_another_envelope_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     future = of_the_future(tmp_path, monkeypatch)
     listen = ["/ip4/127.0.0.1/tcp/0"]
-
-    async def main() -> None:
-        theirs = PeerSettings(role=["bootstrap"], listen=listen, home=str(tmp_path / "theirs"))
-        with trio.fail_after(30):
-            async with open_node(theirs, events_sink=lambda event: None) as other:
-                other.manifests["future"] = future
-                ours = PeerSettings(
-                    bootstrap=list(other.transport.addresses()),
-                    listen=listen,
-                    home=str(tmp_path / "ours"),
-                )
-                async with open_node(ours, events_sink=lambda event: None) as node:
-                    with pytest.raises(UserError, match="needs another version of Swarm"):
-                        await find_run(node, await join_network(node))
-
-    trio.run(main)
+    theirs = PeerSettings(role=["bootstrap"], listen=listen, home=str(tmp_path / "theirs"))
+    with trio.fail_after(30):
+        async with open_node(theirs, events_sink=lambda event: None) as other:
+            other.manifests["future"] = future
+            ours = PeerSettings(
+                bootstrap=list(other.transport.addresses()),
+                listen=listen,
+                home=str(tmp_path / "ours"),
+            )
+            async with open_node(ours, events_sink=lambda event: None) as node:
+                with pytest.raises(UserError, match="needs another version of Swarm"):
+                    await find_run(node, await join_network(node))
 
 
-def test_runs_of_newer_builds_stand_beside_others(
+@pytest.mark.wall_clock
+async def test_runs_of_newer_builds_stand_beside_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that needs a newer build is named by its sentence, and hides no other run."""
@@ -305,32 +300,28 @@ def test_runs_of_newer_builds_stand_beside_others(
         newer = sign_manifest(OWNER, future, time.time())
     sentence = f"future needs protocol version {PROTOCOL_VERSION + 1}, and this build speaks"
     listen = ["/ip4/127.0.0.1/tcp/0"]
+    theirs = PeerSettings(role=["bootstrap"], listen=listen, home=str(tmp_path / "theirs"))
+    with trio.fail_after(60):
+        async with open_node(theirs, events_sink=lambda event: None) as other:
+            other.manifests = {"plain": plain, "future": newer}
 
-    async def main() -> None:
-        theirs = PeerSettings(role=["bootstrap"], listen=listen, home=str(tmp_path / "theirs"))
-        with trio.fail_after(60):
-            async with open_node(theirs, events_sink=lambda event: None) as other:
-                other.manifests = {"plain": plain, "future": newer}
+            async def found(run: str | None) -> str:
+                ours = PeerSettings(
+                    run=run,
+                    bootstrap=list(other.transport.addresses()),
+                    listen=listen,
+                    home=str(tmp_path / "ours"),
+                )
+                async with open_node(ours, events_sink=lambda event: None) as node:
+                    try:
+                        return (await find_run(node, await join_network(node))).id
+                    except UserError as error:
+                        return str(error)
 
-                async def found(run: str | None) -> str:
-                    ours = PeerSettings(
-                        run=run,
-                        bootstrap=list(other.transport.addresses()),
-                        listen=listen,
-                        home=str(tmp_path / "ours"),
-                    )
-                    async with open_node(ours, events_sink=lambda event: None) as node:
-                        try:
-                            return (await find_run(node, await join_network(node))).id
-                        except UserError as error:
-                            return str(error)
-
-                assert await found(None) == plain.body.run
-                assert sentence in await found("future")
-                del other.manifests["plain"]
-                assert sentence in await found(None)
-
-    trio.run(main)
+            assert await found(None) == plain.body.run
+            assert sentence in await found("future")
+            del other.manifests["plain"]
+            assert sentence in await found(None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import trio
 
 from swarm.errors import PeerError
 from swarm.look.dashboard.feed import Feed
@@ -45,22 +44,18 @@ def test_a_text_is_shown_to_its_limit_and_no_further() -> None:
     assert longest < OUTPUT_BYTES_MAX, "nobody's texts are too long for the page"
 
 
-def test_rollouts_are_read_in_a_process_of_its_own(tmp_path: Path) -> None:
-    async def main() -> None:
-        (tmp_path / "bad.parquet").write_bytes(b"PAR1 and then nothing")
-        with pytest.raises(PeerError, match="is no submission"):
-            await read_rollouts(tmp_path, "", None)
-        a_submission(tmp_path / "good.parquet")
-        assert json.loads(await read_rollouts(tmp_path, "", None))[0]["turns"]
-
-    trio.run(main)
+@pytest.mark.wall_clock
+async def test_rollouts_are_read_in_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(PeerError, match="is no submission"):
+        await read_rollouts(tmp_path, "", None)
+    a_submission(tmp_path / "good.parquet")
+    assert json.loads(await read_rollouts(tmp_path, "", None))[0]["turns"]
 
 
-def test_a_page_without_a_network_is_told_so() -> None:
-    async def main() -> None:
-        async with serving(Feed(example())) as http:
-            for path in ("/record.json", "/rollouts.json"):
-                assert (await http.get(path)).status_code == 404
-            assert (await http.post("/rollouts.json")).status_code == 405
-
-    trio.run(main)
+@pytest.mark.wall_clock
+async def test_a_page_without_a_network_is_told_so() -> None:
+    async with serving(Feed(example())) as http:
+        for path in ("/record.json", "/rollouts.json"):
+            assert (await http.get(path)).status_code == 404
+        assert (await http.post("/rollouts.json")).status_code == 405

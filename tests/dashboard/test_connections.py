@@ -39,68 +39,58 @@ async def connected(http: httpx.AsyncClient, sent: bytes) -> AsyncIterator[trio.
 
 
 @pytest.mark.parametrize("sent", [b"", HALF])
-def test_a_connection_without_a_whole_request_makes_way(
+@pytest.mark.wall_clock
+async def test_a_connection_without_a_whole_request_makes_way(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS_MAX", 2)
-
-    async def main() -> None:
-        async with (
-            serving(Feed(example())) as http,
-            connected(http, sent) as first,
-            connected(http, sent) as second,
-        ):
-            with trio.fail_after(PROMPT_SECONDS):
-                assert (await http.get("/")).status_code == 200
-                assert await ended(first), "it had waited for longest"
-                await second.send_all(WHOLE.removeprefix(sent))
-                await until(second, b" 200 ")
-
-    trio.run(main)
+    async with (
+        serving(Feed(example())) as http,
+        connected(http, sent) as first,
+        connected(http, sent) as second,
+    ):
+        with trio.fail_after(PROMPT_SECONDS):
+            assert (await http.get("/")).status_code == 200
+            assert await ended(first), "it had waited for longest"
+            await second.send_all(WHOLE.removeprefix(sent))
+            await until(second, b" 200 ")
 
 
-def test_a_client_that_reads_nothing_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.wall_clock
+async def test_a_client_that_reads_nothing_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS_MAX", 2)
+    async with (
+        serving(larger_than_all_buffers()) as http,
+        connected(http, WHOLE) as first,
+        connected(http, WHOLE) as second,
+    ):
+        for stream in (first, second):
+            await until(stream, b" 200 ")
+        with trio.fail_after(PROMPT_SECONDS):
+            assert (await http.get("/")).status_code == 200
 
-    async def main() -> None:
+
+@pytest.mark.wall_clock
+async def test_a_client_that_has_gone_counts_no_more() -> None:
+    async with serving(Feed(example())) as http, connected(http, b"") as stream:
+        await stream.send_eof()
+        with trio.fail_after(PROMPT_SECONDS):
+            assert await ended(stream)
+
+
+@pytest.mark.wall_clock
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
+    async with trio.open_nursery() as nursery:
+        listener = open_listener("127.0.0.1:0")
+        url = await nursery.start(serve, Dashboard(larger_than_all_buffers()), listener)
         async with (
-            serving(larger_than_all_buffers()) as http,
-            connected(http, WHOLE) as first,
-            connected(http, WHOLE) as second,
+            httpx.AsyncClient(base_url=url) as http,
+            connected(http, WHOLE) as stream,
         ):
-            for stream in (first, second):
-                await until(stream, b" 200 ")
-            with trio.fail_after(PROMPT_SECONDS):
-                assert (await http.get("/")).status_code == 200
-
-    trio.run(main)
-
-
-def test_a_client_that_has_gone_counts_no_more() -> None:
-    async def main() -> None:
-        async with serving(Feed(example())) as http, connected(http, b"") as stream:
-            await stream.send_eof()
-            with trio.fail_after(PROMPT_SECONDS):
-                assert await ended(stream)
-
-    trio.run(main)
-
-
-def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            listener = open_listener("127.0.0.1:0")
-            url = await nursery.start(serve, Dashboard(larger_than_all_buffers()), listener)
-            async with (
-                httpx.AsyncClient(base_url=url) as http,
-                connected(http, WHOLE) as stream,
-            ):
-                await until(stream, b" 200 ")
-                stopped_at = trio.current_time()
-                nursery.cancel_scope.cancel()
-        assert trio.current_time() - stopped_at < PROMPT_SECONDS
-
-    trio.run(main)
+            await until(stream, b" 200 ")
+            stopped_at = trio.current_time()
+            nursery.cancel_scope.cancel()
+    assert trio.current_time() - stopped_at < PROMPT_SECONDS
 
 
 async def ended(stream: trio.SocketStream) -> bool:

@@ -40,67 +40,58 @@ from tests.ledger.harness import (
     WORKER,
     Swarm,
     identity,
-    in_virtual_time,
     verdict_at,
 )
 
 # --- figures -------------------------------------------------------------------------------------
 
 
-def test_figures_come_from_receipts_proven_to_be_in_the_logs(tmp_path: Path) -> None:
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with (
-            lab.peer(TRAINER) as trainer,
-            lab.peer(ALICE) as alice,
-            lab.peer(BOB) as bob,
-            lab.apart(identity(50)) as onlooker,
-        ):
-            await trainer.run_node.announce(order(3), 600)
-            for number in range(70):
-                await alice.trusted.append_verdict(verdict_at(number, step=2))
-            await bob.trusted.append_verdict(verdict_at(5, step=2))
-            await trio.sleep(11)
-            watcher = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
+async def test_figures_come_from_receipts_proven_to_be_in_the_logs(tmp_path: Path) -> None:
+    lab = Swarm(tmp_path)
+    async with (
+        lab.peer(TRAINER) as trainer,
+        lab.peer(ALICE) as alice,
+        lab.peer(BOB) as bob,
+        lab.apart(identity(50)) as onlooker,
+    ):
+        await trainer.run_node.announce(order(3), 600)
+        for number in range(70):
+            await alice.trusted.append_verdict(verdict_at(number, step=2))
+        await bob.trusted.append_verdict(verdict_at(5, step=2))
+        await trio.sleep(11)
+        watcher = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
+        found = await watcher.look()
+        assert found.head.step == 3 and not found.head.problems
+        assert found.steps[2].accepted == 70, "one submission counts once"
+        assert (found.steps[2].reward, found.steps[2].length) == (0.25, 10.0)
+        await alice.trusted.append_verdict(verdict_at(80, step=3, **REFUSED, detail="bad proofs"))
+        found = await watcher.look()
+        assert (found.steps[2].accepted, found.steps[3].refused) == (70, 1)
+        assert [each.detail for each in found.refusals] == ["bad proofs"]
+        assert found.head.counted_from == 2, "where the reading of the logs began"
+
+
+async def test_the_trainers_figures_come_from_its_log(tmp_path: Path) -> None:
+    lab = Swarm(tmp_path)
+    async with (
+        lab.peer(TRAINER) as trainer,
+        lab.peer(ALICE),
+        lab.peer(BOB),
+        lab.apart(identity(50)) as onlooker,
+    ):
+        await trainer.run_node.announce(order(3), 600)
+        consumed = [Consumed(step=0, submission=bytes(32), outcomes=["consumed"])] * 700
+        await trainer.trusted.append([*consumed, published(1), published(2, entropy=0.75)])
+        await trio.sleep(11)
+        outside = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
+        inside = Watcher(trainer.node, Run(trainer.run_node.run.manifest_envelope))
+        for watcher in (outside, inside):
             found = await watcher.look()
-            assert found.head.step == 3 and not found.head.problems
-            assert found.steps[2].accepted == 70, "one submission counts once"
-            assert (found.steps[2].reward, found.steps[2].length) == (0.25, 10.0)
-            await alice.trusted.append_verdict(
-                verdict_at(80, step=3, **REFUSED, detail="bad proofs")
-            )
-            found = await watcher.look()
-            assert (found.steps[2].accepted, found.steps[3].refused) == (70, 1)
-            assert [each.detail for each in found.refusals] == ["bad proofs"]
-            assert found.head.counted_from == 2, "where the reading of the logs began"
-
-    in_virtual_time(main)
-
-
-def test_the_trainers_figures_come_from_its_log(tmp_path: Path) -> None:
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with (
-            lab.peer(TRAINER) as trainer,
-            lab.peer(ALICE),
-            lab.peer(BOB),
-            lab.apart(identity(50)) as onlooker,
-        ):
-            await trainer.run_node.announce(order(3), 600)
-            consumed = [Consumed(step=0, submission=bytes(32), outcomes=["consumed"])] * 700
-            await trainer.trusted.append([*consumed, published(1), published(2, entropy=0.75)])
-            await trio.sleep(11)
-            outside = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
-            inside = Watcher(trainer.node, Run(trainer.run_node.run.manifest_envelope))
-            for watcher in (outside, inside):
-                found = await watcher.look()
-                assert not found.head.problems
-                told = {step: (row.entropy, row.batch_reward) for step, row in found.steps.items()}
-                assert told == {0: (1.25, 0.5), 1: (0.75, 0.5)}
-            await trainer.trusted.append([published(3, entropy=0.5)])
-            assert (await outside.look()).steps[2].entropy == 0.5
-
-    in_virtual_time(main)
+            assert not found.head.problems
+            told = {step: (row.entropy, row.batch_reward) for step, row in found.steps.items()}
+            assert told == {0: (1.25, 0.5), 1: (0.75, 0.5)}
+        await trainer.trusted.append([published(3, entropy=0.5)])
+        assert (await outside.look()).steps[2].entropy == 0.5
 
 
 def test_a_trainer_changes_no_others_figures_and_fills_no_memory() -> None:
@@ -262,120 +253,106 @@ def test_all_clients_share_one_copy_of_a_snapshot() -> None:
 # --- the server ----------------------------------------------------------------------------------
 
 
-def test_the_page_is_whole_read_only_and_names_no_other_site() -> None:
-    async def main() -> None:
-        async with serving(Feed(example())) as http:
-            for path in PARTS:
-                answer = await http.get(path)
-                assert answer.status_code == 200
-                policy = answer.headers["content-security-policy"]
-                assert "default-src 'none'" in policy and "unsafe" not in policy
-                assert answer.headers["x-content-type-options"] == "nosniff"
-                text = answer.text.replace("https://github.com/leeoniya/uPlot", "")
-                assert "://" not in text and "innerHTML" not in text and " style=" not in text
-                assert (await http.post(path)).status_code == 405
-            assert (await http.get("/page.css/../../etc/passwd")).status_code == 404
-            told = (await http.get("/snapshot.json")).json()
-            assert told["head"]["step"] == 3
-            assert "\x1b" not in str(told) and "\u202e" not in str(told)
-
-    trio.run(main)
+@pytest.mark.wall_clock
+async def test_the_page_is_whole_read_only_and_names_no_other_site() -> None:
+    async with serving(Feed(example())) as http:
+        for path in PARTS:
+            answer = await http.get(path)
+            assert answer.status_code == 200
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "unsafe" not in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            text = answer.text.replace("https://github.com/leeoniya/uPlot", "")
+            assert "://" not in text and "innerHTML" not in text and " style=" not in text
+            assert (await http.post(path)).status_code == 405
+        assert (await http.get("/page.css/../../etc/passwd")).status_code == 404
+        told = (await http.get("/snapshot.json")).json()
+        assert told["head"]["step"] == 3
+        assert "\x1b" not in str(told) and "\u202e" not in str(told)
 
 
-def test_a_page_that_asks_again_gets_only_what_is_new() -> None:
-    async def main() -> None:
-        feed = Feed(example())
-        async with serving(feed) as http:
-            first = await http.get("/snapshot.json")
-            assert first.headers["content-encoding"] == "gzip"
-            assert HOSTILE[:28] in str(first.json()), "as text: the page never parses it"
-            known = {"if-none-match": first.headers["etag"]}
-            feed.publish(example())
-            again = await http.get("/snapshot.json", headers=known)
-            assert (again.status_code, again.content) == (304, b"")
-            feed.publish(example(4))
-            plain = {"accept-encoding": "identity"}
-            newer = await http.get("/snapshot.json", headers={**known, **plain})
-            assert newer.json()["head"]["step"] == 4
-
-    trio.run(main)
+@pytest.mark.wall_clock
+async def test_a_page_that_asks_again_gets_only_what_is_new() -> None:
+    feed = Feed(example())
+    async with serving(feed) as http:
+        first = await http.get("/snapshot.json")
+        assert first.headers["content-encoding"] == "gzip"
+        assert HOSTILE[:28] in str(first.json()), "as text: the page never parses it"
+        known = {"if-none-match": first.headers["etag"]}
+        feed.publish(example())
+        again = await http.get("/snapshot.json", headers=known)
+        assert (again.status_code, again.content) == (304, b"")
+        feed.publish(example(4))
+        plain = {"accept-encoding": "identity"}
+        newer = await http.get("/snapshot.json", headers={**known, **plain})
+        assert newer.json()["head"]["step"] == 4
 
 
-def test_only_this_machines_names_are_answered_to_without_a_token() -> None:
-    async def main() -> None:
-        async with serving(Feed(example())) as http:
-            for host, status in (("localhost:1", 200), ("[::1]", 200), ("evil.example", 403)):
-                for path in ("/", "/other", "/snapshot.json"):
-                    answer = await http.get(path, headers={"host": host})
-                    assert answer.status_code in (status, 404 if status == 200 else 403)
-
-    trio.run(main)
+@pytest.mark.wall_clock
+async def test_only_this_machines_names_are_answered_to_without_a_token() -> None:
+    async with serving(Feed(example())) as http:
+        for host, status in (("localhost:1", 200), ("[::1]", 200), ("evil.example", 403)):
+            for path in ("/", "/other", "/snapshot.json"):
+                answer = await http.get(path, headers={"host": host})
+                assert answer.status_code in (status, 404 if status == 200 else 403)
 
 
 @pytest.mark.parametrize("tokens", [frozenset[str](), frozenset({TOKEN})])
-def test_a_page_of_another_site_asks_nothing_by_the_browser(tokens: frozenset[str]) -> None:
+@pytest.mark.wall_clock
+async def test_a_page_of_another_site_asks_nothing_by_the_browser(tokens: frozenset[str]) -> None:
     """It could not read an answer, but could ask for rollouts on and on."""
+    async with serving(Feed(example()), tokens) as http:
 
-    async def main() -> None:
-        async with serving(Feed(example()), tokens) as http:
+        async def status(site: str, destination: str, path: str) -> int:
+            headers = {"sec-fetch-site": site, "sec-fetch-dest": destination}
+            headers["authorization"] = f"Bearer {TOKEN}"
+            return (await http.get(path, headers=headers)).status_code
 
-            async def status(site: str, destination: str, path: str) -> int:
-                headers = {"sec-fetch-site": site, "sec-fetch-dest": destination}
-                headers["authorization"] = f"Bearer {TOKEN}"
-                return (await http.get(path, headers=headers)).status_code
-
-            for site in ("cross-site", "same-site"):
-                for destination in ("empty", "iframe", "image", "script", ""):
-                    for path in ("/", "/rollouts.json", "/snapshot.json"):
-                        assert await status(site, destination, path) == 403
-                assert await status(site, "document", "/") == 200, "a link"
-            for site in ("same-origin", "none"):
-                assert await status(site, "empty", "/snapshot.json") == 200
-
-    trio.run(main)
+        for site in ("cross-site", "same-site"):
+            for destination in ("empty", "iframe", "image", "script", ""):
+                for path in ("/", "/rollouts.json", "/snapshot.json"):
+                    assert await status(site, destination, path) == 403
+            assert await status(site, "document", "/") == 200, "a link"
+        for site in ("same-origin", "none"):
+            assert await status(site, "empty", "/snapshot.json") == 200
 
 
-def test_a_token_opens_every_path_and_nothing_else_does() -> None:
-    async def main() -> None:
-        async with serving(Feed(example()), frozenset({TOKEN})) as http:
+@pytest.mark.wall_clock
+async def test_a_token_opens_every_path_and_nothing_else_does() -> None:
+    async with serving(Feed(example()), frozenset({TOKEN})) as http:
 
-            async def status(authorization: str | None, path: str = "/snapshot.json") -> int:
-                headers = {"host": "lab.example"}
-                headers |= {} if authorization is None else {"authorization": authorization}
-                return (await http.get(path, headers=headers)).status_code
+        async def status(authorization: str | None, path: str = "/snapshot.json") -> int:
+            headers = {"host": "lab.example"}
+            headers |= {} if authorization is None else {"authorization": authorization}
+            return (await http.get(path, headers=headers)).status_code
 
-            basic = base64.b64encode(f"me:{TOKEN}".encode()).decode()
-            for good in (f"Bearer {TOKEN}", f"Basic {basic}"):
-                assert await status(good) == 200
-            wrong = base64.b64encode(b"me:wrong").decode()
-            for bad in (
-                None,
-                "",
-                "Bearer",
-                "Bearer x",
-                f"Basic {wrong}",
-                "Basic %%",
-                f"No {TOKEN}",
-            ):
-                for path in (*PARTS, "/snapshot.json", "/other"):
-                    assert await status(bad, path) == 401
-            asked = await http.get("/")
-            assert asked.headers["www-authenticate"].startswith("Basic ")
-
-    trio.run(main)
+        basic = base64.b64encode(f"me:{TOKEN}".encode()).decode()
+        for good in (f"Bearer {TOKEN}", f"Basic {basic}"):
+            assert await status(good) == 200
+        wrong = base64.b64encode(b"me:wrong").decode()
+        for bad in (
+            None,
+            "",
+            "Bearer",
+            "Bearer x",
+            f"Basic {wrong}",
+            "Basic %%",
+            f"No {TOKEN}",
+        ):
+            for path in (*PARTS, "/snapshot.json", "/other"):
+                assert await status(bad, path) == 401
+        asked = await http.get("/")
+        assert asked.headers["www-authenticate"].startswith("Basic ")
 
 
-def test_a_token_may_have_any_characters() -> None:
+@pytest.mark.wall_clock
+async def test_a_token_may_have_any_characters() -> None:
     token = "zwölf Bären und vier"
-
-    async def main() -> None:
-        async with serving(Feed(example()), frozenset({token})) as http:
-            basic = base64.b64encode(f"me:{token}".encode()).decode()
-            for given in (f"Bearer {token}", f"Basic {basic}"):
-                headers = {b"authorization": given.encode()}
-                assert (await http.get("/", headers=headers)).status_code == 200, given
-
-    trio.run(main)
+    async with serving(Feed(example()), frozenset({token})) as http:
+        basic = base64.b64encode(f"me:{token}".encode()).decode()
+        for given in (f"Bearer {token}", f"Basic {basic}"):
+            headers = {b"authorization": given.encode()}
+            assert (await http.get("/", headers=headers)).status_code == 200, given
 
 
 def test_wrong_options_are_sentences(tmp_path: Path) -> None:

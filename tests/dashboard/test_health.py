@@ -101,21 +101,20 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     )
 
 
-def test_the_command_tells_of_a_peer_on_this_machine_until_its_end(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_the_command_tells_of_a_peer_on_this_machine_until_its_end(tmp_path: Path) -> None:
     async def health(*options: str) -> Outcome:
         return await trio.to_thread.run_sync(swarm, "health", "--home", str(home), *options)
 
-    async def main() -> None:
-        async with open_node(settings, events_sink=lambda event: None) as node:
-            assert (await health()).status == 1
-            async with beating(node):
-                found = await health("--ready")
-                assert found.status == 0, found.errors
-                assert found.output.startswith(f"bootstrap {node.peer_id}: ready, ")
-                told = json.loads((await health("--json")).output)
-                assert (told["roles"], told["ready"]) == (["bootstrap"], True)
-            assert (await health()).status == 1
-
     home = tmp_path / "home"
     settings = PeerSettings(role=["bootstrap"], listen=["/ip4/127.0.0.1/tcp/0"], home=str(home))
-    trio.run(main)
+
+    async with open_node(settings, events_sink=lambda event: None) as node:
+        assert (await health()).status == 1
+        async with beating(node):
+            found = await health("--ready")
+            assert found.status == 0, found.errors
+            assert found.output.startswith(f"bootstrap {node.peer_id}: ready, ")
+            told = json.loads((await health("--json")).output)
+            assert (told["roles"], told["ready"]) == (["bootstrap"], True)
+        assert (await health()).status == 1

@@ -173,29 +173,27 @@ async def scraped(tmp_path: Path, keys: str = "") -> AsyncIterator[httpx.AsyncCl
                 yield client
 
 
-def test_a_peer_on_this_machine_is_scraped(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with scraped(tmp_path) as client:
-            reply = await client.get("/metrics")
-            assert reply.status_code == 200
-            assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
-            found = {each.name: each for each in text_string_to_metric_families(reply.text)}
-            assert found["swarm_ready"].samples[0].value == 1
-            assert found["process_resident_memory_bytes"].samples[0].value > 1e6
-            head = await client.head("/metrics?x=1")
-            assert (head.status_code, head.text) == (200, "")
-            assert (await client.get("/")).status_code == 404
-            assert (await client.post("/metrics", content=b"x")).status_code == 405
-            for name in ("evil.example", "[::2]", ""):
-                stranger = await client.get("/metrics", headers={"host": name})
-                assert stranger.status_code == 403, name
-            port = client.base_url.port
-            assert port is not None
-            assert b"400" in await _reply(port, b"nonsense\r\n\r\n")
-            assert b"400" in await _reply(port, b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 40_000)
-            assert (await client.get("/metrics")).status_code == 200
-
-    trio.run(main)
+@pytest.mark.wall_clock
+async def test_a_peer_on_this_machine_is_scraped(tmp_path: Path) -> None:
+    async with scraped(tmp_path) as client:
+        reply = await client.get("/metrics")
+        assert reply.status_code == 200
+        assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+        found = {each.name: each for each in text_string_to_metric_families(reply.text)}
+        assert found["swarm_ready"].samples[0].value == 1
+        assert found["process_resident_memory_bytes"].samples[0].value > 1e6
+        head = await client.head("/metrics?x=1")
+        assert (head.status_code, head.text) == (200, "")
+        assert (await client.get("/")).status_code == 404
+        assert (await client.post("/metrics", content=b"x")).status_code == 405
+        for name in ("evil.example", "[::2]", ""):
+            stranger = await client.get("/metrics", headers={"host": name})
+            assert stranger.status_code == 403, name
+        port = client.base_url.port
+        assert port is not None
+        assert b"400" in await _reply(port, b"nonsense\r\n\r\n")
+        assert b"400" in await _reply(port, b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 40_000)
+        assert (await client.get("/metrics")).status_code == 200
 
 
 async def _reply(port: int, sent: bytes) -> bytes:
@@ -205,45 +203,39 @@ async def _reply(port: int, sent: bytes) -> bytes:
             return bytes(await stream.receive_some())
 
 
-def test_with_a_key_only_those_who_have_it_read(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_with_a_key_only_those_who_have_it_read(tmp_path: Path) -> None:
     key, keys = "k" * 20, tmp_path / "keys"
     keys.write_text(f"{'o' * 20}\n{key}\n", encoding="utf-8")
-
-    async def main() -> None:
-        async with scraped(tmp_path, str(keys)) as client:
-            for header, status in (
-                ("", 401),
-                ("Bearer", 401),
-                (f"Basic {key}", 401),
-                (f"Bearer {key}k", 401),
-                (f"bearer {key}", 200),
-            ):
-                headers = {"authorization": header, "host": "lab.example:9464"}
-                assert (await client.get("/metrics", headers=headers)).status_code == status, header
-
-    trio.run(main)
+    async with scraped(tmp_path, str(keys)) as client:
+        for header, status in (
+            ("", 401),
+            ("Bearer", 401),
+            (f"Basic {key}", 401),
+            (f"Bearer {key}k", 401),
+            (f"bearer {key}", 200),
+        ):
+            headers = {"authorization": header, "host": "lab.example:9464"}
+            assert (await client.get("/metrics", headers=headers)).status_code == status, header
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET", b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"])
-def test_connections_are_bounded_and_the_oldest_makes_way(
+@pytest.mark.wall_clock
+async def test_connections_are_bounded_and_the_oldest_makes_way(
     sent: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So nobody who lets the peer wait keeps a scraper out."""
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
-
-    async def main() -> None:
-        async with scraped(tmp_path) as client:
-            port = client.base_url.port
-            assert port is not None
-            async with await trio.open_tcp_stream("127.0.0.1", port) as idle:
-                await idle.send_all(sent)
-                with trio.fail_after(limits.HEAD_SECONDS / 2):
-                    assert (await client.get("/metrics")).status_code == 200
-                    with suppress(trio.BrokenResourceError):
-                        while await idle.receive_some():
-                            pass
-
-    trio.run(main)
+    async with scraped(tmp_path) as client:
+        port = client.base_url.port
+        assert port is not None
+        async with await trio.open_tcp_stream("127.0.0.1", port) as idle:
+            await idle.send_all(sent)
+            with trio.fail_after(limits.HEAD_SECONDS / 2):
+                assert (await client.get("/metrics")).status_code == 200
+                with suppress(trio.BrokenResourceError):
+                    while await idle.receive_some():
+                        pass
 
 
 def test_wrong_settings_are_sentences(tmp_path: Path) -> None:
