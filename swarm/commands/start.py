@@ -12,14 +12,16 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
+
+import trio
 
 from swarm.errors import UserError
 from swarm.events import Event
 from swarm.look.alarms.ringing import ringing
 from swarm.look.alarms.webhook import check as check_alarms
 from swarm.look.health import beating
-from swarm.look.metrics.server import listening, serving_metrics
+from swarm.look.metrics.server import MetricsServer
 from swarm.node.joining import NO_WAY_IN
 from swarm.node.local import open_node
 from swarm.node.node import Departure
@@ -69,13 +71,15 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     # it looks for cycles among them before these are megabytes.
     gc.collect()
     gc.freeze()
-    with listening(settings) as metrics:
+    with closing(MetricsServer(settings)) if settings.metrics else nullcontext() as metrics:
         async with (
             open_node(settings) as node,
             beating(node) as pulse,
-            serving_metrics(metrics, node, pulse),
             ringing(settings.alarms, node),
+            trio.open_nursery() as nursery,
         ):
+            if metrics is not None:
+                nursery.start_soon(metrics.serve, node, pulse)
             earned = Earned()
             node.events.add_sink(earned)
             node.departure = departure
@@ -84,6 +88,7 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
             finally:
                 if earned.submissions:
                     node.events.emit("peer.earned", **earned.totals())
+            nursery.cancel_scope.cancel()
 
 
 def _check_roles(settings: PeerSettings) -> None:

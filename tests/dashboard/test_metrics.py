@@ -8,7 +8,7 @@ import math
 import re
 import socket
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from swarm.events import Event
 from swarm.look.health import Pulse
 from swarm.look.metrics import server
 from swarm.look.metrics.figures import EVENT_NAMES_MAX, OTHER, TRAINING, Figures
-from swarm.look.metrics.server import listening
+from swarm.look.metrics.server import MetricsServer
 from swarm.node.local import open_node
 from swarm.settings import PeerSettings
 from swarm.transport.http import limits
@@ -162,15 +162,16 @@ async def scraped(tmp_path: Path, keys: str = "") -> AsyncIterator[httpx.AsyncCl
         metrics="127.0.0.1:0",
         metrics_key_file=keys,
     )
-    with listening(chosen) as metrics:
-        assert metrics is not None
-        async with open_node(chosen, events_sink=lambda event: None) as node:
+    async with open_node(chosen, events_sink=lambda event: None) as node:
+        with closing(MetricsServer(chosen)) as metrics:
             pulse = Pulse(tmp_path, node.peer_id, chosen.role)
             async with (
-                server.serving_metrics(metrics, node, pulse),
+                trio.open_nursery() as nursery,
                 httpx.AsyncClient(base_url=metrics.url, timeout=20, trust_env=False) as client,
             ):
+                nursery.start_soon(metrics.serve, node, pulse)
                 yield client
+                nursery.cancel_scope.cancel()
 
 
 @pytest.mark.wall_clock
@@ -241,8 +242,8 @@ async def test_connections_are_bounded_and_the_oldest_makes_way(
 def test_wrong_settings_are_sentences(tmp_path: Path) -> None:
     def problem(metrics: str, keys: str = "") -> str:
         chosen = PeerSettings(metrics=metrics, metrics_key_file=keys)
-        with pytest.raises(UserError) as caught, listening(chosen):
-            pass
+        with pytest.raises(UserError) as caught:
+            MetricsServer(chosen)
         return str(caught.value)
 
     short = tmp_path / "short"
@@ -258,8 +259,6 @@ def test_wrong_settings_are_sentences(tmp_path: Path) -> None:
             "another address or port"
         )
     assert not (tmp_path / "home").exists()
-    with listening(PeerSettings()) as none:
-        assert none is None
 
 
 # --- the page and the files ----------------------------------------------------------------------

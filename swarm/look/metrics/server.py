@@ -5,8 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import h11
@@ -146,28 +145,3 @@ async def _reply(
 ) -> None:
     head = answer_head(status, len(body), kind, close=True)
     await wire.send(head if head_only else head + body)
-
-
-@contextmanager
-def listening(settings: PeerSettings) -> Iterator[MetricsServer | None]:
-    """Listen inside the block if the settings say so; raises `UserError` before anything starts."""
-    if not settings.metrics:
-        yield None
-        return
-    server = MetricsServer(settings)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-@asynccontextmanager
-async def serving_metrics(
-    server: MetricsServer | None, node: Node, pulse: Pulse
-) -> AsyncIterator[None]:
-    """Serve inside the block, if a server is wanted."""
-    async with trio.open_nursery() as nursery:
-        if server is not None:
-            nursery.start_soon(server.serve, node, pulse)
-        yield
-        nursery.cancel_scope.cancel()
