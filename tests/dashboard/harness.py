@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import trio
 
 from swarm.ledger.entries import CheckpointPublished, TrainingFigures
@@ -118,3 +124,20 @@ async def serving(
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as http:
             yield http
         nursery.cancel_scope.cancel()
+
+
+def in_node(folder: Path, script: str, *parts: str) -> Any:
+    """What a script prints as JSON, beside these files of the page; skips without node."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    for name in parts:
+        part = files("swarm.look.dashboard").joinpath(name)
+        (folder / name).write_bytes(part.read_bytes())
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "run.js").write_text(script)
+    done = subprocess.run(
+        [node, "run.js"], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

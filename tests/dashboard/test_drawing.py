@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-NODE = shutil.which("node")
+from tests.dashboard.harness import in_node
 
 PEERS = 8192
 """As many as a status lists."""
@@ -46,26 +42,16 @@ console.log(JSON.stringify(Object.entries(made).map(told)));
 
 def draw(folder: Path, peers: int, kind: int) -> dict[str, Any]:
     """The rows and the text of each element, by its id."""
-    for name in ("broadcast.js", "dom.js"):
-        part = files("swarm.look.dashboard").joinpath(name)
-        (folder / name).write_bytes(part.read_bytes())
-    (folder / "package.json").write_text('{"type": "module"}')
     text = SCRIPT.replace("PEERS", str(peers)).replace("KIND", str(kind))
-    (folder / "draw.js").write_text(text)
-    done = subprocess.run(
-        [NODE or "", "draw.js"], cwd=folder, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return {name: (rows, words) for name, rows, words in json.loads(done.stdout)}
+    told = in_node(folder, text, "broadcast.js", "dom.js")
+    return {name: (rows, words) for name, rows, words in told}
 
 
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
 def test_one_peer_is_singular(tmp_path: Path) -> None:
     words = draw(tmp_path, 1, 0)["spread"][1]
     assert words.startswith("Policy 5 (1 B): 1 of 1 peer held all of it")
 
 
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["chain", "ring", "star"])
 def test_claims_of_thousands_of_peers_are_drawn(kind: int, tmp_path: Path) -> None:
     drawn = draw(tmp_path, PEERS, kind)

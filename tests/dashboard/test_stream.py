@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-from importlib.resources import files
 from pathlib import Path
 
-import pytest
-
-NODE = shutil.which("node")
+from tests.dashboard.harness import in_node
 
 SCRIPT = """
 const asked = [], told = [], answers = [
@@ -41,17 +35,8 @@ console.log(JSON.stringify({ asked, told }));
 """
 
 
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
 def test_a_page_asks_on_whatever_the_answer_was(tmp_path: Path) -> None:
-    part = files("swarm.look.dashboard").joinpath("stream.js")
-    (tmp_path / "stream.js").write_bytes(part.read_bytes())
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    (tmp_path / "run.js").write_text(SCRIPT)
-    done = subprocess.run(
-        [NODE or "", "run.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    assert in_node(tmp_path, SCRIPT, "stream.js") == {
         "asked": ["", "1", "1", "1"],
         "told": ["snapshot", "still", "lost", "lost"],
     }
