@@ -46,7 +46,6 @@ from tests.ledger.harness import (
     WORKER,
     Swarm,
     identity,
-    in_virtual_time,
     manifest,
     sealed,
     verdict_at,
@@ -86,36 +85,33 @@ def printed(lines: list[Text], width: int = 80) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_status_is_told_by_any_trusted_peer_without_admission(tmp_path: Path) -> None:
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with (
-            lab.peer(TRAINER) as trainer,
-            lab.peer(ALICE) as alice,
-            lab.peer(WORKER) as worker,
-            lab.apart(identity(50)) as onlooker,
-        ):
-            await trainer.run_node.announce(CHECKPOINT, 600)
-            await trainer.run_node.announce(ORDER, 600)
-            await alice.run_node.announce(EVALUATION, 600)
-            await trio.sleep(11)
-            run = Run(onlooker.run_node.run.manifest_envelope)
-            began = trio.current_time()
-            status = await status_of(onlooker.node, run)
-            assert trio.current_time() - began < 2.0
-            assert status.order == ORDER and status.checkpoint == CHECKPOINT
-            assert {TRAINER.peer_id, ALICE.peer_id, WORKER.peer_id} <= set(status.present)
-            assert onlooker.node.peer_id not in status.present, "who looks on is not admitted"
-            told = json.loads(to_json(status_object(status)))
-            assert (told["step"], told["policy"], told["state"]) == (3, 2, "wants 8 groups")
-            told = told["evaluation"]
-            assert (told["policy"], told["reward"], told["by"]) == (2, 0.5, ALICE.peer_id)
-            page = printed(status_lines(status))
-            assert "held-out tasks 0.500 at policy 2" in page
-            assert "held-out tasks of sort-digits: 0.500 [0.400, 0.600], 7.2 tokens" in page
-            assert worker.run_node.lease is not None and alice.trusted is not None
-
-    in_virtual_time(main)
+async def test_a_status_is_told_by_any_trusted_peer_without_admission(tmp_path: Path) -> None:
+    lab = Swarm(tmp_path)
+    async with (
+        lab.peer(TRAINER) as trainer,
+        lab.peer(ALICE) as alice,
+        lab.peer(WORKER) as worker,
+        lab.apart(identity(50)) as onlooker,
+    ):
+        await trainer.run_node.announce(CHECKPOINT, 600)
+        await trainer.run_node.announce(ORDER, 600)
+        await alice.run_node.announce(EVALUATION, 600)
+        await trio.sleep(11)
+        run = Run(onlooker.run_node.run.manifest_envelope)
+        began = trio.current_time()
+        status = await status_of(onlooker.node, run)
+        assert trio.current_time() - began < 2.0
+        assert status.order == ORDER and status.checkpoint == CHECKPOINT
+        assert {TRAINER.peer_id, ALICE.peer_id, WORKER.peer_id} <= set(status.present)
+        assert onlooker.node.peer_id not in status.present, "who looks on is not admitted"
+        told = json.loads(to_json(status_object(status)))
+        assert (told["step"], told["policy"], told["state"]) == (3, 2, "wants 8 groups")
+        told = told["evaluation"]
+        assert (told["policy"], told["reward"], told["by"]) == (2, 0.5, ALICE.peer_id)
+        page = printed(status_lines(status))
+        assert "held-out tasks 0.500 at policy 2" in page
+        assert "held-out tasks of sort-digits: 0.500 [0.400, 0.600], 7.2 tokens" in page
+        assert worker.run_node.lease is not None and alice.trusted is not None
 
 
 def test_a_liars_word_about_the_run_is_not_taken() -> None:
@@ -132,110 +128,100 @@ def test_a_liars_word_about_the_run_is_not_taken() -> None:
     assert status.order is None and status.evaluation is None and run.manifest.version == 1
 
 
-def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path: Path) -> None:
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with (
-            lab.peer(ALICE) as alice,
-            lab.peer(BOB) as bob,
-            lab.apart(identity(50)) as onlooker,
-        ):
-            for number in range(100):
-                await alice.trusted.append_verdict(verdict_at(number))
-            await bob.trusted.append_verdict(
-                verdict_at(
-                    200,
-                    outcome="refused",
-                    failed="proofs",
-                    rewards=[],
-                    evidence=Evidence(tokens=9, policy=[30_000], sampler=[0]),
-                )
+async def test_a_record_has_the_receipts_of_all_validators_and_the_eviction(
+    tmp_path: Path,
+) -> None:
+    lab = Swarm(tmp_path)
+    async with (
+        lab.peer(ALICE) as alice,
+        lab.peer(BOB) as bob,
+        lab.apart(identity(50)) as onlooker,
+    ):
+        for number in range(100):
+            await alice.trusted.append_verdict(verdict_at(number))
+        await bob.trusted.append_verdict(
+            verdict_at(
+                200,
+                outcome="refused",
+                failed="proofs",
+                rewards=[],
+                evidence=Evidence(tokens=9, policy=[30_000], sampler=[0]),
             )
-            await bob.trusted.evict(WORKER.peer_id, "[/x]\x1b[2J cheated", bytes(32), 3.0, 0.0)
-            run = Run(onlooker.run_node.run.manifest_envelope)
-            began = trio.current_time()
-            record = await record_of(onlooker.node, run, WORKER.peer_id)
-            assert trio.current_time() - began < 2.0, "no round trip for each receipt"
-            told = record_object(WORKER.peer_id, record)
-            assert told["outcomes"] == {"accepted": 100, "refused": 1}
-            assert (told["groups"], told["samples"]) == (200, 400)
-            assert told["credit"] == {"final": 0, "held": 0, "void": 4000, "verified": 0}
-            page = "\n".join(record_lines(told, 20))
-            assert told["evidence"]["p_value"] < 1e-9
-            assert "evidence of policy: an honest peer ever looks like this with p <= " in page
-            assert "evicted [/x]\\x1b[2J cheated" in page
-            assert f"peer    {WORKER.peer_id}" in page and "101 receipts" in page
-            bob.run_node.gossip.publish(
-                sealed(OWNER, Reinstatement(peer=WORKER.peer_id), run.id, at=trio.current_time())
-            )
-            await trio.sleep(5)
-            again = await record_of(onlooker.node, run, WORKER.peer_id)
-            assert again.eviction is None
-            held = record_object(WORKER.peer_id, again)["credit"]
-            assert (held["held"], held["void"]) == (3920, 80), "all but the fine is restored"
-            cut = record_object(WORKER.peer_id, again)["evidence"]
-            assert cut["log_capital"] == 0, "evidence before the reinstatement does not count"
-            await bob.trusted.append_verdict(verdict_at(201, evidence=CHEATED))
-            cheats = record_object(
-                WORKER.peer_id, await record_of(onlooker.node, run, WORKER.peer_id)
-            )
-            told_by_validator = Records(bob.run_node.run, bob.trusted).standing(WORKER.peer_id)
-            assert cheats["evidence"]["log_capital"] == told_by_validator.log_capital > 0
-            assert "evicted" not in "".join(record_lines(record_object(WORKER.peer_id, again), 0))
-
-    in_virtual_time(main)
+        )
+        await bob.trusted.evict(WORKER.peer_id, "[/x]\x1b[2J cheated", bytes(32), 3.0, 0.0)
+        run = Run(onlooker.run_node.run.manifest_envelope)
+        began = trio.current_time()
+        record = await record_of(onlooker.node, run, WORKER.peer_id)
+        assert trio.current_time() - began < 2.0, "no round trip for each receipt"
+        told = record_object(WORKER.peer_id, record)
+        assert told["outcomes"] == {"accepted": 100, "refused": 1}
+        assert (told["groups"], told["samples"]) == (200, 400)
+        assert told["credit"] == {"final": 0, "held": 0, "void": 4000, "verified": 0}
+        page = "\n".join(record_lines(told, 20))
+        assert told["evidence"]["p_value"] < 1e-9
+        assert "evidence of policy: an honest peer ever looks like this with p <= " in page
+        assert "evicted [/x]\\x1b[2J cheated" in page
+        assert f"peer    {WORKER.peer_id}" in page and "101 receipts" in page
+        bob.run_node.gossip.publish(
+            sealed(OWNER, Reinstatement(peer=WORKER.peer_id), run.id, at=trio.current_time())
+        )
+        await trio.sleep(5)
+        again = await record_of(onlooker.node, run, WORKER.peer_id)
+        assert again.eviction is None
+        held = record_object(WORKER.peer_id, again)["credit"]
+        assert (held["held"], held["void"]) == (3920, 80), "all but the fine is restored"
+        cut = record_object(WORKER.peer_id, again)["evidence"]
+        assert cut["log_capital"] == 0, "evidence before the reinstatement does not count"
+        await bob.trusted.append_verdict(verdict_at(201, evidence=CHEATED))
+        cheats = record_object(WORKER.peer_id, await record_of(onlooker.node, run, WORKER.peer_id))
+        told_by_validator = Records(bob.run_node.run, bob.trusted).standing(WORKER.peer_id)
+        assert cheats["evidence"]["log_capital"] == told_by_validator.log_capital > 0
+        assert "evicted" not in "".join(record_lines(record_object(WORKER.peer_id, again), 0))
 
 
-def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> None:
+async def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> None:
     """An acceptance stands if the trainer's log says that a step consumed one of its groups."""
-
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with (
-            lab.peer(TRAINER) as trainer,
-            lab.peer(ALICE) as alice,
-            lab.peer(BOB) as bob,
-            lab.apart(identity(50)) as onlooker,
-        ):
-            for by in (alice, bob):
-                await by.trusted.append_verdict(verdict_at(0))
-            late: dict[str, Any] = {"outcome": "refused", "failed": "stale", "rewards": []}
-            for number in (1, 2):
-                await alice.trusted.append_verdict(verdict_at(number, **late))
-                await bob.trusted.append_verdict(verdict_at(number))
-            taken = Consumed(step=0, submission=(1).to_bytes(32, "big"), outcomes=["consumed"] * 2)
-            await trainer.trusted.append([taken])
-            run = Run(onlooker.run_node.run.manifest_envelope)
-            record = await record_of(onlooker.node, run, WORKER.peer_id)
-            told = record_object(WORKER.peer_id, record)
-            assert told["outcomes"] == {"accepted": 3}, "another's late refusal binds nobody"
-            assert (told["groups"], told["samples"]) == (6, 12)
-            credits = {(row["number"], row["by"]): row["credit"] for row in told["receipts"]}
-            assert credits == {
-                (0, ALICE.peer_id): 40,
-                (1, ALICE.peer_id): 0,
-                (2, ALICE.peer_id): 0,
-                (0, BOB.peer_id): 0,
-                (1, BOB.peer_id): 40,
-                (2, BOB.peer_id): 40,
-            }
-
-    in_virtual_time(main)
+    lab = Swarm(tmp_path)
+    async with (
+        lab.peer(TRAINER) as trainer,
+        lab.peer(ALICE) as alice,
+        lab.peer(BOB) as bob,
+        lab.apart(identity(50)) as onlooker,
+    ):
+        for by in (alice, bob):
+            await by.trusted.append_verdict(verdict_at(0))
+        late: dict[str, Any] = {"outcome": "refused", "failed": "stale", "rewards": []}
+        for number in (1, 2):
+            await alice.trusted.append_verdict(verdict_at(number, **late))
+            await bob.trusted.append_verdict(verdict_at(number))
+        taken = Consumed(step=0, submission=(1).to_bytes(32, "big"), outcomes=["consumed"] * 2)
+        await trainer.trusted.append([taken])
+        run = Run(onlooker.run_node.run.manifest_envelope)
+        record = await record_of(onlooker.node, run, WORKER.peer_id)
+        told = record_object(WORKER.peer_id, record)
+        assert told["outcomes"] == {"accepted": 3}, "another's late refusal binds nobody"
+        assert (told["groups"], told["samples"]) == (6, 12)
+        credits = {(row["number"], row["by"]): row["credit"] for row in told["receipts"]}
+        assert credits == {
+            (0, ALICE.peer_id): 40,
+            (1, ALICE.peer_id): 0,
+            (2, ALICE.peer_id): 0,
+            (0, BOB.peer_id): 0,
+            (1, BOB.peer_id): 40,
+            (2, BOB.peer_id): 40,
+        }
 
 
-def test_a_silent_validator_is_named_and_the_others_are_read(tmp_path: Path) -> None:
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
-            await alice.trusted.append_verdict(verdict_at(0))
-            run = Run(onlooker.run_node.run.manifest_envelope)
-            record = await record_of(onlooker.node, run, WORKER.peer_id)
-            assert len(record.receipts) == 1
-            assert any(BOB.peer_id in problem for problem in record.problems)
-            status = await status_of(onlooker.node, run)
-            assert ALICE.peer_id in status.present
-
-    in_virtual_time(main)
+async def test_a_silent_validator_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    lab = Swarm(tmp_path)
+    async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
+        await alice.trusted.append_verdict(verdict_at(0))
+        run = Run(onlooker.run_node.run.manifest_envelope)
+        record = await record_of(onlooker.node, run, WORKER.peer_id)
+        assert len(record.receipts) == 1
+        assert any(BOB.peer_id in problem for problem in record.problems)
+        status = await status_of(onlooker.node, run)
+        assert ALICE.peer_id in status.present
 
 
 @given(doing=HOSTILE, role=HOSTILE, peer=HOSTILE)
