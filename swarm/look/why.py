@@ -19,6 +19,7 @@ from swarm.look.prefixes import resolve
 from swarm.look.refusals import REFUSALS, UNKNOWN
 from swarm.run.run import Run
 from swarm.terminal.figures import figure
+from swarm.terminal.output import plain
 from swarm.terminal.untrusted import printable
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.messages import Eviction, Reinstatement, Verdict
@@ -93,17 +94,7 @@ def _verdict(archive: Archive, record: Record) -> dict[str, Any]:
         "recomputed_tokens": entry.evidence.tokens,
         "mismatches": entry.evidence.mismatches,
         "detail": None if verdict is None else verdict.detail,
-        "checks": []
-        if verdict is None
-        else [
-            {
-                "name": check.name,
-                "figure": check.figure,
-                "threshold": check.threshold,
-                "passed": check.passed,
-            }
-            for check in verdict.checks
-        ],
+        "checks": [] if verdict is None else plain(verdict.checks),
         "means": refusal.means if refusal else None,
         "do": refusal.do if refusal else None,
     }
