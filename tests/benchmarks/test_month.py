@@ -79,7 +79,7 @@ GROWTH_MAX = 0.2
 @pytest.mark.slow
 def test_no_table_or_collection_grows_with_the_days(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds on numbers of steps are lowered, so that this month reaches them."""
-    for module in ("publishing", "progress", "environments"):
+    for module in ("publishing", "progress"):
         monkeypatch.setattr(f"peers.trainer.{module}.STEPS_REMEMBERED", 20)
     monkeypatch.setattr("peers.trainer.store.ORDERS_KEPT", 20)
     monkeypatch.setattr("peers.trainer.precedence.ACKNOWLEDGED_KEPT", 20)
