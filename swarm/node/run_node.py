@@ -28,6 +28,7 @@ from swarm.run.clock import TrustedClock
 from swarm.run.invites import check_token
 from swarm.run.lease import LeaseKeeper
 from swarm.run.manifest import Outgrown
+from swarm.run.participant import Participant
 from swarm.run.run import VERSION_REFUSED, Run
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
@@ -145,29 +146,29 @@ class RunNode:
         """Whether this process was named as a trainer."""
         node.dht.serving = self.serves
         self._vouch_for_trusted()
+        me = Participant(
+            node.peer_id,
+            run,
+            node.world,
+            node.events,
+            self.gossip,
+            self.messenger,
+            self.seal,
+            self.describe,
+        )
         if node.peer_id in run.manifest.trusted_ids():
             node.transport.keep_many()
             self._trusted = TrustedPart(
                 node,
-                run,
-                self.gossip,
-                self.messenger,
-                seal=self.seal,
-                describe=self.describe,
+                me,
                 newest=self.newest,
                 evaluation=lambda: self.evaluation.value,
                 has_work=self._has_work,
             )
         else:
             self.lease = LeaseKeeper(
-                run,
-                self.messenger,
-                node.world,
-                node.events,
-                peer_id=node.peer_id,
-                seal=self.seal,
+                me,
                 reach=node.reach,
-                describe=self.describe,
                 granted=self._on_granted,
                 invite=check_token(node.settings.invite, run),
             )

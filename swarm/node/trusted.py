@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from swarm.gossip.gossip import Gossip
 from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
 from swarm.ledger.entries import Entry, Evicted, Reinstated, Sealed, judged
 from swarm.ledger.faults import FaultStore
@@ -25,21 +24,18 @@ from swarm.node.invite_records import Invites
 from swarm.node.log_copies import LogCopies
 from swarm.node.node import Node
 from swarm.node.sealing import Sealing
-from swarm.run.admission import Sealer
 from swarm.run.lease import GOODBYE_SECONDS
+from swarm.run.participant import Participant
 from swarm.run.registrar import Registrar
-from swarm.run.run import Run
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, open_envelope
 from swarm.wire.messages import (
     Eviction,
-    Heartbeat,
     LogHead,
     Present,
     Reinstatement,
     StepOrder,
     Verdict,
 )
-from swarm.wire.messenger import Messenger
 from swarm.world.observable import Observable
 
 EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0
@@ -74,23 +70,19 @@ class TrustedPart:
     def __init__(
         self,
         node: Node,
-        run: Run,
-        gossip: Gossip,
-        messenger: Messenger,
+        me: Participant,
         *,
-        seal: Sealer,
-        describe: Callable[[], Heartbeat],
         newest: Callable[[], list[Envelope]],
         evaluation: Callable[[], Envelope | None],
         has_work: Callable[[], bool],
     ) -> None:
-        """`describe` makes this peer's heartbeat. `newest` returns the newest known manifest,
-        checkpoint and step order, `evaluation` the newest result on held-out tasks. `has_work`
-        says whether a step wants work."""
+        """`newest` returns the newest known manifest, checkpoint and step order, `evaluation` the
+        newest result on held-out tasks. `has_work` says whether a step wants work."""
+        run, gossip = me.run, me.gossip
         self._node = node
         self._run = run
         self._gossip = gossip
-        self._seal = seal
+        self._seal = me.seal
         self._newest = newest
         self._evaluation = evaluation
         self._database = node.disk.database("ledger.sqlite")
@@ -119,14 +111,7 @@ class TrustedPart:
             REINSTATEMENTS_WAITING_MAX
         )
         self.registrar = Registrar(
-            run,
-            gossip,
-            messenger,
-            node.world,
-            node.events,
-            peer_id=node.peer_id,
-            seal=seal,
-            describe=describe,
+            me,
             stake=self._stake_now,
             invites=self.invites,
             secret=node.identity.sign(b"swarm/1/entry\x00" + run.id.encode()),

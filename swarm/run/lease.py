@@ -7,15 +7,13 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from swarm.errors import PeerError
-from swarm.events import Events
 from swarm.rollouts.seeds import rendezvous
-from swarm.run.admission import NotAdmitted, Sealer, check_admission
-from swarm.run.run import Run
+from swarm.run.admission import NotAdmitted, check_admission
+from swarm.run.participant import Participant
 from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Admission, AdmissionRefused, AdmissionRequest, Heartbeat
-from swarm.wire.messenger import Messenger, first
-from swarm.world import World
+from swarm.wire.messenger import first
 
 HEARTBEAT_SECONDS = 10.0
 """Interval between heartbeats to one trusted peer (INTELLECT-2's protocol: 10 s, 3 misses)."""
@@ -37,31 +35,19 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        run: Run,
-        messenger: Messenger,
-        world: World,
-        events: Events,
+        me: Participant,
         *,
-        peer_id: PeerId,
-        seal: Sealer,
         reach: Callable[[PeerId], Awaitable[None]],
-        describe: Callable[[], Heartbeat],
         granted: Callable[[Envelope], None],
         invite: Envelope | None = None,
     ) -> None:
-        """`reach` connects to a peer or raises `PeerError`; `describe` makes the heartbeat;
-        `granted` is called with every new admission, and again with the held one when nobody renews
-        it; `invite` is shown to the trusted peers."""
-        self._invite = invite
-        self._run = run
-        self._messenger = messenger
-        self._world = world
-        self._events = events
-        self._peer_id = peer_id
-        self._seal = seal
+        """`reach` connects to a peer or raises `PeerError`; `granted` is called with every new
+        admission, and again with the held one when nobody renews it; `invite` is shown to the
+        trusted peers."""
+        self._me = me
         self._reach = reach
-        self._describe = describe
         self._granted = granted
+        self._invite = invite
         self._full = ""
         """Reason why the run had no room at the last attempt; empty if it had."""
         self._silent_until: dict[str, float] = {}
@@ -83,7 +69,7 @@ class LeaseKeeper:
             if admission is None:
                 if self.admission and self._problem(self.admission):
                     self.admission = None
-                    self._events.emit("membership.lease_lost")
+                    self._me.events.emit("membership.lease_lost")
                 elif self.admission:
                     self._granted(self.admission)
                 await trio.sleep(pause)
@@ -91,7 +77,7 @@ class LeaseKeeper:
                 continue
             pause = RETRY_SECONDS_MIN
             if self.admission is None:
-                self._events.emit("membership.admitted", by=admission.sender)
+                self._me.events.emit("membership.admitted", by=admission.sender)
             self.admission = admission
             self.entry = admission.expect(Admission).entry
             self._granted(admission)
@@ -113,14 +99,14 @@ class LeaseKeeper:
             peer = PeerId(trusted)
             try:
                 await self._reach(peer)
-                message: Heartbeat | AdmissionRequest = self._describe()
+                message: Heartbeat | AdmissionRequest = self._me.describe()
                 if self.admission is None:
                     message = AdmissionRequest(
                         roles=message.roles, protocol=message.protocol, build=message.build
                     )
-                request = await self._seal(message, EVENT_LIFETIME_SECONDS)
+                request = await self._me.seal(message, EVENT_LIFETIME_SECONDS)
                 shown = [e for e in (self.admission, self._invite) if e is not None]
-                reply = await self._messenger.request(peer, request, *shown)
+                reply = await self._me.messenger.request(peer, request, *shown)
             except PeerError as error:
                 self._note_silence(peer, str(error))
                 continue
@@ -131,7 +117,7 @@ class LeaseKeeper:
                 problem = self._problem(admission)
                 if problem is None:
                     return admission
-                self._events.emit("membership.bad_admission", remote=peer, reason=problem)
+                self._me.events.emit("membership.bad_admission", remote=peer, reason=problem)
             refusal = first(reply, AdmissionRefused)
             if refusal is not None and refusal.sender == trusted:
                 refused = refusal.expect(AdmissionRefused)
@@ -139,29 +125,33 @@ class LeaseKeeper:
                     raise NotAdmitted(refused.reason)
                 full = refused.reason
         if full and full != self._full:
-            self._events.emit("membership.waiting_for_place", reason=full)
+            self._me.events.emit("membership.waiting_for_place", reason=full)
         self._full = full
         return None
 
     def _note_silence(self, peer: PeerId, reason: str) -> None:
         """Report a trusted peer without an answer, once in `SILENT_SECONDS`."""
-        now = self._world.now()
+        now = self._me.world.now()
         since = self._silent_since.setdefault(peer, now)
         if peer not in self._silent_until:
-            self._events.emit(
+            self._me.events.emit(
                 "membership.trusted_silent", remote=peer, reason=reason, seconds=now - since
             )
             self._silent_until[peer] = now + SILENT_SECONDS
 
     def _order(self) -> list[str]:
         """The other trusted peers in rank order, those that were silent lately last."""
-        trusted = self._run.manifest.trusted_ids()
-        now = self._world.now()
+        trusted = self._me.run.manifest.trusted_ids()
+        now = self._me.world.now()
         silent = {peer: t for peer, t in self._silent_until.items() if peer in trusted and t > now}
         self._silent_until = silent
         self._silent_since = {p: t for p, t in self._silent_since.items() if p in trusted}
-        ranked = [p for p in rendezvous(trusted, self._peer_id.encode()) if p != self._peer_id]
+        ranked = [
+            p for p in rendezvous(trusted, self._me.peer_id.encode()) if p != self._me.peer_id
+        ]
         return sorted(ranked, key=lambda peer: peer in silent)
 
     def _problem(self, admission: Envelope) -> str | None:
-        return check_admission(admission, self._run, self._peer_id, self._world.wall_time())
+        return check_admission(
+            admission, self._me.run, self._me.peer_id, self._me.world.wall_time()
+        )

@@ -16,13 +16,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import trio
 
-from swarm.events import Events, Rationed
-from swarm.gossip.gossip import Gossip
+from swarm.events import Rationed
 from swarm.rollouts.seeds import digest
 from swarm.run.admission import (
     ADMISSION_LEASE_SECONDS,
     ROLES,
-    Sealer,
     check_admission,
     is_worker,
 )
@@ -35,7 +33,7 @@ from swarm.run.members import (
     Member,
     Members,
 )
-from swarm.run.run import Run
+from swarm.run.participant import Participant
 from swarm.transport.rates import TokenBuckets
 from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
@@ -50,9 +48,8 @@ from swarm.wire.messages import (
     Present,
     Slot,
 )
-from swarm.wire.messenger import Messenger, first
+from swarm.wire.messenger import first
 from swarm.wire.protocol import UPGRADE
-from swarm.world import World
 
 SHARED_SECONDS = 2 * PRESENCE_SECONDS
 """Time after which all trusted peers know of a new slot. Meanwhile each gives away no more than its
@@ -83,15 +80,8 @@ class Registrar:
 
     def __init__(
         self,
-        run: Run,
-        gossip: Gossip,
-        messenger: Messenger,
-        world: World,
-        events: Events,
+        me: Participant,
         *,
-        peer_id: PeerId,
-        seal: Sealer,
-        describe: Callable[[], Heartbeat],
         stake: Callable[[str], int],
         invites: InviteBook,
         secret: bytes,
@@ -104,28 +94,21 @@ class Registrar:
         the same one. `has_work` says whether a step wants work. `network_of` returns the /24 or
         /48 of a connected peer, or an empty string. `vouch` is called with each admitted peer and
         the seconds of its lease."""
-        self._run = run
-        self._gossip = gossip
-        self._messenger = messenger
-        self._world = world
-        self._events = events
-        self._peer_id = peer_id
-        self._seal = seal
-        self._describe = describe
+        self._me = me
         self._stake = stake
+        self._invites = invites
+        self._secret = secret
         self._has_work = has_work
         self._network_of = network_of
         self._vouch = vouch
-        self._members = Members(run, world, peer_id)
-        self._refusals = Rationed(events)
+        self._members = Members(me.run, me.world, me.peer_id)
+        self._refusals = Rationed(me.events)
         self._answers = TokenBuckets(ANSWERS_PER_SECOND, ANSWERS_BURST, ANSWERED_REMEMBERED_MAX)
-        self._invites = invites
-        self._secret = secret
-        gossip.listen(Presence, self._on_presence)
+        me.gossip.listen(Presence, self._on_presence)
 
     async def run(self) -> None:
         """Admit peers, publish presence and notice silent peers, until cancelled."""
-        async with self._messenger.answering(
+        async with self._me.messenger.answering(
             {AdmissionRequest: self._on_request, Heartbeat: self._on_heartbeat}
         ):
             while True:
@@ -133,19 +116,19 @@ class Registrar:
                 await trio.sleep(seconds)
                 if self._has_work():
                     self._members.worked += seconds
-                for peer, state in self._members.forget(self._describe()):
+                for peer, state in self._members.forget(self._me.describe()):
                     word = "returned" if state == "live" else state
-                    self._events.emit(f"membership.peer_{word}", remote=peer)
+                    self._me.events.emit(f"membership.peer_{word}", remote=peer)
                 await self.publish_presence()
 
     async def publish_presence(self) -> None:
         """Gossip the next digest of this peer and its members."""
-        presence = self._members.next_digest(self._describe())
-        self._gossip.publish(await self._seal(presence, GONE_SECONDS + PRESENCE_SECONDS))
+        presence = self._members.next_digest(self._me.describe())
+        self._me.gossip.publish(await self._me.seal(presence, GONE_SECONDS + PRESENCE_SECONDS))
 
     def present(self) -> list[Present]:
         """List the latest report on each peer that any trusted peer knows, sorted by id."""
-        return self._members.present(self._describe())
+        return self._members.present(self._me.describe())
 
     def live_workers(self) -> list[str]:
         """List the ids of live peers with the inference role, sorted."""
@@ -169,7 +152,7 @@ class Registrar:
         return lease is not None and not lease.worker
 
     def _on_presence(self, envelope: Envelope) -> None:
-        if envelope.sender != self._peer_id:
+        if envelope.sender != self._me.peer_id:
             self._members.hear(envelope.sender, envelope.expect(Presence))
 
     # --- requests ----------------------------------------------------------------------------
@@ -193,7 +176,7 @@ class Registrar:
     ) -> Sequence[Envelope]:
         """Renew a lease, give a newcomer one, or refuse. The peer may show a lease and an invite,
         which `supporting` holds. Beyond its rate it gets no answer."""
-        if not self._answers.of(peer).take(1, self._world.now()):
+        if not self._answers.of(peer).take(1, self._me.world.now()):
             return []
         stake = self._stake(peer)
         network = self._network_of(PeerId(peer))
@@ -208,17 +191,17 @@ class Registrar:
             refusal = self._uninvited(peer, None)  # another peer may have redeemed it meanwhile
         if refusal is not None:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)
-            return [await self._seal(refusal, EVENT_LIFETIME_SECONDS)]
+            return [await self._me.seal(refusal, EVENT_LIFETIME_SECONDS)]
         member = self._renew(peer, heartbeat, lease, network, stake)
         admission = Admission(
             peer=peer,
             roles=heartbeat.roles,
             admitted_ms=member.slot.admitted_ms,
             entry=member.slot.entry,
-            trial=self._run.manifest.admissions.trial and not stake,
+            trial=self._me.run.manifest.admissions.trial and not stake,
         )
         self._vouch(PeerId(peer), ADMISSION_LEASE_SECONDS)
-        return [await self._seal(admission, ADMISSION_LEASE_SECONDS)]
+        return [await self._me.seal(admission, ADMISSION_LEASE_SECONDS)]
 
     def _renew(
         self, peer: str, heartbeat: Heartbeat, lease: LeaseInForce | None, network: str, stake: int
@@ -227,12 +210,12 @@ class Registrar:
 
         Only a worker's slot has an entry: else ids could be tried out in the slots of helpers.
         """
-        now = self._world.now()
+        now = self._me.world.now()
         kept = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
         before = self._members.own.get(peer)
         slot = lease.slot if lease is not None else before.slot if before is not None else None
         if slot is None:
-            slot = Slot(admitted_ms=int(self._world.wall_time() * 1000))
+            slot = Slot(admitted_ms=int(self._me.world.wall_time() * 1000))
         if not slot.entry and is_worker(heartbeat.roles):
             entry = digest("swarm/1/entry", self._secret, peer.encode())[:ENTRY_BYTES]
             slot = msgspec.structs.replace(slot, entry=entry)
@@ -240,10 +223,10 @@ class Registrar:
         if member is None:
             useful = self._members.worked - slot.idle_seconds
             member = self._members.own[peer] = Member(kept, now, slot, useful, -math.inf)
-            self._events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
+            self._me.events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
         elif member.standing != "live" and not heartbeat.leaving:
             member.standing = "live"
-            self._events.emit("membership.peer_returned", remote=peer)
+            self._me.events.emit("membership.peer_returned", remote=peer)
         if stake > slot.stake:
             member.useful = self._members.worked
         network = network or slot.network
@@ -257,22 +240,22 @@ class Registrar:
         """Return the lease that a peer shows, which may be newer than the digests known here."""
         if shown is None or self._members.has_lost(peer):
             return None
-        if check_admission(shown, self._run, peer, self._world.wall_time()) is not None:
+        if check_admission(shown, self._me.run, peer, self._me.world.wall_time()) is not None:
             return None
         admission = shown.expect(Admission)
         slot = Slot(admitted_ms=admission.admitted_ms, entry=admission.entry)
         return LeaseInForce(peer, slot, None)
 
     def _is_by_invite(self, peer: str) -> bool:
-        manifest = self._run.manifest
+        manifest = self._me.run.manifest
         return manifest.admissions.policy == "invite" and peer not in manifest.trusted_ids()
 
     def _uninvited(self, peer: str, invite: Envelope | None) -> AdmissionRefused | None:
         """Return the refusal of a peer that the run's policy admits only with another invite."""
-        if not self._is_by_invite(peer) or self._run.evicted(peer) is not None:
+        if not self._is_by_invite(peer) or self._me.run.evicted(peer) is not None:
             return None
-        wall_time = self._world.wall_time()
-        problem = invite_problem(self._invites, self._run, peer, invite, wall_time)
+        wall_time = self._me.world.wall_time()
+        problem = invite_problem(self._invites, self._me.run, peer, invite, wall_time)
         return AdmissionRefused(peer=peer, reason=problem[:500]) if problem else None
 
     def _refusal(
@@ -284,11 +267,11 @@ class Registrar:
         def refused(reason: str, *, later: bool = False) -> AdmissionRefused:
             return AdmissionRefused(peer=peer, reason=reason, later=later)
 
-        manifest = self._run.manifest
+        manifest = self._me.run.manifest
         admissions = manifest.admissions
         if peer in manifest.trusted_ids():
             return None
-        eviction = self._run.evicted(peer)
+        eviction = self._me.run.evicted(peer)
         if eviction is not None:
             return refused(f"evicted: {eviction.reason}"[:500])
         if heartbeat.protocol < manifest.needs:
@@ -322,8 +305,8 @@ class Registrar:
 
         Takes an idle member's slot if needed. Returns why there is no room, or an empty string.
         """
-        admissions = self._run.manifest.admissions
-        proven = self._run.manifest.thresholds.proven_tokens
+        admissions = self._me.run.manifest.admissions
+        proven = self._me.run.manifest.thresholds.proven_tokens
         held = [
             lease
             for lease in self._members.leases()
@@ -354,7 +337,7 @@ class Registrar:
             return f"{full}, the most this run allows; waiting for a free slot"
         loser = max(idlers, key=lambda each: (taken[each.slot.network], each.slot.idle_seconds))
         self._members.lose(loser.peer)
-        self._events.emit("membership.place_lost", remote=loser.peer)
+        self._me.events.emit("membership.place_lost", remote=loser.peer)
         return ""
 
     def _is_free(self, held: Sequence[LeaseInForce], bound: int) -> bool:
@@ -363,11 +346,11 @@ class Registrar:
         New slots become known to the other trusted peers with the next digests. Until then each
         gives away its share of the slots that were free before.
         """
-        trusted = self._run.manifest.trusted_ids()
-        now = self._world.now()
+        trusted = self._me.run.manifest.trusted_ids()
+        now = self._me.world.now()
         new = sum(
             lease.member is not None and now - lease.member.granted < SHARED_SECONDS
             for lease in held
         )
         free = bound - (len(held) - new)
-        return new < (free + len(trusted) - 1 - trusted.index(self._peer_id)) // len(trusted)
+        return new < (free + len(trusted) - 1 - trusted.index(self._me.peer_id)) // len(trusted)

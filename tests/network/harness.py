@@ -20,6 +20,7 @@ from swarm.ledger.entries import Redeemed
 from swarm.ledger.redeemed_invites import TABLES, RedeemedInvites, derive
 from swarm.run.clock import TrustedClock
 from swarm.run.lease import LeaseKeeper
+from swarm.run.participant import Participant
 from swarm.run.registrar import Registrar
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope, Gate, seal
@@ -197,28 +198,23 @@ class Member:
             await self.transport.connect(peer, address)
 
     def lease(self) -> LeaseKeeper:
-        return LeaseKeeper(
+        return LeaseKeeper(self._me(), reach=self.reach, granted=self.granted.append)
+
+    def _me(self) -> Participant:
+        return Participant(
+            self.id,
             self.run,
-            self.messenger,
             self.world,
             self.events,
-            peer_id=self.id,
-            seal=self.seal,
-            reach=self.reach,
-            describe=self.describe,
-            granted=self.granted.append,
+            self.gossip,
+            self.messenger,
+            self.seal,
+            self.describe,
         )
 
     def registrar(self) -> Registrar:
         return Registrar(
-            self.run,
-            self.gossip,
-            self.messenger,
-            self.world,
-            self.events,
-            peer_id=self.id,
-            seal=self.seal,
-            describe=self.describe,
+            self._me(),
             stake=self.stakes.__getitem__,
             invites=self.invites,
             secret=self.key.sign(b"entry"),
