@@ -59,7 +59,7 @@ class _AnyValue:
     """Accepts every record, for a day: the experiment does not measure signatures."""
 
     def validate(self, key: bytes, value: bytes) -> RecordInfo:
-        return RecordInfo(version=1, expires_wall_ms=int((EPOCH + 86400) * 1000))
+        return RecordInfo(version=(1,), expires_wall_ms=int((EPOCH + 86400) * 1000))
 
 
 @dataclass

@@ -168,9 +168,9 @@ def run_succeed(
 
     Every peer follows, because the manifest names your key. The old key can change nothing more.
     """
-    from peers.owner.signing import Successor, succeed
+    from peers.owner.signing import succeed
 
-    succeed(Successor(manifest, owner_key, successor), bootstrap or [])
+    succeed(manifest, owner_key, successor, bootstrap or [])
 
 
 @app.command("reinstate")

@@ -159,71 +159,60 @@ def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelo
         print(f"run {held.body.run}: version {new.version} is signed already, nothing has changed")
         return held
     owner = owners_key(ownership_of(held).owner, files.key)
-    new = inherited(held, owner.peer_id, new)
-    envelope = sign_manifest(owner, new, time.time(), held.body.run)
-    _write_manifest(files.manifest, envelope)
-    print(f"run {held.body.run}: version {before.version} → {new.version}")
+    envelope = _signed(owner, held, new, files.manifest)
     print("\n".join(listed(found)))
-    print(f"signed manifest in {files.manifest}")
     return envelope
 
 
-@dataclass(frozen=True)
-class Successor:
-    """Who becomes the owner of a run, by `swarm run succeed`."""
+def _signed(signer: Identity, held: Envelope, new: RunManifest, path: Path) -> Envelope:
+    """Sign the version after `held`, and put it in its place."""
+    new = inherited(held, signer.peer_id, new)
+    envelope = sign_manifest(signer, new, time.time(), held.body.run)
+    _write_manifest(path, envelope)
+    print(f"run {held.body.run}: version {manifest_in(held).version} → {new.version}")
+    print(f"signed manifest in {path}")
+    return envelope
 
-    manifest: Path
-    """Signed manifest that names the successor_rank; the new version replaces it."""
-    key: Path
-    successors: list[str] | None
-    """Keys that may own the run next; None: the other successors."""
 
-
-def succeed(successor_rank: Successor, bootstrap: list[str]) -> None:
+def succeed(manifest: Path, key: Path, successors: list[str] | None, bootstrap: list[str]) -> None:
     """Make a successor the owner of a run: sign the version that says so, and hand it over.
+
+    `manifest` is the signed manifest that names the successor, whose `key` this is; the new version
+    replaces it. `successors`: keys that may own the run next; None: the other successors.
 
     With `bootstrap`, the version that the network has is succeeded if it is newer than that of the
     file; else a peer that hands out an old version would bring back what has been changed since.
     """
-    if not successor_rank.key.exists():
-        raise UserError(
-            f"there is no key {successor_rank.key}; give the successor's key with --owner-key"
-        )
-    for each in successor_rank.successors or []:
+    if not key.exists():
+        raise UserError(f"there is no key {key}; give the successor's key with --owner-key")
+    for each in successors or []:
         check_peer_id(each, "--successor")
-    held = load_manifest(successor_rank.manifest)
+    held, signer = load_manifest(manifest), load_or_create(key)
+
+    def sign(held: Envelope) -> Envelope:
+        before, owner = manifest_in(held), ownership_of(held).owner
+        if owner == signer.peer_id:
+            raise UserError(f"{owner} owns run {held.body.run} already; nothing to succeed to")
+        others = [each for each in before.successors if each != signer.peer_id]
+        named = others if successors is None else successors
+        new = replace(before, version=before.version + 1, successors=named)
+        envelope = _signed(signer, held, new, manifest)
+        print(f"owner {owner} → {signer.peer_id}; the run's id stays")
+        print(f"successors: {', '.join(named) or 'none'}")
+        return envelope
+
+    async def sign_in_network() -> None:
+        async with visit(bootstrap, held.body.run) as (node, run):
+            before = _newer(run.manifest_envelope, held)
+            if manifest_in(before).version > VERSION_MAX // 2:
+                before = held  # a thief of the key may have left no number for versions after his
+            await _hand_over(node, sign(before))
+
     if bootstrap:
-        run_until_interrupted(_succeed_in_network, successor_rank, held, bootstrap)
+        run_until_interrupted(sign_in_network)
         return
-    _sign_succession(successor_rank, held)
-    print(f"next, restart the run's bootstrap peer with --manifest {successor_rank.manifest}")
-
-
-async def _succeed_in_network(
-    successor_rank: Successor, held: Envelope, bootstrap: list[str]
-) -> None:
-    async with visit(bootstrap, held.body.run) as (node, run):
-        before = _newer(run.manifest_envelope, held)
-        if manifest_in(before).version > VERSION_MAX // 2:
-            before = held  # a thief of the key may have left no number for versions after his
-        await _hand_over(node, _sign_succession(successor_rank, before))
-
-
-def _sign_succession(successor_rank: Successor, held: Envelope) -> Envelope:
-    signer, before = load_or_create(successor_rank.key), manifest_in(held)
-    if ownership_of(held).owner == signer.peer_id:
-        raise UserError(f"{signer.peer_id} owns run {held.body.run} already; nothing to succeed to")
-    others = [each for each in before.successors if each != signer.peer_id]
-    named = others if successor_rank.successors is None else successor_rank.successors
-    new = replace(before, version=before.version + 1, successors=named)
-    new = inherited(held, signer.peer_id, new)
-    envelope = sign_manifest(signer, new, time.time(), held.body.run)
-    _write_manifest(successor_rank.manifest, envelope)
-    print(f"run {held.body.run}: version {before.version} → {new.version}")
-    print(f"owner {ownership_of(held).owner} → {signer.peer_id}; the run's id stays")
-    print(f"successors: {', '.join(named) or 'none'}")
-    print(f"signed manifest in {successor_rank.manifest}")
-    return envelope
+    sign(held)
+    print(f"next, restart the run's bootstrap peer with --manifest {manifest}")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class StoreFull(SwarmError):
 
 @dataclass(frozen=True)
 class RecordInfo:
-    version: int
+    version: tuple[int, ...]
     """Of two records under a key, the one with the higher version is better."""
     expires_wall_ms: int
     """Expiry of the record, in milliseconds since the epoch."""
@@ -62,7 +62,7 @@ class Held:
     info: RecordInfo
 
     @property
-    def rank(self) -> tuple[int, bytes]:
+    def rank(self) -> tuple[tuple[int, ...], bytes]:
         return self.info.version, self.value
 
 

@@ -63,10 +63,10 @@ class EnvelopeValidator:
             raise InvalidRecord("issued in the future")
         try:
             is_manifest = isinstance(envelope.message, RunManifest)
-            major = ownership_of(envelope).number if is_manifest else 0
+            major = ownership_of(envelope).precedence if is_manifest else ()
         except NotAuthorised as error:
             raise InvalidRecord(str(error)) from error
-        return RecordInfo(version=(major << 64) | body.sequence, expires_wall_ms=body.expires_ms)
+        return RecordInfo(version=(*major, body.sequence), expires_wall_ms=body.expires_ms)
 
 
 def record_validators(wall_time: Callable[[], float]) -> dict[str, EnvelopeValidator]:

@@ -28,10 +28,6 @@ DELEGATIONS_MAX = 8
 version now and then, which needs none."""
 
 
-LAST = (1 << 16) - 1
-"""Above every place in a manifest's list."""
-
-
 class NotAuthorised(ValueError):
     """A manifest is signed by somebody who may not sign it. The message is a clause."""
 
@@ -60,20 +56,6 @@ class Ownership:
     def takeovers(self) -> int:
         """Takeovers since the owner signed last."""
         return self.precedence[3]
-
-    @property
-    def number(self) -> int:
-        """The precedence as one number."""
-        generation, successor_rank, version, takeovers, standby = self.precedence
-        found = generation
-        for part, bits in (
-            (LAST + successor_rank, 16),
-            (version, 64),
-            (takeovers, 16),
-            (LAST + standby, 16),
-        ):
-            found = found << bits | part
-        return found
 
 
 def ownership(run: str, sender: str, manifest: RunManifest) -> Ownership:

@@ -26,7 +26,7 @@ class PlainValidator:
         parts = value.split(b" ", 3)
         if len(parts) != 4 or parts[0] != b"good":
             raise InvalidRecord("not good")
-        return RecordInfo(int(parts[1]), int(parts[2]))
+        return RecordInfo((int(parts[1]),), int(parts[2]))
 
 
 def good(version: int, lifetime_seconds: float = 7 * 3600, text: str = "x") -> bytes:
