@@ -160,10 +160,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"submissions {f['accepted']:,} were accepted, {f['refused']:,} refused, "
         f"{f['quarantined']:,} quarantined"
     ),
-    "peer.woke": lambda f: (
-        f"this machine slept for {f['seconds'] / 60:.0f} min (or its clock was set ahead); "
-        f"connecting again, {f['connections']} connections were dropped"
-    ),
     "run.version_signed": lambda f: (
         f"version {f['version']} of the run was signed: "
         f"{'; '.join(f['changes']) or 'nothing else changes'}"

@@ -16,7 +16,7 @@ from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
 from swarm.node.evictions import Evictions
-from swarm.node.neighbours import Neighbours, reconnect_after_sleep
+from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.node.policies import Announced, Policies
 from swarm.node.states import States
@@ -454,7 +454,6 @@ class RunNode:
                     nursery.start_soon(self.versions.compare_with_bootstrap)
                 if self.lease is not None:
                     await nursery.start(self.lease.keep)
-                    nursery.start_soon(reconnect_after_sleep, self.node)
                 yield nursery
                 await self._say_goodbye()
                 nursery.cancel_scope.cancel()

@@ -20,9 +20,7 @@ WAITS = {
     "GONE_SECONDS": 12.0,
     "HEARTBEAT_SECONDS": 2.0,
     "LINE_SECONDS": 3.0,
-    "SLEPT_SECONDS": 6.0,  # shorter: a heartbeat was sent before the sleep, and a tick is due
     "SUSPECTED_SECONDS": 6.0,
-    "TICK_SECONDS": 1.0,
 }
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ async def sleep_and_wake(peers: Swarm, laptop: Peer) -> None:
     await one_says(trusted, begun, remote, "membership.peer_gone")
     gone = {each.name: len(each.events) for each in trusted}
     laptop.send(signal.SIGCONT)
-    await laptop.says("peer.woke", since=begun[laptop.name])
     # A trusted peer hears it again, or another one, which did not have it, admits it.
     await one_says(trusted, gone, remote, "membership.peer_returned", "membership.peer_admitted")
     loaded = await laptop.says("inference.policy_loaded", since=len(laptop.events))
