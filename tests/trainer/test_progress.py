@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import trio
 
 from peers.trainer.pool import SubmissionKey
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
@@ -22,6 +21,8 @@ from swarm.wire.envelope import Envelope
 from swarm.wire.messages import CheckpointReference, StepOrder, Verdict
 from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, manifest, sealed, sealed_manifest
+
+pytestmark = pytest.mark.wall_clock
 
 OWNER, TRAINER, VALIDATOR, WORKER = (identity(number) for number in range(1, 5))
 
@@ -120,58 +121,50 @@ def test_steps_long_past_are_forgotten() -> None:
 # --- what is durable -------------------------------------------------------------------------
 
 
-def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
+async def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
     accepted = [verdict(policy=policy, number=number) for policy in (0, 1) for number in (0, 1)]
     entry = Consumed(step=1, submission=bytes(32), outcomes=["consumed"])
+    store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
+    await store.open()
+    for each in accepted:
+        await store.keep_accepted(each, sealed(VALIDATOR, each, "run"))
+    await store.drop_accepted([accepted[0].submission])
+    await store.drop_keys_before(0, 1)
+    for step, revision in ((0, 0), (1, 0), (1, 1)):
+        await store.keep_order(order(step, revision=revision, run=version(1)))
+    for lineage, step in ((0, 1), (0, 2), (1, 2), (1, 3)):
+        await store.keep_batch(lineage, step, Batch([entry], 0.25 * step, values=VALUES))
+    await store.drop_batches_before(0, 2)
 
-    async def main() -> None:
-        store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
-        await store.open()
-        for each in accepted:
-            await store.keep_accepted(each, sealed(VALIDATOR, each, "run"))
-        await store.drop_accepted([accepted[0].submission])
-        await store.drop_keys_before(0, 1)
-        for step, revision in ((0, 0), (1, 0), (1, 1)):
-            await store.keep_order(order(step, revision=revision, run=version(1)))
-        for lineage, step in ((0, 1), (0, 2), (1, 2), (1, 3)):
-            await store.keep_batch(lineage, step, Batch([entry], 0.25 * step, values=VALUES))
-        await store.drop_batches_before(0, 2)
-
-        store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
-        await store.open()
-        assert dict(store.accepted()) == {each.submission: each for each in accepted[1:]}
-        keys = {SubmissionKey.of(each): each.submission for each in accepted if each.policy == 1}
-        assert store.taken_keys() == keys
-        assert [(o.step, o.revision) for o in store.newest_orders(0, 9)] == [(1, 1), (0, 0)]
-        assert store.newest_orders(1, 9) == []
-        assert store.batches_from(0, 0) == {2: Batch([entry], 0.5, values=VALUES)}
-        assert store.batches_from(1, 3) == {3: Batch([entry], 0.75, values=VALUES)}
-        assert store.batches_from(0, 3) == {}
-
-    trio.run(main)
+    store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
+    await store.open()
+    assert dict(store.accepted()) == {each.submission: each for each in accepted[1:]}
+    keys = {SubmissionKey.of(each): each.submission for each in accepted if each.policy == 1}
+    assert store.taken_keys() == keys
+    assert [(o.step, o.revision) for o in store.newest_orders(0, 9)] == [(1, 1), (0, 0)]
+    assert store.newest_orders(1, 9) == []
+    assert store.batches_from(0, 0) == {2: Batch([entry], 0.5, values=VALUES)}
+    assert store.batches_from(1, 3) == {3: Batch([entry], 0.75, values=VALUES)}
+    assert store.batches_from(0, 3) == {}
 
 
-def test_rows_of_another_version_are_left_out_or_end_the_trainer_with_a_sentence(
+async def test_rows_of_another_version_are_left_out_or_end_the_trainer_with_a_sentence(
     tmp_path: Path,
 ) -> None:
     """An order that is forgotten would be signed again, with another nonce."""
+    database = LocalDisk(tmp_path).database("trainer.sqlite")
+    store = TrainerStore(database)
+    await store.open()
+    await store.keep_accepted(verdict(), sealed(VALIDATOR, verdict(), "run"))
+    await store.keep_order(order(0, run=version(1)))
+    await store.keep_batch(0, 2, Batch([], 0.25))
 
-    async def main() -> None:
-        database = LocalDisk(tmp_path).database("trainer.sqlite")
-        store = TrainerStore(database)
-        await store.open()
-        await store.keep_accepted(verdict(), sealed(VALIDATOR, verdict(), "run"))
-        await store.keep_order(order(0, run=version(1)))
-        await store.keep_batch(0, 2, Batch([], 0.25))
+    def spoil(connection: sqlite3.Connection) -> None:
+        for change in ("accepted SET verdict", "orders SET message", "batches SET consumed"):
+            connection.execute(f"UPDATE {change} = x'c0'")
 
-        def spoil(connection: sqlite3.Connection) -> None:
-            for change in ("accepted SET verdict", "orders SET message", "batches SET consumed"):
-                connection.execute(f"UPDATE {change} = x'c0'")
-
-        await database.transact(spoil)
-        assert list(store.accepted()) == [(verdict().submission, None)]
-        for read in (lambda: store.newest_orders(0, 9), lambda: store.batches_from(0, 2)):
-            with pytest.raises(UserError, match="written by another version of Swarm"):
-                read()
-
-    trio.run(main)
+    await database.transact(spoil)
+    assert list(store.accepted()) == [(verdict().submission, None)]
+    for read in (lambda: store.newest_orders(0, 9), lambda: store.batches_from(0, 2)):
+        with pytest.raises(UserError, match="written by another version of Swarm"):
+            read()

@@ -38,23 +38,20 @@ from tests.worlds import VirtualWorld
 DISK_BYTES = 64 << 20
 
 
-def test_the_first_wastes_are_free_and_each_further_one_doubles_the_pause() -> None:
-    async def main() -> None:
-        penalties, pauses = Penalties(VirtualWorld(), identity(1).peer_id), []
-        for _ in range(WASTES_FREE + 12):
-            penalties.waste("worker")
-            pauses.append(penalties.pause_seconds("worker"))
-        assert pauses[:WASTES_FREE] == [0] * WASTES_FREE
-        assert pauses[WASTES_FREE : WASTES_FREE + 3] == pytest.approx(
-            [PAUSE_SECONDS_MIN, 2 * PAUSE_SECONDS_MIN, 4 * PAUSE_SECONDS_MIN]
-        )
-        assert max(pauses) == pytest.approx(PAUSE_SECONDS_MAX)
-        assert penalties.pause_seconds("another") == 0
-        await trio.sleep(WASTES_KEPT_SECONDS + 1)
+async def test_the_first_wastes_are_free_and_each_further_one_doubles_the_pause() -> None:
+    penalties, pauses = Penalties(VirtualWorld(), identity(1).peer_id), []
+    for _ in range(WASTES_FREE + 12):
         penalties.waste("worker")
-        assert penalties.pause_seconds("worker") == 0, "it begins anew"
-
-    in_virtual_time(main)
+        pauses.append(penalties.pause_seconds("worker"))
+    assert pauses[:WASTES_FREE] == [0] * WASTES_FREE
+    assert pauses[WASTES_FREE : WASTES_FREE + 3] == pytest.approx(
+        [PAUSE_SECONDS_MIN, 2 * PAUSE_SECONDS_MIN, 4 * PAUSE_SECONDS_MIN]
+    )
+    assert max(pauses) == pytest.approx(PAUSE_SECONDS_MAX)
+    assert penalties.pause_seconds("another") == 0
+    await trio.sleep(WASTES_KEPT_SECONDS + 1)
+    penalties.waste("worker")
+    assert penalties.pause_seconds("worker") == 0, "it begins anew"
 
 
 @given(st.lists(st.integers(0, 10), max_size=60))
@@ -77,33 +74,27 @@ def test_a_worker_wastes_little_in_any_hour(gaps: list[int]) -> None:
     ("outcome", "failed", "counts"),
     [("refused", "proofs", 2), ("refused", "stale", 1), ("accepted", "", 15 / 16)],
 )
-def test_a_refused_file_is_a_waste_and_an_accepted_one_makes_up_for_it(
+async def test_a_refused_file_is_a_waste_and_an_accepted_one_makes_up_for_it(
     outcome: Literal["accepted", "refused"], failed: str, counts: int
 ) -> None:
-    async def main() -> None:
-        penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
-        penalties.waste(worker)
-        verdict = Verdict(
-            submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
-            number=0, outcome=outcome, failed=failed, log_index=1,
-        )  # fmt: skip
-        penalties.hear(
-            seal(identity(1), verdict, run="owner/run", sequence=1, wall_time=1e9,
-                 lifetime_seconds=60.0)
-        )  # fmt: skip
-        assert penalties._wastes[worker].count == counts
-
-    in_virtual_time(main)
+    penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
+    penalties.waste(worker)
+    verdict = Verdict(
+        submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
+        number=0, outcome=outcome, failed=failed, log_index=1,
+    )  # fmt: skip
+    penalties.hear(
+        seal(identity(1), verdict, run="owner/run", sequence=1, wall_time=1e9,
+             lifetime_seconds=60.0)
+    )  # fmt: skip
+    assert penalties._wastes[worker].count == counts
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    async def main() -> None:
-        penalties = Penalties(VirtualWorld(), identity(1).peer_id)
-        for number in range(WORKERS_REMEMBERED_MAX + 10):
-            penalties.waste(str(number))
-        assert len(penalties._wastes) == WORKERS_REMEMBERED_MAX
-
-    in_virtual_time(main)
+async def test_what_is_remembered_is_bounded() -> None:
+    penalties = Penalties(VirtualWorld(), identity(1).peer_id)
+    for number in range(WORKERS_REMEMBERED_MAX + 10):
+        penalties.waste(str(number))
+    assert len(penalties._wastes) == WORKERS_REMEMBERED_MAX
 
 
 def test_announcing_without_files_costs_a_growing_pause() -> None:
@@ -202,54 +193,46 @@ def test_bytes_are_bounded_per_worker_network_and_run_with_room_for_the_proven(
     assert push(proven, 2 * mib) == ""
 
 
-def test_acceptances_do_not_pay_for_as_many_wastes() -> None:
+async def test_acceptances_do_not_pay_for_as_many_wastes() -> None:
     """Else a worker could replace every other draw that it dislikes by a file that kills the
     reader."""
+    penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
 
-    async def main() -> None:
-        penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
+    def hear(number: int, outcome: Literal["accepted", "refused"], failed: str = "") -> None:
+        verdict = Verdict(
+            submission=number.to_bytes(32, "big"), size_bytes=1, worker=worker, lineage=0,
+            step=0, policy=0, number=number, outcome=outcome, failed=failed, log_index=number,
+        )  # fmt: skip
+        now = VirtualWorld().wall_time()
+        penalties.hear(
+            seal(identity(1), verdict, run="owner/run", sequence=number, wall_time=now,
+                 lifetime_seconds=60.0)
+        )  # fmt: skip
 
-        def hear(number: int, outcome: Literal["accepted", "refused"], failed: str = "") -> None:
-            verdict = Verdict(
-                submission=number.to_bytes(32, "big"), size_bytes=1, worker=worker, lineage=0,
-                step=0, policy=0, number=number, outcome=outcome, failed=failed, log_index=number,
-            )  # fmt: skip
-            now = VirtualWorld().wall_time()
-            penalties.hear(
-                seal(identity(1), verdict, run="owner/run", sequence=number, wall_time=now,
-                     lifetime_seconds=60.0)
-            )  # fmt: skip
-
-        for number in range(0, 40, 2):
-            hear(number, "accepted")
-            hear(number + 1, "refused", "schema")
-        assert penalties.pause_seconds(worker) > 60
-
-    in_virtual_time(main)
+    for number in range(0, 40, 2):
+        hear(number, "accepted")
+        hear(number + 1, "refused", "schema")
+    assert penalties.pause_seconds(worker) > 60
 
 
-def test_a_file_that_ends_the_children_is_a_waste() -> None:
+async def test_a_file_that_ends_the_children_is_a_waste() -> None:
     """It is quarantined, because the validator may be at fault, but it settles its number.
 
     Another validator's crash is no waste: a broken validator would pause workers everywhere.
     """
-
-    async def main() -> None:
-        penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
-        for failed, counts in (("crash", 1), ("internal", 1), ("environment", 1)):
-            verdict = Verdict(
-                submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
-                number=0, outcome="quarantined", failed=failed, log_index=1,
-            )  # fmt: skip
-            penalties.hear(
-                seal(identity(1), verdict, run="owner/run", sequence=1, wall_time=1e9,
-                     lifetime_seconds=60.0)
-            )  # fmt: skip
-            assert penalties._wastes[worker].count == counts, failed
-        penalties.hear(
-            seal(identity(3), msgspec.structs.replace(verdict, failed="crash"), run="owner/run",
-                 sequence=1, wall_time=1e9, lifetime_seconds=60.0)
+    penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
+    for failed, counts in (("crash", 1), ("internal", 1), ("environment", 1)):
+        verdict = Verdict(
+            submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
+            number=0, outcome="quarantined", failed=failed, log_index=1,
         )  # fmt: skip
-        assert penalties._wastes[worker].count == 1
-
-    in_virtual_time(main)
+        penalties.hear(
+            seal(identity(1), verdict, run="owner/run", sequence=1, wall_time=1e9,
+                 lifetime_seconds=60.0)
+        )  # fmt: skip
+        assert penalties._wastes[worker].count == counts, failed
+    penalties.hear(
+        seal(identity(3), msgspec.structs.replace(verdict, failed="crash"), run="owner/run",
+             sequence=1, wall_time=1e9, lifetime_seconds=60.0)
+    )  # fmt: skip
+    assert penalties._wastes[worker].count == 1

@@ -7,7 +7,6 @@ from pathlib import Path
 from sqlite3 import Connection
 
 import pytest
-import trio
 from blake3 import blake3
 
 from peers.validator.cases import Case
@@ -23,6 +22,8 @@ from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, manifest, sealed_manifest
 from tests.validator.test_docket import HERE, WORKER, order, signed, verdict
 from tests.worlds import VirtualWorld
+
+pytestmark = pytest.mark.wall_clock
 
 
 class Life:
@@ -64,31 +65,25 @@ async def acknowledge(disk: LocalDisk, *cases: Case) -> Life:
     return life
 
 
-def test_a_case_that_was_judged_before_the_crash_is_not_judged_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        await acknowledge(disk, case(0), case(1))
-        life = Life(disk)
-        life.docket.give(verdict(0))
-        await life.queue.open()
-        assert [each.submission.number for each in life.queue.cases()] == [1]
-        assert life.stored() == 1 and life.said == []
-
-    trio.run(main)
+async def test_a_case_that_was_judged_before_the_crash_is_not_judged_again(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    await acknowledge(disk, case(0), case(1))
+    life = Life(disk)
+    life.docket.give(verdict(0))
+    await life.queue.open()
+    assert [each.submission.number for each in life.queue.cases()] == [1]
+    assert life.stored() == 1 and life.said == []
 
 
-def test_restored_cases_are_judged_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        await acknowledge(disk, *map(case, range(8)))
-        life = Life(disk)
-        await life.queue.open()
-        for number in range(8):
-            judged = await life.queue.next()
-            assert judged.submission.number == number
-            life.queue.done(judged, 1.0)
-
-    trio.run(main)
+async def test_restored_cases_are_judged_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    await acknowledge(disk, *map(case, range(8)))
+    life = Life(disk)
+    await life.queue.open()
+    for number in range(8):
+        judged = await life.queue.next()
+        assert judged.submission.number == number
+        life.queue.done(judged, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -99,22 +94,19 @@ def test_restored_cases_are_judged_in_the_order_of_their_numbers(tmp_path: Path)
         ("arranged", lambda _: b""),
     ],
 )
-def test_cases_of_another_version_of_swarm_are_dropped_and_said_once(
+async def test_cases_of_another_version_of_swarm_are_dropped_and_said_once(
     tmp_path: Path, column: str, change: Callable[[bytes], bytes]
 ) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        life = await acknowledge(disk, case(0), case(1), case(2))
-        rows = life.database.read(f"SELECT digest, {column} FROM unjudged ORDER BY digest")
-        for digest, raw in rows[:2]:
-            await life.database.transact(_setting(column, digest, change(raw)))
-        life = Life(disk)
-        await life.queue.open()
-        assert len(life.queue.cases()) == life.stored() == 1
-        assert [event.name for event in life.said] == ["validator.cases_dropped"]
-        assert life.said[0].fields["cases"] == 2 and str(life.said[0])
-
-    trio.run(main)
+    disk = LocalDisk(tmp_path)
+    life = await acknowledge(disk, case(0), case(1), case(2))
+    rows = life.database.read(f"SELECT digest, {column} FROM unjudged ORDER BY digest")
+    for digest, raw in rows[:2]:
+        await life.database.transact(_setting(column, digest, change(raw)))
+    life = Life(disk)
+    await life.queue.open()
+    assert len(life.queue.cases()) == life.stored() == 1
+    assert [event.name for event in life.said] == ["validator.cases_dropped"]
+    assert life.said[0].fields["cases"] == 2 and str(life.said[0])
 
 
 def _setting(column: str, digest: bytes, value: bytes) -> Callable[[Connection], None]:
