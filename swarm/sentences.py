@@ -382,11 +382,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "ledger.sealed": lambda f: (
         f"epoch {f['epoch']} of the ledger is sealed, up to step {f['step']}"
     ),
-    "ledger.not_sealed": lambda f: (
-        f"epoch {f['epoch']} of the ledger is due, and waits for the seal of "
-        f"{', '.join(map(_short, f['missing']))}{_in_brackets(f['reason'])}; "
-        "nothing is pruned until more than half of the trusted peers have sealed the same"
-    ),
     "ledger.pruned": lambda f: (
         f"{f['entries']} entries of the log of trusted peer {_short(f['owner'])}, sealed up to "
         f"epoch {f['epoch']}, were deleted here"

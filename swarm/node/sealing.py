@@ -5,8 +5,7 @@ Nothing here is on the path of a step, so everything happens at the next look.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -22,21 +21,8 @@ from swarm.world import Database
 LOOK_SECONDS = 60.0
 """Time between two looks at the logs."""
 
-UNSEALED_SECONDS = 900.0
-"""Time after which this peer reports that a seal which is due, or which it has made itself, is not
-made by most; also the time between two such reports."""
-
 Append = Callable[[Callable[[], Awaitable[tuple[range, Sealed]]]], Awaitable[Sealed]]
 """Appends a block to the own log in its turn."""
-
-
-@dataclass(frozen=True)
-class _Awaited:
-    """An epoch that is not sealed, by whom, and why their seal of it does not count."""
-
-    epoch: int
-    missing: Sequence[str]
-    reason: str = ""
 
 
 class Sealing:
@@ -61,8 +47,6 @@ class Sealing:
         self._append = append
         self._accused: set[tuple[str, int]] = set()
         """(owner, epoch) of false seals that were reported."""
-        self._waiting: tuple[int, float] | None = None
-        """The epoch that most have not sealed, and since when, or when this peer said so."""
 
     async def run(self) -> None:
         """Look at the logs from time to time, until cancelled."""
@@ -81,7 +65,6 @@ class Sealing:
         except FalseSeal as false:
             self._accuse(false)
         await self._prune(authority)
-        self._complain(authority)
 
     async def _seal(self, authority: Authority) -> None:
         """Seal what is due as the first trusted peer: what others have sealed already if most may
@@ -121,70 +104,26 @@ class Sealing:
         if not sealing.may_follow(seals, self._me, place, authority):
             return False
         previous = sealing.newest_agreed(seals, authority.trusted, before=place.epoch)
-        if self._objection(place, previous, authority):
+        if not self._can_check(place, previous, authority):
             return False
         await self._write(lambda: self._books.countersign(place, previous, authority))
         return True
 
-    def _objection(self, place: Place, previous: Place | None, authority: Authority) -> str:
-        """Why this peer cannot check another's seal, which is to follow a `previous` one, or not
-        yet; empty if it can."""
+    def _can_check(self, place: Place, previous: Place | None, authority: Authority) -> bool:
+        """Whether this peer can check another's seal now, which is to follow a `previous` one: it
+        rests on the manifest's rules, covers the logs of its trusted peers and a later step, and
+        this peer holds all entries that it covers, whose credit is final here, too."""
         seal, final = place.says, self._final(authority)
         number, held = self._after(previous)
-        if seal.rules != epochs.rules_digest(authority):
-            return "it rests on other rules than the manifest's"
-        if sorted(authority.trusted) != [log.owner for log in seal.logs]:
-            return "it covers the logs of other trusted peers than the manifest's"
-        if seal.epoch != number:
-            return f"the next epoch is {number}"
-        if final.lineage < seal.lineage or final.step < seal.step:
-            return f"it covers steps up to {seal.step}, and credit is final here up to {final.step}"
-        if not _is_later(epochs.frontier_of(seal), held):
-            return f"it covers no later step than epoch {number - 1}"
-        if not all(self._books.holds(log) for log in seal.logs):
-            return "this peer does not hold all entries that it covers"
-        return ""
-
-    def _complain(self, authority: Authority) -> None:
-        """Report whom an epoch waits for that most have not sealed for a while."""
-        seals, now = self._books.seals(), self._world.now()
-        awaited = self._awaited(seals, authority)
-        if awaited is None:
-            self._waiting = None
-        elif self._waiting is None or self._waiting[0] != awaited.epoch:
-            self._waiting = awaited.epoch, now
-        elif now >= self._waiting[1] + UNSEALED_SECONDS:
-            self._waiting = awaited.epoch, now
-            self._events.emit("ledger.not_sealed", **asdict(awaited))
-
-    def _awaited(self, seals: Seals, authority: Authority) -> _Awaited | None:
-        """The seal that this peer has made and most have not, or that is due and that this peer
-        has not made; None without."""
-        first, trusted = authority.trusted[0], authority.trusted
-        if mine := seals.get(self._me):
-            last = mine[-1]
-            # Another one follows a lost one.
-            if not sealing.agreed(seals, last, trusted) and not sealing.is_lost(
-                seals, last, authority
-            ):
-                done = sealing.voters(seals, last.stated, trusted)
-                return _Awaited(last.epoch, [peer for peer in trusted if peer not in done])
-        previous = sealing.newest_agreed(seals, trusted)
-        number, held = self._after(previous)
-        entries = self._run.manifest.limits.epoch_entries
-        if (
-            first == self._me
-            or not entries
-            or self._books.growth(self._books.sizes(trusted), held, seals) < entries
-            or not _is_later(self._final(authority), held)
-        ):
-            return None
-        theirs = seals.get(first)
-        if not theirs or theirs[-1].epoch < number:
-            return _Awaited(number, [first])
-        objection = self._objection(theirs[-1], previous, authority)
-        said = f"its seal of epoch {theirs[-1].epoch} does not count here: {objection}"
-        return _Awaited(number, [first], said if objection else "")
+        return (
+            seal.rules == epochs.rules_digest(authority)
+            and sorted(authority.trusted) == [log.owner for log in seal.logs]
+            and seal.epoch == number
+            and final.lineage >= seal.lineage
+            and final.step >= seal.step
+            and _is_later(epochs.frontier_of(seal), held)
+            and all(self._books.holds(log) for log in seal.logs)
+        )
 
     def _after(self, previous: Place | None) -> tuple[int, Sealed | None]:
         """The number of the epoch after a seal, and that seal; 0 and None for the first epoch."""

@@ -104,14 +104,6 @@ CATALOGUE: dict[str, Kind] = {
         quiet_seconds=24 * 60 * MINUTE,
         events=("ledger.forked", "ledger.false_seal"),
     ),
-    "not_sealed": Kind(
-        "warn",
-        "most trusted peers have not sealed an epoch of the ledger that is due for 15 minutes",
-        "see whether the peers that the sentence names are up, and why they disagree; replace one "
-        "that is gone for good",
-        quiet_seconds=30 * MINUTE,
-        events=("ledger.not_sealed",),
-    ),
     "trusted_silent": Kind(
         "warn",
         "a trusted peer has not answered for three minutes",
