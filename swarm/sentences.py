@@ -106,10 +106,6 @@ def _for_minutes(seconds: float) -> str:
     return f" for {seconds / 60:.0f} min" if seconds >= 60 else ""
 
 
-def _in_brackets(text: str) -> str:
-    return f" ({text})" if text else ""
-
-
 _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "compute.child_died": lambda f: (
         f"child process {f['name']} {f['how']}; its last words: {' | '.join(f['last']) or 'none'}"
