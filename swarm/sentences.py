@@ -202,14 +202,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"{'ahead of' if f['seconds'] > 0 else 'behind'} this machine's; continuing by "
         "sequence numbers, please set the wrong one (NTP)"
     ),
-    "membership.clock_behind_itself": lambda f: (
-        f"this machine's clock is {f['seconds']:.0f} s behind what this peer signed before: it is "
-        "slow, or was fast then; continuing, please set it (NTP)"
-    ),
-    "membership.clock_behind_manifest": lambda f: (
-        f"this machine's clock is {f['seconds']:.0f} s behind the time at which the owner signed "
-        "the manifest; continuing, please set it (NTP)"
-    ),
     "membership.trusted_silent": lambda f: (
         f"trusted peer {_short(f['remote'])} does not answer{_for_minutes(f['seconds'])}: "
         f"{f['reason']}"

@@ -11,8 +11,21 @@ from swarm.ledger.redeemed_invites import RedeemedInvites
 from swarm.node.node import Node
 from swarm.run.run import Run
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
-from swarm.wire.messages import Invite, InviteRevocation
+from swarm.wire.messages import Invite, InviteRevocation, Message
 from swarm.world import Database
+
+
+def of_owner(raw: bytes, run: Run, kind: type[Message], name: str) -> Envelope:
+    """Open a message that anyone may bring; raises `ValueError` unless the run's owner signed it
+    for this run."""
+    try:
+        envelope = open_envelope(raw)
+    except Dropped as dropped:
+        raise ValueError(f"the {name} is not valid ({dropped})") from dropped
+    is_owners = envelope.sender == run.owner and envelope.body.run == run.id
+    if not (isinstance(envelope.message, kind) and is_owners):
+        raise ValueError(f"this is no {name} signed by the owner of this run")
+    return envelope
 
 
 class Invites(RedeemedInvites):
@@ -50,17 +63,8 @@ class Invites(RedeemedInvites):
 
         Raises `ValueError` unless the owner of this run signed it.
         """
-        try:
-            envelope = open_envelope(raw)
-        except Dropped as dropped:
-            raise ValueError(f"the revocation is not valid ({dropped})") from dropped
-        message = envelope.message
-        if (
-            not isinstance(message, InviteRevocation)
-            or envelope.sender != self._run.owner
-            or envelope.body.run != self._run.id
-        ):
-            raise ValueError("this is no revocation signed by the owner of this run")
+        envelope = of_owner(raw, self._run, InviteRevocation, "revocation")
+        message = envelope.expect(InviteRevocation)
         async with self._writing:
             if not self.is_revoked(message.invite):
                 await self._append([InviteRevoked(invite=message.invite, envelope=raw)])

@@ -436,7 +436,6 @@ class RunNode:
                 await nursery.start(self.messenger.run)
                 await nursery.start(self.policies.have.run)
                 await nursery.start(self.gossip.run)
-                self._clock.check_own(self.node.sequencer.signed_until)
                 self._publish_manifest()
                 nursery.start_soon(self._evictions.leave)
                 nursery.start_soon(self._evictions.cut_off)

@@ -20,7 +20,7 @@ from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror, forks_in
 from swarm.ledger.serving import serving_ledger
 from swarm.ledger.state import Authority
-from swarm.node.invite_records import Invites
+from swarm.node.invite_records import Invites, of_owner
 from swarm.node.log_copies import LogCopies
 from swarm.node.node import Node
 from swarm.node.sealing import Sealing
@@ -354,18 +354,12 @@ class TrustedPart:
 
         Raises `ValueError` unless the owner of this run signed it.
         """
-        try:
-            envelope = open_envelope(raw)
-            if (
-                not isinstance(envelope.message, Reinstatement)
-                or envelope.sender != self._run.owner
-                or envelope.body.run != self._run.id
-            ):
-                raise ValueError("this is no reinstatement signed by the owner of this run")
-            if not self.tables.has_expulsion(raw):
+        envelope = of_owner(raw, self._run, Reinstatement, "reinstatement")
+        if not self.tables.has_expulsion(raw):
+            try:
                 self._gossip.publish(envelope)  # `_on_reinstatement` hears it too
-        except Dropped as dropped:
-            raise ValueError(f"the reinstatement is not valid ({dropped})") from dropped
+            except Dropped as dropped:
+                raise ValueError(f"the reinstatement is not valid ({dropped})") from dropped
         await self._log_reinstatement(envelope)
 
     def _on_reinstatement(self, envelope: Envelope) -> None:

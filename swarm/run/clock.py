@@ -31,18 +31,6 @@ class TrustedClock:
         self._ahead: dict[str, float] = {}
         """Seconds that trusted peers' clocks are ahead, from their greetings."""
 
-    def check_own(self, signed_seconds: float) -> None:
-        """Report a clock that is behind a moment in the past.
-
-        Such moments are this peer's last signature (`signed_seconds`, from its sequence number)
-        and the owner's signature on the manifest.
-        """
-        wall = self._world.wall_time()
-        issued = self._run.manifest_envelope.body.issued_ms / 1000
-        for what, moment in (("itself", signed_seconds), ("manifest", issued)):
-            if moment - wall > CLOCK_SKEW_SECONDS_MAX:
-                self._events.emit(f"membership.clock_behind_{what}", seconds=moment - wall)
-
     def compare(self, peer: PeerId, seconds_ahead: float) -> None:
         """Learn from a neighbour's greeting how many seconds its clock is ahead."""
         trusted = self._run.manifest.trusted_ids()

@@ -315,9 +315,6 @@ class Sequencer:
         rows = database.read("SELECT value FROM sequence WHERE id = 0 ORDER BY id")
         self._last = int(rows[0][0]) if rows else 0
         self._reserved = self._last
-        self.signed_until = (self._last - self.RESERVE) / 1000
-        """Wall time, by the clock of that time, at which this peer last signed before its
-        restart."""
 
     async def next(self) -> int:
         """Return the next number, covered by a durable bound."""

@@ -14,7 +14,6 @@ import trio
 from swarm.errors import DeadlineError, PeerError
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits, check_admission
-from swarm.run.clock import TrustedClock
 from swarm.run.lease import GOODBYE_SECONDS, LeaseKeeper
 from swarm.run.members import (
     GONE_SECONDS,
@@ -381,21 +380,6 @@ async def test_of_three_trusted_clocks_the_odd_one_is_corrected() -> None:
         await trio.sleep(30)
         assert [abs(member.world.skew_seconds) < 1 for member in members] == [True] * 3
         assert [m.names().count("membership.clock_corrected") for m in members] == [0, 1, 0]
-
-
-async def test_a_clock_behind_its_own_history_or_the_manifest_is_told_of() -> None:
-    async with running(run_with()) as run:
-        member = await run.add(VALIDATOR)
-        member.world.skew_seconds = -600.0
-        clock = TrustedClock(member.run, member.world, member.events, member.id)
-        clock.check_own(WALL + 60)
-        told = {e.name: e.fields["seconds"] for e in member.seen[-2:]}
-        assert told["membership.clock_behind_itself"] == pytest.approx(660, abs=1)
-        assert told["membership.clock_behind_manifest"] == pytest.approx(600, abs=1)
-        member.world.skew_seconds = 0.0
-        count = len(member.seen)
-        clock.check_own(WALL)
-        assert len(member.seen) == count
 
 
 # --- the messenger under it ----------------------------------------------------------------------

@@ -93,8 +93,6 @@ CATALOGUE: dict[str, Kind] = {
         events=(
             "membership.clock_corrected",
             "membership.clocks_differ",
-            "membership.clock_behind_itself",
-            "membership.clock_behind_manifest",
         ),
     ),
     "log_forked": Kind(
