@@ -11,6 +11,7 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import socket
 import sys
 from collections import deque
@@ -45,7 +46,8 @@ from swarm.run.update import sign_manifest
 from swarm.wire.identity import load_or_create
 from swarm.world.fork_server import Program
 from swarm.world.machine import Machine
-from swarm.world.process import FORK_SERVER_VARIABLE, Forked, Spawned, describe_status, lines_of
+from swarm.world.process import FORK_SERVER_VARIABLE, describe_status, lines_of
+from swarm.world.process import Process as Started
 
 # The demo's processes: read their output, restart dead ones, end them all.
 #
@@ -157,24 +159,26 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
                 nursery.start_soon(partial(listen, output, for_events=True))
                 nursery.start_soon(partial(listen, errors, for_events=False))
                 # Its own children may hold the pipes open; `status` kills them.
-                return await child.status()
+                status = await child.status()
+                return -signal.SIGKILL if status is None else status
         finally:
             process.pid = None
             await child.terminate(TERMINATE_SECONDS)
 
 
-async def _start(process: Process, restart: bool) -> tuple[Forked | Spawned, int, int]:
+async def _start(process: Process, restart: bool) -> tuple[Started, int, int]:
     """Start the process once; returns it with the read ends of its output and error pipes."""
     command = list(process.command(restart))
     output, output_end = os.pipe()
     errors, errors_end = os.pipe()
     environment = {**os.environ, **process.environment}
     try:
-        child: Forked | Spawned
         if process.fork_server is not None:
             child = await _fork(process.fork_server, command, environment, [output_end, errors_end])
         else:
-            child = Spawned(command, output=output_end, errors=errors_end, environment=environment)
+            child = Started.spawn(
+                command, output=output_end, errors=errors_end, environment=environment
+            )
     except BaseException as error:
         os.close(output)
         os.close(errors)
@@ -192,7 +196,7 @@ async def _start(process: Process, restart: bool) -> tuple[Forked | Spawned, int
 
 async def _fork(
     path: Path, command: Sequence[str], environment: Mapping[str, str], outputs: Sequence[int]
-) -> Forked:
+) -> Started:
     _python, _option, module, *arguments = command
     program = Program(
         module,
@@ -214,7 +218,7 @@ async def _fork(
         server.close()
         raise
     request = msgspec.msgpack.encode(program)
-    return await Forked.start(server, request, outputs, FORK_SERVER_SECONDS_MAX)
+    return await Started.fork(server, request, outputs, FORK_SERVER_SECONDS_MAX)
 
 
 def _event_of(line: str) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from swarm.world.fork_server import CHILD_REQUEST
 from swarm.world.frames import Assignment, raw
 from swarm.world.local_child import LocalChild
 from swarm.world.machine import free_memory_bytes, most_memory_bytes
-from swarm.world.process import FORK_SERVER_VARIABLE, Forked, Process, Spawned, childs_environment
+from swarm.world.process import FORK_SERVER_VARIABLE, Process, childs_environment
 from swarm.world.tasks import open_guarded
 
 
@@ -103,7 +103,7 @@ class LocalCompute:
                     name.encode(): value.encode() for name, value in CHILD_ENVIRONMENT.items()
                 }
                 started |= {b"PYTHONUNBUFFERED": b"1"} | childs_environment(os.environb)
-                return Spawned(
+                return Process.spawn(
                     [*program, str(connection.fileno()), str(os.getpid())],
                     output=stderr,
                     errors=stderr,
@@ -118,7 +118,7 @@ class LocalCompute:
                 ) from error
             raise ChildDied(f"child {name} could not be started: {error}", name) from error
         try:
-            return await Forked.start(
+            return await Process.fork(
                 server, CHILD_REQUEST, [connection.fileno(), stderr], deadline_seconds
             )
         except (OSError, ValueError, trio.TooSlowError) as error:

@@ -277,7 +277,7 @@ class LocalChild:
                 nursery.cancel_scope.cancel()
             self._nursery = None
             self._abandon_calls()
-            status = await self._process.status_if_known()
+            status = await self._process.status()
             self._how = self._why or process.describe_ending(status)
             self._lost_server = status is None
             if status == HUNG_STATUS and self._last_lines:

@@ -1,17 +1,13 @@
 """Processes that this one starts, watches and ends, and the text that they write.
 
 A process is held by its pidfd, so that no other is ever signalled. It runs in its own session, so
-Ctrl-C in a terminal reaches only its owner.
-
-What a process of Swarm lets others on the machine have of it: its children, and its neighbours.
-
-A child holds what strangers wrote: weights, templates, rows, files. Whoever takes it over should
-find neither secrets in its variables nor the keys in its owner's memory.
+Ctrl-C in a terminal reaches only its owner. A child holds what strangers wrote: weights, templates,
+rows, files. Whoever takes it over finds neither secrets in its variables nor the keys in its
+owner's memory.
 """
 
 from __future__ import annotations
 
-import abc
 import ctypes
 import os
 import re
@@ -76,59 +72,34 @@ GRACE_SECONDS = 2.0
 LINE_BYTES_MAX = 256 * 1024
 
 
-class Process(abc.ABC):
-    """A started process."""
-
-    def __init__(self, pidfd: int) -> None:
-        self._pidfd = pidfd
-
-    def pid(self) -> int:
-        """The process id while the process runs; below 1 afterwards."""
-        with open(f"/proc/self/fdinfo/{self._pidfd}", encoding="ascii") as file:  # noqa: PTH123
-            return next(int(line[4:]) for line in file if line.startswith("Pid:"))
-
-    def kill(self) -> None:
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    async def wait(self) -> None:
-        await trio.lowlevel.wait_readable(self._pidfd)
-
-    @abc.abstractmethod
-    async def status(self) -> int:
-        """Wait for the exit status, negative for a signal; then nothing of its group is left."""
-
-    @abc.abstractmethod
-    async def terminate(self, grace_seconds: float) -> None:
-        """End the process: SIGTERM, and SIGKILL after `grace_seconds`."""
-
-    @abc.abstractmethod
-    async def status_if_known(self) -> int | None:
-        """The exit status, or None if it is lost. Call it once, after `wait`."""
-
-    def close(self) -> None:
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-
-
-class Spawned(Process):
-    """A child of this process, and the process group that it leads."""
+class Process:
+    """A started process: a child of this one, which leads a process group, or one of the fork
+    server, which kills it when the connection to it is closed."""
 
     def __init__(
         self,
+        pidfd: int,
+        child: subprocess.Popen[bytes] | None = None,
+        server: socket.socket | None = None,
+    ) -> None:
+        self._pidfd = pidfd
+        self._child = child
+        self._server = server
+
+    @classmethod
+    def spawn(
+        cls,
         command: Sequence[str],
         *,
         output: int,
         errors: int,
         environment: Mapping[str, str] | Mapping[bytes, bytes],
         keep_open: Sequence[int] = (),
-    ) -> None:
+    ) -> Process:
         """Start a command that writes to the pipes `output` and `errors`; raises `OSError`."""
         # Not trio's open_process: it starts children from a worker thread, and the kernel treats
         # the end of that thread as the parent's death (PR_SET_PDEATHSIG).
-        self._popen = subprocess.Popen(
+        child = subprocess.Popen(
             command,
             pass_fds=keep_open,
             stdin=subprocess.DEVNULL,
@@ -137,48 +108,16 @@ class Spawned(Process):
             env=environment,
             start_new_session=True,
         )
-        super().__init__(os.pidfd_open(self._popen.pid))
-
-    async def status(self) -> int:
-        """See `Process.status`; kills the rest of the group."""
-        await self.wait()
-        self._signal_group(signal.SIGKILL)  # before it is reaped, so that the group is still its
-        return self._popen.wait()
-
-    async def terminate(self, grace_seconds: float) -> None:
-        """End the group: SIGTERM, and SIGKILL after `grace_seconds` or when the process ends."""
-        with trio.CancelScope(shield=True):
-            if self._popen.returncode is None:
-                self._signal_group(signal.SIGTERM)
-                with trio.move_on_after(grace_seconds):
-                    await self.wait()
-                self._signal_group(signal.SIGKILL)
-                await self.status()
-        self.close()
-
-    async def status_if_known(self) -> int | None:
-        return self._popen.wait()
-
-    def _signal_group(self, which: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, which)
-
-
-class Forked(Process):
-    """A child of the fork server, which kills it when `server` is closed."""
-
-    def __init__(self, server: socket.socket, pidfd: int) -> None:
-        self._server = server
-        super().__init__(pidfd)
+        return cls(os.pidfd_open(child.pid), child=child)
 
     @classmethod
-    async def start(
+    async def fork(
         cls,
         server: socket.socket,
         request: bytes,
         descriptors: Sequence[int],
         deadline_seconds: float,
-    ) -> Forked:
+    ) -> Process:
         """Ask a fork server for a process (see `swarm.world.fork_server`).
 
         `server` is a non-blocking connection, closed on failure. Raises `OSError`, `ValueError` or
@@ -192,27 +131,30 @@ class Forked(Process):
         except BaseException:
             server.close()
             raise
-        return cls(server, pidfd)
+        return cls(pidfd, server=server)
 
-    async def status(self) -> int:
-        """See `Process.status`. A process in a group of this one dies with its own owner."""
+    def pid(self) -> int:
+        """The process id while the process runs; below 1 afterwards."""
+        with open(f"/proc/self/fdinfo/{self._pidfd}", encoding="ascii") as file:  # noqa: PTH123
+            return next(int(line[4:]) for line in file if line.startswith("Pid:"))
+
+    def kill(self) -> None:
+        """Kill the process alone."""
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def wait(self) -> None:
+        await trio.lowlevel.wait_readable(self._pidfd)
+
+    async def status(self) -> int | None:
+        """Wait for the exit status, negative for a signal; None if it is lost with the fork server.
+        Nothing of the process's group is left then. Call it once."""
         await self.wait()
-        status = await self.status_if_known()
-        return -signal.SIGKILL if status is None else status
-
-    async def terminate(self, grace_seconds: float) -> None:
-        with trio.CancelScope(shield=True):
-            if self._pidfd >= 0:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
-                with trio.move_on_after(grace_seconds):
-                    await self.wait()
-                self.kill()
-                await self.wait()
-        self.close()
-
-    async def status_if_known(self) -> int | None:
-        """See `Process.status_if_known`; it is lost if the fork server has ended, too."""
+        if self._child is not None:
+            self._signal(signal.SIGKILL)  # before it is reaped, so that the group is still its
+            return self._child.wait()
+        assert self._server is not None
         with trio.move_on_after(GRACE_SECONDS):
             await trio.lowlevel.wait_readable(self._server)
             with suppress(ConnectionError):
@@ -220,9 +162,33 @@ class Forked(Process):
                     return os.waitstatus_to_exitcode(int(status))
         return None
 
+    async def terminate(self, grace_seconds: float) -> None:
+        """End the process and its group: SIGTERM, and SIGKILL after `grace_seconds`."""
+        with trio.CancelScope(shield=True):
+            if self._pidfd >= 0 and (self._child is None or self._child.returncode is None):
+                self._signal(signal.SIGTERM)
+                with trio.move_on_after(grace_seconds):
+                    await self.wait()
+                self._signal(signal.SIGKILL)
+                await self.wait()
+                if self._child is not None:
+                    self._child.wait()
+        self.close()
+
+    def _signal(self, which: signal.Signals) -> None:
+        """Signal the group of a child, or a process of the fork server."""
+        with suppress(ProcessLookupError):
+            if self._child is None:
+                signal.pidfd_send_signal(self._pidfd, which)
+            else:
+                os.killpg(self._child.pid, which)
+
     def close(self) -> None:
-        super().close()
-        self._server.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._server is not None:
+            self._server.close()
 
 
 def describe_ending(status: int | None) -> str:
