@@ -14,7 +14,6 @@ import pydantic
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.terminal.tables import read_toml
-from swarm.wire.identity import KEY_FILE, load_or_create
 
 ROLE_GROUP = "swarm.roles"
 """Group of the roles' entry points."""
@@ -188,27 +187,7 @@ def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
         rest["home"] = str(config.absolute().parent)
     rest |= {key: value for key, value in flags.items() if value not in (None, [], False)}
     rest["alarms"] = _validated(AlarmSettings, rest.get("alarms", {}), f"{where}: [alarms]")
-    settings = _validated(PeerSettings, {**rest, "tables": tables}, where)
-    if config is not None and not flags.get("home"):
-        _check_place(config, settings.home_path)
-    return settings
-
-
-def _check_place(config: Path, home: Path) -> None:
-    """Raise `UserError` for settings in the home of one peer that would start another one.
-
-    Usually the home was moved, and its file names the place where it was.
-    """
-    here, there = (
-        load_or_create(folder / KEY_FILE).peer_id if (folder / KEY_FILE).exists() else None
-        for folder in (config.absolute().parent, home)
-    )
-    if here is not None and here != there:
-        raise UserError(
-            f"--config {config} is beside the key of {here} and names home {home}, which "
-            f"{f'is that of {there}' if there else 'has no key'}; if the home was moved, write "
-            f'home = "." in the file, and if you mean that home, give --home {home}'
-        )
+    return _validated(PeerSettings, {**rest, "tables": tables}, where)
 
 
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.commands.joining import HEAD, prepare, settings_of
+from swarm.commands.joining import prepare, settings_of
 from swarm.errors import UserError
 from swarm.run.links import Link, make_link
 from swarm.settings import load_settings
@@ -43,21 +43,6 @@ def test_a_link_is_used_again_from_a_moved_home(tmp_path: Path) -> None:
     settings = settings_of(prepare(LINK, new), {})
     assert (settings.home_path, settings.uplink_mbps) == (new, 5)
     assert home_identity(settings.home_path).peer_id == peer
-
-
-@pytest.mark.parametrize("remains", ["nothing", "another key"])
-def test_settings_of_an_older_build_that_name_the_old_place(remains: str, tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    peer = joined(new)
-    (new / "peer.toml").write_text(f"{HEAD}home = '{old}'\nrole = ['relay']\n")
-    if remains == "another key":
-        load_or_create(old / "identity.key")
-    said = complaint("peer", "--config", new / "peer.toml", "--bootstrap", NOBODY)
-    assert f"names home {old}" in said and f"beside the key of {peer}" in said
-    assert 'home = "."' in said and f"--home {old}" in said
-    assert old.exists() == (remains == "another key"), "nothing was made in the old place"
-    chosen = load_settings(new / "peer.toml", {"home": str(old)})
-    assert chosen.home_path == old, "a person who names the home decides"
 
 
 def test_a_home_that_lost_its_key_makes_no_other(tmp_path: Path) -> None:
