@@ -82,24 +82,12 @@ async def join_network(
     for this one (`LOOKED_FOR`).
     """
     settings = node.settings
-    met = await _peers_met(node)
-    attempt = Attempt(node)
+    attempt = Attempt(node, room_seconds)
+    answered = await attempt.run(settings.bootstrap, await _peers_met(node))
     if not settings.bootstrap:
-        answered = await attempt.run([], met, BOOTSTRAP_DEADLINE_SECONDS)
         if not answered and not LOOKED_FOR.intersection(settings.role):
             raise UserError(NO_WAY_IN)
         return answered
-    patience_seconds = MET_AFTER_SECONDS if met else BOOTSTRAP_DEADLINE_SECONDS
-    answered = await attempt.run(
-        settings.bootstrap, {}, patience_seconds, 0.0 if met else room_seconds
-    )
-    if not answered and met:
-        attempt = Attempt(node)
-        answered = await attempt.run(
-            settings.bootstrap, met, BOOTSTRAP_DEADLINE_SECONDS, room_seconds
-        )
-        if answered and not answered.keys() & by_peer(node.bootstrap).keys():
-            node.events.emit("dht.joined_through_others", peers=len(answered))
     if not answered:
         silent = f"no answer within {BOOTSTRAP_DEADLINE_SECONDS:g} s"
         tried = [
@@ -115,7 +103,9 @@ async def join_network(
         for why in attempt.failures.values()
         if not by_peer([why.address]).keys() & answered.keys()
     ]
-    if failed and answered.keys() & by_peer(node.bootstrap).keys():
+    if not answered.keys() & by_peer(node.bootstrap).keys():
+        node.events.emit("dht.joined_through_others", peers=len(answered))
+    elif failed:
         node.events.emit("dht.bootstrap_partly_silent", reasons=failed)
     await node.disk.write(LAST_BOOTSTRAP, "\n".join(settings.bootstrap).encode())
     return answered
@@ -124,8 +114,10 @@ async def join_network(
 class Attempt:
     """One attempt to join: all bootstrap addresses side by side."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, room_seconds: float) -> None:
+        """`room_seconds`: how long to wait for a peer that is there and has no room."""
         self._node = node
+        self._room_until = trio.current_time() + room_seconds
         self.failures: dict[str, DialFailure] = {}
         """The last one of each address."""
         self._peers: dict[PeerId, list[str]] = {}
@@ -134,28 +126,25 @@ class Attempt:
         """Peers that were there and had no room."""
         self._answered = False
 
-    async def run(
-        self,
-        named: Sequence[str],
-        met: EntryPoints,
-        patience_seconds: float,
-        room_seconds: float = 0.0,
-    ) -> EntryPoints:
-        """Connect to the peers of these addresses, and to those `met`; returns those that answered.
+    async def run(self, named: Sequence[str], met: EntryPoints) -> EntryPoints:
+        """Connect to the peers of these addresses and, unless one answers soon, to those `met`;
+        returns those that answered.
 
-        Waits for `patience_seconds`, or for `room_seconds` if that is longer and a peer is there
-        and has no room, but only `ENTRY_GRACE_SECONDS` after the first answer.
+        Waits for `BOOTSTRAP_DEADLINE_SECONDS`, or for room if that is longer and a peer is there
+        and has none, but only `ENTRY_GRACE_SECONDS` after the first answer.
         """
-        self._room_until = trio.current_time() + room_seconds
-        with trio.move_on_after(patience_seconds) as self._scope:
+        with trio.move_on_after(BOOTSTRAP_DEADLINE_SECONDS) as self._scope:
             async with trio.open_nursery() as nursery:
-                for peer, addresses in met.items():
-                    nursery.start_soon(self._connect, peer, addresses)
                 for peer, addresses in by_peer(named).items():
                     if peer == self._node.peer_id:
                         self._note([DialFailure(each, ITSELF, NOT_ITSELF) for each in addresses])
                     else:
                         nursery.start_soon(self._connect, peer, addresses)
+                if met and named:
+                    await trio.sleep(MET_AFTER_SECONDS)
+                if not self._answered:
+                    for peer, known in met.items():
+                        nursery.start_soon(self._connect, peer, known)
         connected = self._node.transport.connected()
         return {peer: each for peer, each in self._peers.items() if peer in connected}
 
