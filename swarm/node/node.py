@@ -1,7 +1,4 @@
-"""A peer in the network: its identity and signatures, and the peers and runs that it knows.
-
-Leaving in good order: a peer that is asked to leave finishes what is nearly done.
-"""
+"""A peer in the network: its identity and signatures, and the peers and runs that it knows."""
 
 from __future__ import annotations
 

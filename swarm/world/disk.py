@@ -218,16 +218,7 @@ class LocalDisk:
 
         def write() -> None:
             _make_folder(local.parent)
-            try:
-                with aside.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                aside.rename(local)
-            except BaseException:
-                aside.unlink(missing_ok=True)
-                raise
-            sync_path(local.parent)
+            replace_file(local, data, aside)
 
         try:
             await trio.to_thread.run_sync(write)
@@ -393,15 +384,22 @@ def _make_folder(folder: Path) -> None:
         sync_path(place.parent)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file whole and durably; it is never seen half written. Only this user may read it."""
-    aside = path.with_name(f"{path.name}.new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+def replace_file(path: Path, data: bytes, aside: Path | None = None) -> None:
+    """Write a file whole and durably; it is never seen half written. Only this user may read it.
+
+    `aside` is where it is written first.
+    """
+    aside = aside or path.with_name(f"{path.name}.new")
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     sync_path(path.parent)
 
 

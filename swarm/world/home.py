@@ -1,7 +1,5 @@
 """A peer's home folder: private, ignored by git, and used by one process at a time.
 
-The format of a peer's home: one number for all its files and databases, in the file `format`.
-
 A build opens a home of its own format, and refuses every other before it touches it.
 """
 

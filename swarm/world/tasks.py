@@ -1,15 +1,9 @@
 """Tasks: the lifetime of a component, first errors, and threads for heavy work.
 
-A *lifetime* bounds the handlers of a component that serves requests.
-
-The transport's tasks handle requests, and the transport outlives the component that answers them.
-Without a bound these tasks would continue after the component's end, with a closed database or a
-closed nursery.
-
-A nursery's *first error* is raised as it is, not in an exception group: callers that treat one kind
-of error specially, such as a child's death, need the error itself.
-
-A service's heavy work runs in a thread, so its child process still receives calls meanwhile.
+The transport's tasks handle requests, and the transport outlives the component that answers them: a
+*lifetime* bounds them, which would go on with a closed database or nursery. A nursery's *first
+error* is raised as it is: callers that treat one kind of error specially, such as a child's death,
+need the error itself.
 """
 
 from __future__ import annotations
