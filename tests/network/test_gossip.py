@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -205,19 +206,23 @@ async def test_who_speaks_late_is_heard_by_one_that_has_neighbours_enough() -> N
         assert late.gossip.neighbours() == [hub.id]
 
 
+async def beside_a_liar(run: TestRun) -> tuple[Member, Member, Callable[[bytes], None]]:
+    """A victim, its neighbour, and what sends an envelope from this to that."""
+    victim, liar = await run.add(TRAINER), await run.add(identity(300))
+    await liar.reach(victim.id)
+    await trio.sleep(3)
+    neighbour = next(iter(liar.gossip._slots.neighbours.values()))
+    return victim, liar, lambda raw: liar.gossip._post(neighbour, Push(raw))
+
+
 async def test_a_neighbour_that_sends_forgeries_is_banned() -> None:
     async with running(MANIFEST) as run:
-        victim = await run.add(TRAINER)
-        liar_key = identity(300)
-        liar = await run.add(liar_key)
-        await liar.reach(victim.id)
-        await trio.sleep(3)
-        neighbour = next(iter(liar.gossip._slots.neighbours.values()))
+        victim, liar, say = await beside_a_liar(run)
         good = sealed(TRAINER, checkpoint(1), MANIFEST.body.run).raw
         for n in range(INVALID_MAX):
             forged = bytearray(good)
             forged[n] ^= 1
-            liar.gossip._post(neighbour, Push(bytes(forged)))
+            say(bytes(forged))
         await trio.sleep(3)
         assert "gossip.neighbour_banned" in victim.names()
         assert liar.id not in victim.transport.connected()
@@ -226,18 +231,14 @@ async def test_a_neighbour_that_sends_forgeries_is_banned() -> None:
 @pytest.mark.parametrize("fault", ["expired", "from_the_future", "one_forgery"])
 async def test_whoever_passes_on_what_nobody_honest_would_is_banned(fault: str) -> None:
     async with running(MANIFEST) as run:
-        victim = await run.add(TRAINER)
-        liar = await run.add(identity(300))
-        await liar.reach(victim.id)
-        await trio.sleep(3)
-        neighbour = next(iter(liar.gossip._slots.neighbours.values()))
+        victim, _, say = await beside_a_liar(run)
         issued = {"expired": -5000.0, "from_the_future": 5000.0}.get(fault, 0.0)
         for n in range(INVALID_MAX):
             word = checkpoint(1 if fault == "one_forgery" else n)
             raw = bytearray(sealed(TRAINER, word, MANIFEST.body.run, at=issued).raw)
             if fault == "one_forgery":
                 raw[0] ^= 1
-            liar.gossip._post(neighbour, Push(bytes(raw)))
+            say(bytes(raw))
         await trio.sleep(3)
         cause = "bad_signature" if fault == "one_forgery" else fault
         assert victim.gate.dropped[cause] == INVALID_MAX
@@ -281,14 +282,10 @@ async def test_a_peer_whose_own_clock_is_off_bans_nobody() -> None:
 
 async def test_what_is_never_gossiped_is_not_remembered_and_counts_against_the_sender() -> None:
     async with running(MANIFEST) as run:
-        victim = await run.add(TRAINER)
-        liar = await run.add(identity(300))
-        await liar.reach(victim.id)
-        await trio.sleep(3)
-        neighbour = next(iter(liar.gossip._slots.neighbours.values()))
+        victim, _, say = await beside_a_liar(run)
         for n in range(INVALID_MAX):
             invented = sealed(identity(400 + n), Heartbeat(roles=["relay"]), MANIFEST.body.run)
-            liar.gossip._post(neighbour, Push(invented.raw))
+            say(invented.raw)
         await trio.sleep(3)
         assert "gossip.neighbour_banned" in victim.names()
         assert victim.gate.newest(identity(400).peer_id, "heartbeat") is None

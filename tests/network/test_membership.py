@@ -547,6 +547,21 @@ async def ask(
     return refusal.message if refusal is not None else None  # type: ignore[return-value]
 
 
+async def admission(
+    member: Member, trusted: Member, *shown: Envelope, role: str = "inference"
+) -> Envelope:
+    """Say a heartbeat; the admission that it is answered with."""
+    await member.reach(trusted.id)
+    beat = await member.seal(Heartbeat(roles=[role]), 120.0)
+    found = first(await member.messenger.request(trusted.id, beat, *shown), Admission)
+    assert found is not None
+    return found
+
+
+async def entry(member: Member, trusted: Member, role: str = "inference") -> bytes:
+    return (await admission(member, trusted, role=role)).expect(Admission).entry
+
+
 @pytest.mark.slow
 async def test_hundreds_of_peers_with_long_words_are_all_told_of_page_by_page() -> None:
     count = 400
@@ -689,20 +704,12 @@ async def test_a_member_is_no_newcomer_at_another_trusted_peer(told: bool) -> No
     async with running(run_with(admissions)) as run:
         trainer, validator, worker = await trusted_and_worker(run)
         other = await run.add(OTHER, speaks=False)
-        beat = await worker.seal(Heartbeat(roles=["inference"]), 120.0)
-        await worker.reach(trainer.id)
-        lease = first(await worker.messenger.request(trainer.id, beat), Admission)
-        assert lease is not None
+        lease = await admission(worker, trainer)
         assert await ask(other, validator, ["inference"]) is not None, "the run is full"
         if told:
             await trio.sleep(2 * PRESENCE_SECONDS)
         run.network.kill(trainer.id)
-        await worker.reach(validator.id)
-        beat = await worker.seal(Heartbeat(roles=["inference"]), 120.0)
-        shown = [] if told else [lease]
-        reply = await worker.messenger.request(validator.id, beat, *shown)
-        renewed = first(reply, Admission)
-        assert renewed is not None
+        renewed = await admission(worker, validator, *([] if told else [lease]))
         assert renewed.message == lease.message, "since the same time, with the same entry"
 
 
@@ -711,13 +718,6 @@ async def test_the_entry_is_drawn_at_the_admission_and_kept() -> None:
     async with running(run_with()) as run:
         trainer, validator, worker = await trusted_and_worker(run)
         other = await run.add(OTHER, speaks=False)
-
-        async def entry(member: Member, trusted: Member) -> bytes:
-            await member.reach(trusted.id)
-            beat = await member.seal(Heartbeat(roles=["inference"]), 120.0)
-            admission = first(await member.messenger.request(trusted.id, beat), Admission)
-            assert admission is not None
-            return admission.message.entry  # type: ignore[attr-defined, no-any-return]
 
         drawn = await entry(worker, trainer)
         assert len(drawn) == 16 and drawn != await entry(other, trainer)
@@ -732,20 +732,13 @@ async def test_an_id_has_a_draw_for_each_trusted_peer_that_it_asks_at_once() -> 
     async with running(run_with()) as run:
         trainer, validator, worker = await trusted_and_worker(run)
 
-        async def entry(trusted: Member) -> bytes:
-            await worker.reach(trusted.id)
-            beat = await worker.seal(Heartbeat(roles=["inference"]), 120.0)
-            admission = first(await worker.messenger.request(trusted.id, beat), Admission)
-            assert admission is not None
-            return admission.expect(Admission).entry
-
-        drawn = {await entry(each) for each in (trainer, validator)}
+        drawn = {await entry(worker, each) for each in (trainer, validator)}
         assert len(drawn) == 2
         await trio.sleep(2 * PRESENCE_SECONDS)
-        (kept,) = {await entry(each) for each in (trainer, validator)}
+        (kept,) = {await entry(worker, each) for each in (trainer, validator)}
         assert kept in drawn
         await trio.sleep(2 * PRESENCE_SECONDS)
-        assert {await entry(each) for each in (trainer, validator)} == {kept}
+        assert {await entry(worker, each) for each in (trainer, validator)} == {kept}
 
 
 async def test_only_the_slot_of_a_worker_shows_an_entry() -> None:
@@ -754,19 +747,15 @@ async def test_only_the_slot_of_a_worker_shows_an_entry() -> None:
     async with running(run_with(admissions)) as run:
         trainer, validator, worker = await trusted_and_worker(run)
 
-        async def entry(role: str, trusted: Member) -> bytes:
-            await worker.reach(trusted.id)
-            beat = await worker.seal(Heartbeat(roles=[role]), 120.0)
-            admission = first(await worker.messenger.request(trusted.id, beat), Admission)
-            assert admission is not None
-            await trio.sleep(SHARED_SECONDS)
-            return admission.expect(Admission).entry
-
-        assert await entry("observer", trainer) == b""
-        drawn = await entry("inference", validator)
+        assert await entry(worker, trainer, "observer") == b""
+        await trio.sleep(SHARED_SECONDS)
+        drawn = await entry(worker, validator)
         assert len(drawn) == 16, "an observer that becomes a worker"
-        assert await entry("inference", trainer) == drawn, "not that of the older slot"
-        assert await entry("observer", trainer) == drawn
+        await trio.sleep(SHARED_SECONDS)
+        assert await entry(worker, trainer) == drawn, "not that of the older slot"
+        await trio.sleep(SHARED_SECONDS)
+        assert await entry(worker, trainer, "observer") == drawn
+        await trio.sleep(SHARED_SECONDS)
         second, third = [await run.add(stranger(n), speaks=False) for n in range(2)]
         assert await ask(second, trainer, ["inference"]) is None
         full = await ask(third, trainer, ["inference"])
