@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,17 +160,18 @@ def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelo
         print(f"run {held.body.run}: version {new.version} is signed already, nothing has changed")
         return held
     owner = owners_key(ownership_of(held).owner, files.key)
-    envelope = _signed(owner, held, new, files.manifest)
-    print("\n".join(listed(found)))
-    return envelope
+    return _signed(owner, held, new, files.manifest, listed(found))
 
 
-def _signed(signer: Identity, held: Envelope, new: RunManifest, path: Path) -> Envelope:
-    """Sign the version after `held`, and put it in its place."""
+def _signed(
+    signer: Identity, held: Envelope, new: RunManifest, path: Path, changes: Sequence[str]
+) -> Envelope:
+    """Sign the version after `held`, and put it in its place; `changes` says what differs."""
     new = inherited(held, signer.peer_id, new)
     envelope = sign_manifest(signer, new, time.time(), held.body.run)
     _write_manifest(path, envelope)
     print(f"run {held.body.run}: version {manifest_in(held).version} → {new.version}")
+    print("\n".join(changes))
     print(f"signed manifest in {path}")
     return envelope
 
@@ -196,10 +198,11 @@ def succeed(manifest: Path, key: Path, successors: list[str] | None, bootstrap: 
         others = [each for each in before.successors if each != signer.peer_id]
         named = others if successors is None else successors
         new = replace(before, version=before.version + 1, successors=named)
-        envelope = _signed(signer, held, new, manifest)
-        print(f"owner {owner} → {signer.peer_id}; the run's id stays")
-        print(f"successors: {', '.join(named) or 'none'}")
-        return envelope
+        changes = [
+            f"owner {owner} → {signer.peer_id}; the run's id stays",
+            f"successors: {', '.join(named) or 'none'}",
+        ]
+        return _signed(signer, held, new, manifest, changes)
 
     async def sign_in_network() -> None:
         async with visit(bootstrap, held.body.run) as (node, run):
