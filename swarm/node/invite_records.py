@@ -29,7 +29,7 @@ def of_owner(raw: bytes, run: Run, kind: type[Message], name: str) -> Envelope:
 
 
 class Invites(RedeemedInvites):
-    """Logs that invites are redeemed or revoked (`swarm.run.invites.InviteBook`)."""
+    """Logs that invites are redeemed or revoked."""
 
     def __init__(
         self,

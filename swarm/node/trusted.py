@@ -114,6 +114,7 @@ class TrustedPart:
             me,
             stake=self._stake_now,
             invites=self.invites,
+            redeem=self.invites.redeem,
             secret=node.identity.sign(b"swarm/1/entry\x00" + run.id.encode()),
             has_work=has_work,
             vouch=node.transport.vouch,

@@ -11,9 +11,9 @@ import base64
 import binascii
 import secrets
 from datetime import UTC, datetime
-from typing import Protocol
 
 from swarm.errors import UserError
+from swarm.ledger.redeemed_invites import RedeemedInvites
 from swarm.run.run import Run
 from swarm.wire.envelope import Dropped, Envelope, open_envelope, seal
 from swarm.wire.identity import Identity
@@ -28,24 +28,6 @@ REVOCATION_SECONDS = 600.0
 """Lifetime of a revocation's signature; the ledger keeps the revocation for ever."""
 
 ASK = "ask its owner for another one"
-
-
-class InviteBook(Protocol):
-    """The use of invites, according to all trusted peers' logs."""
-
-    def holder(self, invite: bytes) -> str | None:
-        """Return the peer that redeemed an invite first."""
-        ...
-
-    def invites_of(self, peer: str) -> list[bytes]:
-        """Return the invites that a peer redeemed, first or not."""
-        ...
-
-    def is_revoked(self, invite: bytes) -> bool: ...
-
-    async def redeem(self, shown: Envelope, peer: str) -> None:
-        """Log that a peer redeems the invite that it shows, unless it is redeemed already."""
-        ...
 
 
 def make_invite(owner: Identity, run: str, *, wall_time: float, lifetime_seconds: float) -> str:
@@ -111,7 +93,7 @@ def check_token(token: str, run: Run) -> Envelope | None:
 
 
 def invite_problem(
-    book: InviteBook, run: Run, peer: str, shown: Envelope | None, wall_time: float
+    book: RedeemedInvites, run: Run, peer: str, shown: Envelope | None, wall_time: float
 ) -> str | None:
     """Return why neither an earlier invite nor the one that it shows admits a peer, or None."""
     redeemed = book.invites_of(peer)
@@ -135,7 +117,7 @@ def invite_problem(
     return problem or None
 
 
-def _used_up(book: InviteBook, invite: bytes, peer: str) -> str:
+def _used_up(book: RedeemedInvites, invite: bytes, peer: str) -> str:
     if book.is_revoked(invite):
         return f"the run's owner revoked this invite; {ASK}"
     if book.holder(invite) not in (None, peer):

@@ -217,6 +217,7 @@ class Member:
             self._me(),
             stake=self.stakes.__getitem__,
             invites=self.invites,
+            redeem=self.invites.redeem,
             secret=self.key.sign(b"entry"),
             has_work=lambda: self.has_work,
             network_of=lambda peer: self.networks.get(peer, ""),
