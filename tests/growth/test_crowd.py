@@ -26,7 +26,7 @@ from swarm.wire.envelope import Envelope
 from swarm.wire.manifest import Admissions
 from swarm.wire.messages import Admission, Heartbeat, Presence, Present
 from swarm.wire.messenger import first
-from tests.network.harness import Member, in_virtual_time, running
+from tests.network.harness import Member, running
 from tests.network.test_membership import run_with, stranger, trusted_and_worker
 
 PROVEN, UNPROVEN, HELPERS = 650, 100, 250
@@ -53,50 +53,46 @@ class Reported:
 
 
 @pytest.mark.slow
-def test_a_thousand_members_stay_known_to_all_trusted_peers() -> None:
+async def test_a_thousand_members_stay_known_to_all_trusted_peers() -> None:
     # Slots are shared between two trusted peers, and all these strangers ask one of them.
     envelope = run_with(Admissions(unproven_max=4 * UNPROVEN, helpers_max=4 * HELPERS))
+    async with running(envelope) as run, trio.open_nursery() as nursery:
+        trainer, validator, _ = await trusted_and_worker(run)
+        home, other = validator.granted, trainer.granted
+        assert isinstance(home, Registrar) and isinstance(other, Registrar)
+        digests: list[Envelope] = []
+        trainer.gossip.listen(Presence, digests.append)
+        crowd = [await run.add(stranger(number), speaks=False) for number in range(1000)]
+        beats = [beat(number) for number in range(1000)]
+        for member in crowd[:PROVEN]:
+            validator.stakes[member.id] = 5000
+        spent: list[float] = []
 
-    async def main() -> None:
-        async with running(envelope) as run, trio.open_nursery() as nursery:
-            trainer, validator, _ = await trusted_and_worker(run)
-            home, other = validator.granted, trainer.granted
-            assert isinstance(home, Registrar) and isinstance(other, Registrar)
-            digests: list[Envelope] = []
-            trainer.gossip.listen(Presence, digests.append)
-            crowd = [await run.add(stranger(number), speaks=False) for number in range(1000)]
-            beats = [beat(number) for number in range(1000)]
-            for member in crowd[:PROVEN]:
-                validator.stakes[member.id] = 5000
-            spent: list[float] = []
+        async def say(member: Member, heartbeat: Heartbeat) -> None:
+            envelope = await member.seal(heartbeat, 120.0)
+            began = time.process_time()
+            answers = await home._on_heartbeat(envelope, [])
+            spent.append(time.process_time() - began)
+            assert first(answers, Admission) is not None, answers
 
-            async def say(member: Member, heartbeat: Heartbeat) -> None:
-                envelope = await member.seal(heartbeat, 120.0)
-                began = time.process_time()
-                answers = await home._on_heartbeat(envelope, [])
-                spent.append(time.process_time() - began)
-                assert first(answers, Admission) is not None, answers
-
-            worst = 0.0
-            for _ in range(6):
-                for member, heartbeat in zip(crowd, beats, strict=True):
-                    await say(member, heartbeat)
-                    await trio.sleep(HEARTBEAT_SECONDS / len(crowd))
-                present = {entry.peer: entry for entry in other.present()}
-                worst = max(present[m.id].age_seconds for m in crowd if m.id in present)
-            sizes = [len(each.raw) for each in digests if each.sender == validator.id]
-            pages = [len(each.message.peers) for each in digests if each.sender == validator.id]  # type: ignore[attr-defined]
-            print(f"digests of {min(sizes[6:])} to {max(sizes)} bytes, {pages[6:]} peers")
-            print(f"a heartbeat takes {1000 * sum(spent[1000:]) / len(spent[1000:]):.2f} ms")
-            print(f"the other trusted peer knows {len(present)}, the oldest from {worst:.1f} s ago")
-            assert max(sizes) <= PRESENCE_BYTES_MAX + 1024
-            assert {member.id for member in crowd} <= present.keys()
-            assert {present[member.id].standing for member in crowd} == {"live"}
-            assert worst < SUSPECTED_SECONDS
-            check_status(Reported(other, run.manifest), run.manifest)
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
+        worst = 0.0
+        for _ in range(6):
+            for member, heartbeat in zip(crowd, beats, strict=True):
+                await say(member, heartbeat)
+                await trio.sleep(HEARTBEAT_SECONDS / len(crowd))
+            present = {entry.peer: entry for entry in other.present()}
+            worst = max(present[m.id].age_seconds for m in crowd if m.id in present)
+        sizes = [len(each.raw) for each in digests if each.sender == validator.id]
+        pages = [len(each.message.peers) for each in digests if each.sender == validator.id]  # type: ignore[attr-defined]
+        print(f"digests of {min(sizes[6:])} to {max(sizes)} bytes, {pages[6:]} peers")
+        print(f"a heartbeat takes {1000 * sum(spent[1000:]) / len(spent[1000:]):.2f} ms")
+        print(f"the other trusted peer knows {len(present)}, the oldest from {worst:.1f} s ago")
+        assert max(sizes) <= PRESENCE_BYTES_MAX + 1024
+        assert {member.id for member in crowd} <= present.keys()
+        assert {present[member.id].standing for member in crowd} == {"live"}
+        assert worst < SUSPECTED_SECONDS
+        check_status(Reported(other, run.manifest), run.manifest)
+        nursery.cancel_scope.cancel()
 
 
 def beat(number: int) -> Heartbeat:

@@ -28,7 +28,6 @@ from tests.ledger.harness import (
     BOB,
     WORKER,
     Swarm,
-    in_virtual_time,
     receipts,
     sealed,
 )
@@ -91,26 +90,22 @@ def test_4096_groups_in_a_verdict_need_a_bound_below_that_of_its_type() -> None:
         sealed(ALICE, largest(4096, 1), "x" * 115)
 
 
-def test_the_largest_verdicts_are_logged_mirrored_and_proven(tmp_path: Path) -> None:
+async def test_the_largest_verdicts_are_logged_mirrored_and_proven(tmp_path: Path) -> None:
     count = 20
-
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with (
-            swarm.peer(ALICE) as alice,
-            swarm.peer(BOB) as bob,
-            swarm.peer(WORKER) as worker,
-        ):
-            for number in range(count):
-                await alice.trusted.append_verdict(at(number))
-            found = await receipts(worker.node, ALICE.peer_id, WORKER.peer_id)
-            assert len(found) == count
-            assert all(receipt.problem() is None for receipt in found)
-            mirror = bob.trusted.log_of(ALICE.peer_id)
-            assert mirror is not None
-            await bob.until(lambda: mirror.size() == count, "the log is mirrored")
-
-    in_virtual_time(main)
+    swarm = Swarm(tmp_path)
+    async with (
+        swarm.peer(ALICE) as alice,
+        swarm.peer(BOB) as bob,
+        swarm.peer(WORKER) as worker,
+    ):
+        for number in range(count):
+            await alice.trusted.append_verdict(at(number))
+        found = await receipts(worker.node, ALICE.peer_id, WORKER.peer_id)
+        assert len(found) == count
+        assert all(receipt.problem() is None for receipt in found)
+        mirror = bob.trusted.log_of(ALICE.peer_id)
+        assert mirror is not None
+        await bob.until(lambda: mirror.size() == count, "the log is mirrored")
 
 
 def test_a_run_with_the_largest_submissions_trains() -> None:
