@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from swarm.wire.envelope import Envelope
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import Admissions, EnvironmentReference, RunManifest, TrustedKey
 from swarm.wire.messages import CheckpointReference, StepOrder
-from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, Peer, Swarm, in_virtual_time
+from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, Peer, Swarm
 from tests.network.harness import identity, manifest, sealed, sealed_manifest
 
 FIRST = manifest([TRAINER], [ALICE, BOB])
@@ -197,15 +197,12 @@ def test_an_order_of_an_older_swarm_follows_the_newest() -> None:
 # --- among peers -----------------------------------------------------------------------------
 
 
-def in_a_run(main: Any, folder: Path) -> None:
-    async def run() -> None:
-        swarm = Swarm(folder)
-        swarm.manifest = sealed_manifest(OWNER, FIRST)
-        async with AsyncExitStack() as stack:
-            trainer = await stack.enter_async_context(swarm.peer(TRAINER))
-            await main(swarm, trainer, stack)
-
-    in_virtual_time(run)
+@asynccontextmanager
+async def in_a_run(folder: Path) -> AsyncIterator[tuple[Swarm, Peer, AsyncExitStack]]:
+    swarm = Swarm(folder)
+    swarm.manifest = sealed_manifest(OWNER, FIRST)
+    async with AsyncExitStack() as stack:
+        yield swarm, await stack.enter_async_context(swarm.peer(TRAINER)), stack
 
 
 async def announce(trainer: Peer, *orders: StepOrder) -> None:
@@ -214,8 +211,8 @@ async def announce(trainer: Peer, *orders: StepOrder) -> None:
         await trio.sleep(3)
 
 
-def test_everybody_says_what_was_signed_and_from_when_it_is_in_force(tmp_path: Path) -> None:
-    async def main(swarm: Swarm, trainer: Peer, stack: AsyncExitStack) -> None:
+async def test_everybody_says_what_was_signed_and_from_when_it_is_in_force(tmp_path: Path) -> None:
+    async with in_a_run(tmp_path) as (swarm, trainer, stack):
         worker = await stack.enter_async_context(swarm.peer(WORKER))
         second = version(2, sampling={"max_new_tokens": 9})
         await announce(trainer, order(6, swarm.manifest))
@@ -236,11 +233,11 @@ def test_everybody_says_what_was_signed_and_from_when_it_is_in_force(tmp_path: P
         assert late.run_node.run.manifest.version == 2
         assert late.events("run.version_in_force") == []  # it was, before this one came
 
-    in_a_run(main, tmp_path)
 
-
-def test_a_peer_that_lacks_the_version_of_a_step_gets_it_from_a_trusted_one(tmp_path: Path) -> None:
-    async def main(swarm: Swarm, trainer: Peer, stack: AsyncExitStack) -> None:
+async def test_a_peer_that_lacks_the_version_of_a_step_gets_it_from_a_trusted_one(
+    tmp_path: Path,
+) -> None:
+    async with in_a_run(tmp_path) as (swarm, trainer, stack):
         first, second = swarm.manifest, version(2, sampling={"max_new_tokens": 9})
         trainer.run_node.gossip.publish(second)
         await announce(trainer, order(6, first))
@@ -262,11 +259,9 @@ def test_a_peer_that_lacks_the_version_of_a_step_gets_it_from_a_trusted_one(tmp_
             held = await late.run_node.versions.manifest_of(order(9, unknown))
         assert held.sampling.max_new_tokens == 11 and late.run_node.run.manifest.version == 3
 
-    in_a_run(main, tmp_path)
 
-
-def test_other_content_under_a_version_is_refused_aloud_by_everybody(tmp_path: Path) -> None:
-    async def main(swarm: Swarm, trainer: Peer, stack: AsyncExitStack) -> None:
+async def test_other_content_under_a_version_is_refused_aloud_by_everybody(tmp_path: Path) -> None:
+    async with in_a_run(tmp_path) as (swarm, trainer, stack):
         worker = await stack.enter_async_context(swarm.peer(WORKER))
         honest = version(2, sampling={"max_new_tokens": 9})
         second_thoughts = version(2, sampling={"max_new_tokens": 10}, sequence=99)
@@ -287,11 +282,9 @@ def test_other_content_under_a_version_is_refused_aloud_by_everybody(tmp_path: P
             followed = await late.run_node.versions.manifest_of(order(7, honest))
         assert followed.sampling.max_new_tokens == 9
 
-    in_a_run(main, tmp_path)
 
-
-def test_versions_survive_a_restart(tmp_path: Path) -> None:
-    async def main(swarm: Swarm, trainer: Peer, stack: AsyncExitStack) -> None:
+async def test_versions_survive_a_restart(tmp_path: Path) -> None:
+    async with in_a_run(tmp_path) as (swarm, trainer, _):
         second = version(2, sampling={"max_new_tokens": 9})
         async with swarm.peer(WORKER) as worker:
             trainer.run_node.gossip.publish(second)
@@ -299,5 +292,3 @@ def test_versions_survive_a_restart(tmp_path: Path) -> None:
         async with swarm.apart(WORKER) as worker:
             stored = worker.node.stored_versions(swarm.run)
         assert [manifest_in(each).version for each in stored] == [1, 2]
-
-    in_a_run(main, tmp_path)
