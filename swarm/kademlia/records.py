@@ -256,7 +256,8 @@ class SignedValues:
             raise InvalidRecord("signed in the future")
         if not verify(signer, _signed(key, found.data, found.issued_us), found.signature):
             raise InvalidRecord("not signed by the peer in its key")
-        return RecordInfo(found.issued_us, found.issued_us // 1000 + int(RECORD_SECONDS_MAX * 1000))
+        expires_ms = found.issued_us // 1000 + int(RECORD_SECONDS_MAX * 1000)
+        return RecordInfo((found.issued_us,), expires_ms)
 
 
 def _signed(key: bytes, data: bytes, issued_us: int) -> bytes:
