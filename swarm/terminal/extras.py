@@ -15,6 +15,7 @@ EXTRAS = {
     "plots": ("matplotlib",),
     "endpoint": ("hypercorn", "starlette"),
     "dashboard": ("hypercorn", "starlette"),
+    "gguf": ("gguf", "accelerate"),
 }
 """Modules that come with each extra."""
 

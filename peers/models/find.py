@@ -1,0 +1,52 @@
+"""From what a person gives as a model to a Hugging Face folder on this machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.errors import UserError
+
+_HUB_NAME = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?"
+)
+_HERE = ("/", "./", "../", "~")
+"""Beginnings that only a path on this machine has."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model on this machine."""
+
+    folder: Path
+    """With config.json, tokenizer and safetensors."""
+    name: str
+    """As it was given; of the hub, with the commit: OWNER/NAME@COMMIT."""
+
+
+def find_model(given: str | Path, option: str, *, weights: bool = True) -> Model:
+    """The folder of a model: given as a folder, a GGUF file, or `OWNER/NAME[@REVISION]`.
+
+    What is on the hub is downloaded into its cache (`HF_HOME`) once, with a progress bar; a GGUF
+    file is converted once. `option` begins the sentence of an error: `--model`. Without `weights`
+    only config and tokenizer are fetched. Raises `UserError`.
+    """
+    text = str(given)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return Model(path, text)
+    if path.is_file() and path.suffix == ".gguf":
+        from peers.models.gguf import converted
+
+        return Model(converted(path, option), text)
+    named = None if text.startswith(_HERE) or path.exists() else _HUB_NAME.fullmatch(text)
+    if named is None:
+        raise UserError(
+            f"{option} {text[:300]} is {'a file' if path.is_file() else 'no folder'}; give a "
+            "Hugging Face folder, a .gguf file, or a name of the hub, OWNER/NAME or "
+            "OWNER/NAME@REVISION"
+        )
+    from peers.models.hub import download
+
+    return download(named["name"], named["revision"], option, weights=weights)

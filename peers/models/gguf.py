@@ -1,0 +1,124 @@
+"""GGUF files, dequantised once into a Hugging Face folder by transformers and gguf.
+
+The folder lies in the cache (`~/.cache/swarm/gguf`, or below `XDG_CACHE_HOME`), under the hash of
+the file. Weights that a GGUF holds in 4 or 8 bits stay as coarse as they are there; they are
+written in bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from swarm.errors import UserError
+from swarm.terminal.extras import require_extra
+from swarm.terminal.figures import readable_bytes
+from swarm.world.machine import free_memory_bytes
+
+VALUE_BYTES = 6
+"""Memory of a value while it is converted: in fp32 and in bfloat16."""
+_DIGITS = 6
+"""Digits of a number in a config: a GGUF holds them in fp32, so 1e-5 reads 9.99999974e-06."""
+
+
+def converted(path: Path, option: str) -> Path:
+    """The folder of a GGUF file's model, converted now unless it was before; raises `UserError`."""
+    require_extra("gguf", f"{option} {path.name}")
+    digest = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "swarm" / "gguf"
+    folder = cache / f"{path.stem[:80]}-{digest}"
+    if not folder.is_dir():
+        _convert(path, folder, option)
+    return folder
+
+
+def _convert(path: Path, folder: Path, option: str) -> None:
+    from peers.learning.durable import whole_folder
+
+    values, kinds = _described(path, option)
+    free = free_memory_bytes()
+    if VALUE_BYTES * values > free:
+        raise UserError(
+            f"{option} {path} has {values:,} values; to convert them takes "
+            f"{readable_bytes(VALUE_BYTES * values)} of memory, and {readable_bytes(free)} are free"
+        )
+    print(
+        f"converting {path.name} ({values / 1e6:,.0f} million values, {kinds}) to bfloat16, once; "
+        "what its quantisation has rounded away stays lost",
+        file=sys.stderr,
+    )
+    try:
+        with whole_folder(folder) as aside:
+            _write(path, aside)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{option} {path} cannot be converted: {str(error).splitlines()[0][:300]}; use the "
+            "model's own repository of safetensors"
+        ) from error
+
+
+def _described(path: Path, option: str) -> tuple[int, str]:
+    """A GGUF's number of values and the kinds that most of them have; raises `UserError`."""
+    import gguf
+
+    try:
+        tensors = gguf.GGUFReader(path).tensors
+        sizes: dict[str, int] = {}
+        for each in tensors:
+            kind = each.tensor_type.name
+            sizes[kind] = sizes.get(kind, 0) + int(each.n_elements)
+    except Exception as error:  # numpy's and the library's own, for files that are cut or no GGUF
+        raise UserError(
+            f"{option} {path} cannot be read as GGUF ({str(error)[:200]}); fetch it again"
+        ) from error
+    if not sizes:
+        raise UserError(f"{option} {path} is a GGUF without weights; name the one that has them")
+    return sum(sizes.values()), ", ".join(sorted(sizes, key=lambda kind: -sizes[kind])[:2])
+
+
+def _write(path: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    from peers.engines.stored import readable_as_folder
+
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+    # `save_pretrained` refuses a model that was loaded as quantised, so it moves into a new one.
+    said = model.config.to_dict()
+    said.pop("quantization_config", None)
+    said = {name: _rounded(value) for name, value in said.items()}
+    if tokenizer.eos_token_id is not None:
+        said["eos_token_id"] = tokenizer.eos_token_id
+    with torch.device("meta"):
+        plain = type(model)(type(model.config)(**said))
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.generation_config.eos_token_id = said.get("eos_token_id")
+    plain.to(torch.bfloat16).save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):
+        readable_as_folder(weights)
+    tokenizer.save_pretrained(folder)
+    _name_architecture(folder / "config.json", type(model).__name__)
+
+
+def _name_architecture(path: Path, name: str) -> None:
+    config = json.loads(path.read_text())
+    config["architectures"] = [name]
+    config.pop("_name_or_path", None)
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
