@@ -25,6 +25,11 @@ class Model:
     """As it was given; of the hub, with the commit: OWNER/NAME@COMMIT."""
 
 
+def is_hub_name(text: str) -> bool:
+    """Whether a text has the form of a name of the hub, OWNER/NAME or OWNER/NAME@REVISION."""
+    return not text.startswith(_HERE) and _HUB_NAME.fullmatch(text) is not None
+
+
 def find_model(given: str | Path, option: str, *, weights: bool = True) -> Model:
     """The folder of a model: given as a folder, a GGUF file, or `OWNER/NAME[@REVISION]`.
 

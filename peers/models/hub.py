@@ -55,7 +55,7 @@ def download(name: str, revision: str | None, option: str, *, weights: bool) -> 
             )
         )
     except Exception as error:
-        raise _explained(error, name, called) from error
+        raise explained(error, name, called) from error
     _check_digests(folder, called)
     _check_whole(folder, called, weights)
     return Model(folder, f"{name}@{folder.name}")
@@ -116,8 +116,11 @@ def _check_whole(folder: Path, called: str, weights: bool) -> None:
         raise UserError(f"{called}: its weights are not in the cache; try again online")
 
 
-def _explained(error: Exception, name: str, called: str) -> Exception:
-    """The sentence for an error of the library, with the way out."""
+def explained(error: Exception, name: str, called: str, *, pushing: bool = False) -> Exception:
+    """The sentence for an error of the hub's library, with the way out.
+
+    `name` is the repository's; `called` begins the sentence.
+    """
     hub = constants.ENDPOINT
     causes: list[Any] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
@@ -133,6 +136,8 @@ def _explained(error: Exception, name: str, called: str) -> Exception:
             f"needs its owner's leave: ask for it at {hub}/{name}, then set HF_TOKEN to a token "
             "of yours (or hf auth login)"
         )
+    elif pushing and _status_of(error) in (401, 403):
+        why = f"may not be written with this token; set HF_TOKEN to one of {hub}/settings/tokens"
     elif is_one(errors.RevisionNotFoundError):
         why = f"does not exist: the hub has {name}, but no such revision; see {hub}/{name}/commits"
     elif is_one(errors.RepositoryNotFoundError):
@@ -148,8 +153,11 @@ def _explained(error: Exception, name: str, called: str) -> Exception:
         why = f"cannot be stored: {error.strerror} ({constants.HF_HUB_CACHE}; set HF_HOME)"
     else:
         last = str(causes[-1]).strip().split("\n")[0][:200]
-        why = (
-            f"is no folder here, and cannot be fetched from {hub}: "
-            f"{last or type(error).__name__}; correct the name, or try again"
-        )
+        failed = "cannot be sent to" if pushing else "is no folder here, and cannot be fetched from"
+        why = f"{failed} {hub}: {last or type(error).__name__}; correct the name, or try again"
     return UserError(f"{called} {why}")
+
+
+def _status_of(error: Exception) -> int | None:
+    """The HTTP status of an answer of the hub."""
+    return error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None

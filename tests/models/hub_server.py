@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -84,6 +85,33 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._answer()
+
+    def do_POST(self) -> None:
+        """Make a repository, say how files are sent, take a commit."""
+        path = unquote(urlsplit(self.path).path).strip("/")
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Authorization") is None:
+            return self._refuse(401, "Unauthorized")
+        lines = [json.loads(line) for line in body.splitlines()]
+        if path == "api/validate-yaml":
+            return self._json({"errors": [], "warnings": []})
+        if path == "api/repos/create":
+            name = f"{lines[0]['organization']}/{lines[0]['name']}"
+            self.served.repositories.setdefault(name, Repository({}))
+            return self._json({"url": f"{self.served.endpoint}/{name}"})
+        name, _, kind = path.removeprefix("api/models/").partition("/main")[0].rpartition("/")
+        if kind == "preupload":
+            files = [
+                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for each in lines[0]["files"]
+            ]
+            return self._json({"files": files})
+        for line in lines:
+            if line["key"] == "file":
+                content = base64.b64decode(line["value"]["content"])
+                self.served.repositories[name].files[line["value"]["path"]] = content
+        at = f"{self.served.endpoint}/{name}/commit/{COMMIT}"
+        return self._json({"commitUrl": at, "commitOid": COMMIT})
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path).strip("/")
@@ -168,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body[:sent])
 
 

@@ -1,0 +1,47 @@
+"""`swarm checkpoint push`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import Bootstrap, WhichRun
+
+
+@exits
+def push_checkpoint(
+    folder: Annotated[Path, typer.Argument(help="Folder of a policy (Hugging Face layout).")],
+    name: Annotated[str, typer.Argument(help="Repository of the hub, OWNER/NAME; made if new.")],
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="A new repository is seen by its owner only.")
+    ] = False,
+    message: Annotated[str, typer.Option(help="Of the commit.")] = "A policy trained by Swarm",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the model card, and upload nothing.")
+    ] = False,
+) -> None:
+    """Upload a policy to the Hugging Face hub, with a model card.
+
+    The card names the base, the run, its environments, the policy's step, its evaluation, and the
+    heads of the ledger; with --bootstrap the run's peers are asked for them. Needs HF_TOKEN, or
+    hf auth login.
+    """
+    require_extra("infer", "swarm checkpoint push")
+    from peers.models.push import Origin, asked, card, origin_of, push
+
+    async def ask() -> Origin:
+        return await asked(folder, bootstrap or [], run)
+
+    origin = run_until_interrupted(ask) if bootstrap else origin_of(folder)
+    text = card(origin, folder)
+    if dry_run:
+        print(text, end="")
+        return
+    print(push(folder, name, text, private=private, message=message))
