@@ -1,0 +1,138 @@
+"""The general engine: transformers' own module, for families that the native engine refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peers.engines.engine import Engine, Request
+from peers.engines.general import GeneralEngine, load
+from swarm.errors import UserError
+from tests.engines.conformance import Conformance, drain
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+}
+_LATENT = {
+    **_ROUTED,
+    "head_dim": None,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_LINEAR = {
+    **_EXPERTS,
+    "shared_expert_intermediate_size": 32,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "lfm2": {},
+    "phi3": {},
+    "qwen3_next": _LINEAR,
+}
+"""Families in the default suite, and what their small configs need besides `SMALL`."""
+
+MORE: dict[str, dict[str, Any]] = {
+    "apertus": {}, "arcee": {}, "bloom": {}, "cohere": {}, "cohere2": {}, "deepseek_v2": _LATENT,
+    "ernie4_5": {}, "exaone4": {}, "falcon_h1": {}, "gemma": {}, "gemma2": {}, "gemma3_text": {},
+    "glm": {}, "glm4": {}, "glm4_moe": {**_ROUTED, "first_k_dense_replace": 1}, "gpt2": {},
+    "gpt_neox": {}, "granite": {}, "granitemoe": {}, "helium": {}, "hunyuan_v1_dense": {},
+    "llama": {}, "mistral": {}, "mixtral": {}, "nemotron": {}, "nemotron_h": {}, "olmo": {},
+    "olmo2": {}, "olmo3": {}, "persimmon": {}, "phi": {}, "qwen2": {}, "qwen2_moe": _EXPERTS,
+    "qwen3": {}, "qwen3_moe": _EXPERTS, "seed_oss": {}, "smollm3": {}, "stablelm": {},
+    "starcoder2": {},
+}  # fmt: skip
+
+
+def policy_of(family: str, folder: Path, **changes: Any) -> Path:
+    """A small policy of a family, with random weights."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    given = {**SMALL, **{**FAMILIES, **MORE}.get(family, {}), **changes}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**given)).save_pretrained(folder)
+    return folder
+
+
+class TestGeneral(Conformance):
+    def make(self, folder: Path, policy: int = 0) -> Engine:
+        return GeneralEngine(folder, policy=policy)
+
+
+def generates_what_one_pass_gives(family: str, folder: Path) -> None:
+    engine = GeneralEngine(policy_of(family, folder))
+    prompts = [[5, 6, 7, 8], [5, 6, 7, 9], [10, 11]]
+    for row, prompt in enumerate(prompts):
+        engine.submit(Request(row, prompt, row, (1, 2), 1.0, (2,), 12))
+    pieces = drain(engine)
+    whole = [[*prompt, *pieces[row].tokens] for row, prompt in enumerate(prompts)]
+    sampled = [list(range(len(p), len(w))) for p, w in zip(prompts, whole, strict=True)]
+    prefill = engine.prefill(whole, sampled)
+    for row, states in enumerate(prefill.states):
+        piece = pieces[row]
+        likely = torch.log_softmax(engine.logits(states), -1)
+        own = likely.gather(-1, torch.tensor(piece.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(own, piece.log_probabilities, atol=1e-5, rtol=0)
+        torch.testing.assert_close(prefill.hidden[row], piece.hidden, atol=0.02, rtol=0.02)
+    # And what transformers itself says of the same tokens.
+    said = load(folder, None)(input_ids=torch.tensor([whole[0]])).logits[0, 3:-1].float()
+    torch.testing.assert_close(engine.logits(prefill.states[0]), said, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_generates_what_one_pass_gives(family: str, tmp_path: Path) -> None:
+    generates_what_one_pass_gives(family, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MORE)
+def test_more_families_generate_what_one_pass_gives(family: str, tmp_path: Path) -> None:
+    generates_what_one_pass_gives(family, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["opt", "mamba2"])
+def test_a_family_that_generates_something_else_is_refused_with_the_figure(
+    family: str, tmp_path: Path
+) -> None:
+    changes = {"num_heads": 8, "state_size": 16, "n_groups": 1} if family == "mamba2" else {}
+    with pytest.raises(UserError, match=r"generates other tokens one by one .*[(]by 0\.\d+ nats"):
+        GeneralEngine(policy_of(family, tmp_path, **changes))
+
+
+def test_programs_in_a_folder_are_never_run(tmp_path: Path) -> None:
+    folder = policy_of("llama", tmp_path)
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(
+        config.replace("{", '{"auto_map": {"AutoConfig": "x.Y"},', 1)
+    )
+    with pytest.raises(UserError, match="its own programs"):
+        GeneralEngine(folder)
