@@ -6,11 +6,14 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from peers.engines.config import read_config, why_unsupported
 from peers.engines.device import available_bytes, find_device, find_dtype
 from peers.engines.engine import Engine
+from peers.engines.general import GeneralEngine
 from peers.engines.installed import NATIVE, VLLM
 from peers.engines.memory import check_fits, need_of
 from peers.engines.native import NativeEngine
@@ -52,21 +55,20 @@ def merges(hardware: Hardware, dtype: torch.dtype) -> bool:
 
 
 def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
-    """An `EngineFactory`."""
+    """An `EngineFactory`: the native engine, or the general one for a family that it refuses."""
     if hardware.devices or hardware.stages:
         return pipeline_engine(folder, policy, hardware)
     device = find_device(hardware.device)
     dtype = find_dtype(hardware.dtype, device)
+    given: dict[str, Any] = {
+        "policy": policy,
+        "slots": hardware.slots,
+        "memory_share": hardware.memory_share,
+    }
+    if why_unsupported(read_config(folder)) is not None:
+        return GeneralEngine(folder, device, dtype, **given)
     check_fits(need_of(folder, hardware), available_bytes(device))
-    return NativeEngine(
-        folder,
-        device,
-        dtype,
-        policy,
-        slots=hardware.slots,
-        memory_share=hardware.memory_share,
-        merge=merges(hardware, dtype),
-    )
+    return NativeEngine(folder, device, dtype, **given, merge=merges(hardware, dtype))
 
 
 def make_engine(
