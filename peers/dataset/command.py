@@ -18,6 +18,7 @@ import typer
 from blake3 import blake3
 
 from peers.evaluation.command import ProgressLine
+from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
@@ -47,7 +48,7 @@ app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 @app.command("filter")
 @exits
 def filter_command(
-    policy: Annotated[Path, typer.Option(help="Hugging Face folder of the base policy.")],
+    policy: Annotated[str, typer.Option(help=f"The base policy: {FORMS}.")],
     environment: Annotated[
         str, typer.Option(help="Environment of the tasks, as NAME or NAME@VERSION.")
     ],
@@ -82,9 +83,9 @@ def filter_command(
 
     low, high = parse_bounds(keep)
     check_temperature(temperature)
-    if not policy.is_dir():
-        raise UserError(f"--policy {policy} is no folder; name a Hugging Face folder")
     check_writable("--out", out, (".jsonl",))
+    model = find_model(policy, "--policy")
+    folder = model.folder.resolve()
     wanted = wanted_of(
         Given(
             tasks=environment,
@@ -101,7 +102,7 @@ def filter_command(
     measured = run_until_interrupted(
         measure,
         wanted,
-        policy.resolve(),
+        folder,
         out.with_name(f"{out.name}.samples.jsonl"),
         Machine("native", Hardware(), None),
         ProgressLine("").show,
@@ -111,7 +112,7 @@ def filter_command(
     environment_here = load(named.name, named.version, named.options)
     kept: list[tuple[Task, float]] = []
     texts: list[dict[str, Any]] = []
-    drawn = _drawn(environment_here, policy, wanted)
+    drawn = _drawn(environment_here, folder, wanted)
     for (each, task), samples in zip(drawn, measured.samples[0], strict=True):
         share = sum(sample.reward >= 1.0 for sample in samples) / pass_at
         problem = next((sample.problem for sample in samples if sample.problem), "")
@@ -120,8 +121,8 @@ def filter_command(
         elif low <= share <= high:
             kept.append((task, share))
         if responses is not None:
-            model = f"{policy.name}@{measured.drawn.checkpoint[:16]}"
-            texts += _responses(each, task, samples, wanted, model)
+            title = f"{model.title}@{measured.drawn.checkpoint[:16]}"
+            texts += _responses(each, task, samples, wanted, title)
     _write("--out", out, _rows(environment_here, kept))
     if responses is not None:
         _write("--responses", responses, texts)

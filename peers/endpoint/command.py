@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from peers.models.find import FORMS, find_model
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
@@ -15,9 +16,7 @@ from swarm.terminal.options import check_dtype
 
 @exits
 def endpoint(
-    policy: Annotated[
-        Path, typer.Option(help="Hugging Face folder of the policy: weights and tokenizer.")
-    ],
+    policy: Annotated[str, typer.Option(help=f"The policy: {FORMS}.")],
     listen: Annotated[
         str, typer.Option(help="host:port to listen at; port 0 lets the system choose.")
     ] = "127.0.0.1:8000",
@@ -69,12 +68,12 @@ def endpoint(
     from swarm.jobs import Hardware
     from swarm.transport.http.local_server import open_listener
 
-    folder = policy.expanduser()
+    model = find_model(policy, "--policy")
     check_dtype(dtype)
     hardware = Hardware(device=device, dtype=dtype, threads=threads)
     options = Options(
-        folder=folder,
-        name=name or folder.resolve().name,
+        folder=model.folder,
+        name=name or model.title,
         number=number,
         engine=engine,
         hardware=hardware,

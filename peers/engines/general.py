@@ -189,9 +189,8 @@ class GeneralEngine:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         row = 2 * config.num_hidden_layers * heads * width * self._dtype.itemsize * length
-        return max(
-            1, min(self._slots, int(self._memory_share * available_bytes(self._device)) // row)
-        )
+        memory = int(self._memory_share * available_bytes(self._device))
+        return max(1, min(self._slots, memory // int(row)))
 
     def _append(
         self, live: Sequence[_Row], states: Tensor, drawn: Sequence[tuple[int, float]]

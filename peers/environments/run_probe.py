@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from peers.engines.config import read_supported_config
 from peers.engines.tokenizer import check_tokenizer
 from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
@@ -24,6 +26,7 @@ from peers.environments.probe import PROBE_TASKS, probe_seed
 from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.environments.renderer import variables_of
 from peers.environments.row_check import RowsRead, read_rows
+from peers.models.find import Model, find_model, is_hub_name
 from swarm.errors import UserError
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 from swarm.sentences import numbered
@@ -112,20 +115,26 @@ def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunMan
     Raises `UserError` if the run could not work.
     """
     description = describe_run(file)
-    folder = tokenizer or Path(description.model)
-    if tokenizer is None and not folder.is_dir():
-        raise UserError(
-            f"{file}: model is {description.model!r}, which is no folder here; correct it, or name "
-            "the folder of its tokenizer with --tokenizer"
-        )
+    model = Model(tokenizer, "") if tokenizer else model_of(file, description.model)
+    folder = model.folder
     installed = Environments(allowed=[each.name for each in description.environments])
     rows = check_rows(unhashed_manifest(file), folder, installed, unusable_max)
     manifest = manifest_from_toml(file, probe_hashes(folder, description.environments, installed))
+    if is_hub_name(model.name):
+        manifest = msgspec.structs.replace(manifest, model=model.name)  # with its commit
     for warning in [*rows.warnings, *probe_run(manifest, folder, str(file), installed)]:
         print(numbered(f"warning: {warning}"), file=sys.stderr)
     for line in rows.lines:
         print(numbered(line))
     return manifest
+
+
+def model_of(file: Path, model: str) -> Model:
+    """The model that a run's file names; raises `UserError`."""
+    try:
+        return find_model(model, f"{file}: model")
+    except UserError as error:
+        raise UserError(f"{error}; or name its tokenizer's folder with --tokenizer") from error
 
 
 def probe_hashes(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
@@ -33,7 +34,7 @@ REPORT_SECONDS = 2.0
 
 @exits
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="Hugging Face folder of the checkpoint.")],
+    checkpoint: Annotated[str, typer.Argument(help=f"The checkpoint: {FORMS}.")],
     tasks: Annotated[
         str | None,
         typer.Option(
@@ -47,7 +48,7 @@ def evaluate(
     ] = None,
     option: EnvironmentOptions = None,
     base: Annotated[
-        Path | None, typer.Option(help="Folder of a checkpoint to compare with.")
+        str | None, typer.Option(help="Folder of a checkpoint to compare with.")
     ] = None,
     limit: Annotated[
         int, typer.Option(min=1, max=1 << 20, help="Most tasks of each environment.")
@@ -100,18 +101,17 @@ def evaluate(
     check_dtype(dtype)
     if temperature is not None:
         check_temperature(temperature)
-    for name, folder in (("CHECKPOINT", checkpoint), ("--base", base)):
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"{name} {folder} is no folder; name a Hugging Face folder")
+    folder = find_model(checkpoint, "CHECKPOINT").folder.resolve()
+    base_folder = None if base is None else find_model(base, "--base").folder.resolve()
     check_writable("--out", out)
     machine = Machine(
         engine,
         Hardware(device=device, dtype=dtype, threads=threads),
         interpreter_for(engine, home.expanduser(), interpreter, device),
     )
-    folders = [("", checkpoint.resolve(), out)]
-    if base is not None:
-        folders.append(("base: ", base.resolve(), out.with_suffix(f".base{out.suffix}")))
+    folders = [("", folder, out)]
+    if base_folder is not None:
+        folders.append(("base: ", base_folder, out.with_suffix(f".base{out.suffix}")))
     wanted = wanted_of(
         Given(
             tasks=tasks,

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from swarm.errors import UserError
 
+FORMS = "a Hugging Face folder, a .gguf file, or OWNER/NAME[@REVISION] of the hub"
+"""What a person may give, for the help of options."""
+
 _HUB_NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?"
 )
@@ -23,6 +26,11 @@ class Model:
     """With config.json, tokenizer and safetensors."""
     name: str
     """As it was given; of the hub, with the commit: OWNER/NAME@COMMIT."""
+
+    @property
+    def title(self) -> str:
+        """A short name for people."""
+        return self.name.partition("@")[0] if is_hub_name(self.name) else self.folder.resolve().name
 
 
 def is_hub_name(text: str) -> bool:
@@ -48,9 +56,7 @@ def find_model(given: str | Path, option: str, *, weights: bool = True) -> Model
     named = None if text.startswith(_HERE) or path.exists() else _HUB_NAME.fullmatch(text)
     if named is None:
         raise UserError(
-            f"{option} {text[:300]} is {'a file' if path.is_file() else 'no folder'}; give a "
-            "Hugging Face folder, a .gguf file, or a name of the hub, OWNER/NAME or "
-            "OWNER/NAME@REVISION"
+            f"{option} {text[:300]} is {'a file' if path.is_file() else 'no folder'}; give {FORMS}"
         )
     from peers.models.hub import download
 

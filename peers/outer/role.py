@@ -18,6 +18,7 @@ from typing import ClassVar
 import trio
 
 from peers.engines.doctor import compute_findings
+from peers.models.find import find_model
 from peers.outer import asking
 from peers.outer.artifacts import FOLDER, Artifacts
 from peers.outer.chain import Chain, tokens_in
@@ -72,10 +73,12 @@ class ReplicaRole:
 
     @staticmethod
     def check(settings: PeerSettings) -> None:
-        """Make the exchange folder: the child may read only what is there before it starts."""
-        exchange = settings.of("replica", ReplicaSettings).exchange
-        if exchange:
-            Path(exchange).expanduser().mkdir(parents=True, exist_ok=True)
+        """Fetch a model that has a name, and make the exchange folder: the child may read only what
+        is there before it starts."""
+        own = settings.of("replica", ReplicaSettings)
+        settings.tables["replica"]["model"] = str(find_model(own.model, "replica.model").folder)
+        if own.exchange:
+            Path(own.exchange).expanduser().mkdir(parents=True, exist_ok=True)
 
     @staticmethod
     async def doctor(

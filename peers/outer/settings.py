@@ -19,8 +19,8 @@ class ReplicaSettings(ComputeSettings):
     """`[replica]`: how this peer takes its inner steps."""
 
     model: str = ""
-    """Hugging Face folder of the model before the first round, the same for every trainer;
-    required."""
+    """The model before the first round, the same for every trainer: a Hugging Face folder, a .gguf
+    file, or OWNER/NAME[@REVISION] of the hub; required."""
     exchange: str = ""
     """Folder through which an RL trainer on this machine hands out its policy to be merged with
     those of other swarms; the same as its `trainer.exchange`. The replica then needs no data, and

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from peers.calibration.of_run import Measuring, settle
-from peers.environments.run_probe import described
+from peers.environments.run_probe import described, model_of
 from swarm.errors import PeerError, UserError
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import Evicted
@@ -84,7 +84,7 @@ class OwnersFiles:
 
     def settled(self, manifest: RunManifest, before: RunManifest | None) -> RunManifest:
         """The manifest with its thresholds."""
-        model = self.tokenizer or Path(manifest.model)
+        model = self.tokenizer or model_of(self.description, manifest.model).folder
         return settle(manifest, before, model, self.measuring, self.description)
 
 

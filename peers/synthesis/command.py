@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peers.evaluation.command import ProgressLine
+from peers.models.find import FORMS, find_model
 from swarm.commands.rollouts import Chosen
 from swarm.errors import UserError
 from swarm.sentences import numbered
@@ -33,8 +34,8 @@ def synthesize(
         typer.Option(help="A run's solutions: the home of its trainer or a validator."),
     ] = None,
     teacher: Annotated[
-        Path | None,
-        typer.Option(help="Hugging Face folder: generate the solutions on this machine."),
+        str | None,
+        typer.Option(help=f"Generate the solutions on this machine with this policy: {FORMS}."),
     ] = None,
     tasks: Annotated[
         str | None,
@@ -162,18 +163,15 @@ def _say(selection: Selection, out: Path, summary: str, credits: list[str], as_j
     print(f"the data set is in {out}: swarm sft --data {out}")
 
 
-def _generate(teacher: Path, given: Given, machine: Machine, solutions: Path) -> Iterator[Solution]:
+def _generate(teacher: str, given: Given, machine: Machine, solutions: Path) -> Iterator[Solution]:
     """Generate solutions on this machine, or read those that an earlier command generated."""
     from peers.evaluation.run import measure, wanted_of
     from peers.evaluation.samples import Named
     from peers.synthesis.sources import of_samples
 
-    if not teacher.is_dir():
-        raise UserError(f"--teacher {teacher} is no folder; name a Hugging Face folder")
+    folder = find_model(teacher, "--teacher").folder.resolve()
     wanted = replace(wanted_of(given), with_prompts=True)
     show = ProgressLine("").show
     named = Named("--solutions", "swarm synthesize")
-    measured = run_until_interrupted(
-        measure, wanted, teacher.resolve(), solutions, machine, show, named
-    )
+    measured = run_until_interrupted(measure, wanted, folder, solutions, machine, show, named)
     return of_samples(measured, wanted.environments)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown, total
 from swarm.sentences import numbered
@@ -36,8 +37,8 @@ CONTEXT = 1 << 14
 @exits
 def plan_command(
     model: Annotated[
-        Path | None,
-        typer.Option(help="Hugging Face folder, or its config.json alone: no weights are read."),
+        str | None,
+        typer.Option(help=f"{FORMS}, or a config.json: no weights are read or fetched."),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that train together, one rank each.")] = 1,
     gpus_per_node: Annotated[
@@ -91,18 +92,18 @@ def plan_command(
         _report(_plan_of_run(run, config), as_json=as_json)
         return
     if model is None:
-        raise UserError("give --model FOLDER, or --run FILE with --config FILE")
+        raise UserError("give --model MODEL, or --run FILE with --config FILE")
     if device not in ("cuda", "cpu"):
         raise UserError(f"--device is {device!r}; it must be one of cuda, cpu")
     for option, size in (("--memory-gb", memory_gb), ("--host-memory-gb", host_memory_gb)):
         if size > MEMORY_GB_MAX:
             raise UserError(f"{option} is {size:g}; it must be at most {MEMORY_GB_MAX:g}")
-    if model.is_file() and model.name != "config.json":
-        raise UserError(f"--model is the file {model}; give a folder or its config.json")
     from peers.engines.config import read_supported_config
     from peers.learning import plan as planning  # it imports torch
 
-    folder = model.parent if model.is_file() else model
+    path = Path(model)
+    is_config = path.name == "config.json" and path.is_file()
+    folder = path.parent if is_config else find_model(model, "--model", weights=False).folder
     chosen = _trainer_settings(folder, settings or [])
     half = chosen.dtype == "bfloat16" or (chosen.dtype == "auto" and device == "cuda")
     longest = _longest(context, read_supported_config(folder)["max_position_embeddings"])

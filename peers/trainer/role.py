@@ -21,6 +21,7 @@ import msgspec
 import trio
 
 from peers.engines.doctor import compute_findings
+from peers.models.find import find_model
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.alarms import UNREWARDED_ADVICE
 from peers.trainer.beginning import Beginning
@@ -59,10 +60,12 @@ class TrainerRole:
 
     @staticmethod
     def check(settings: PeerSettings) -> None:
-        """Make the exchange folder: the child may read only what is there before it starts."""
-        exchange = settings.of("trainer", TrainerSettings).exchange
-        if exchange:
-            Path(exchange).expanduser().mkdir(parents=True, exist_ok=True)
+        """Fetch a model that has a name, and make the exchange folder: the child may read only what
+        is there before it starts."""
+        own = settings.of("trainer", TrainerSettings)
+        settings.tables["trainer"]["model"] = str(find_model(own.model, "trainer.model").folder)
+        if own.exchange:
+            Path(own.exchange).expanduser().mkdir(parents=True, exist_ok=True)
 
     @staticmethod
     async def doctor(

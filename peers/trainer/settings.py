@@ -25,7 +25,8 @@ class TrainerSettings(EvaluationSettings):
     """`[trainer]`: how this peer trains. With bfloat16 the master weights stay in float32."""
 
     model: str = ""
-    """Hugging Face folder of the base policy; required."""
+    """The base policy: a Hugging Face folder, a .gguf file, or OWNER/NAME[@REVISION] of the hub;
+    required."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
     """Seed of the trainer's own choices: how a batch is split into optimiser steps."""
     prepare_base: str = ""

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.jobs.offline import (
     TUNING_START_SECONDS,
@@ -45,7 +46,7 @@ SERVICE = "peers.tuning.service:Tuning"
 class TuningOptions:
     """Options of the commands."""
 
-    model: Path
+    model: str
     out: Path
     data: Path | None
     settings: TuningSettings
@@ -117,7 +118,7 @@ def _job(options: TuningOptions) -> StartTuning:
     if options.out.exists():
         raise UserError(f"--out {options.out} exists already; choose another folder")
     return StartTuning(
-        model=str(options.model.resolve()),
+        model=str(find_model(options.model, "--model").folder.resolve()),
         settings=options.settings,
         data=str(options.data.resolve()) if options.data else "",
         reading=options.reading,
@@ -130,7 +131,7 @@ def _job(options: TuningOptions) -> StartTuning:
     )
 
 
-Model = Annotated[Path, typer.Option(help="Hugging Face folder of the policy to start from.")]
+Model = Annotated[str, typer.Option(help=f"The policy to start from: {FORMS}.")]
 Out = Annotated[Path, typer.Option(help="New folder for the result.")]
 Split = Annotated[
     str | None, typer.Option(help="Of a folder with several splits, the one to read; else train.")

@@ -121,5 +121,5 @@ def test_a_repository_of_pickles_or_without_a_tokenizer_is_refused(hub: Hub) -> 
 
 @pytest.mark.parametrize("given", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c", "a/b@"])
 def test_what_is_no_name_is_never_looked_up(hub: Hub, given: str) -> None:
-    assert "is no folder; give a Hugging Face folder, a .gguf file, or a name" in refused(given)
+    assert "is no folder; give a Hugging Face folder, a .gguf file, or OWNER/NAME" in refused(given)
     assert hub.asked == []

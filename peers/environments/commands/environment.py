@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
@@ -81,8 +82,8 @@ def check_command(
     name: Name,
     option: EnvironmentOptions = None,
     model: Annotated[
-        Path | None,
-        typer.Option(help="Hugging Face folder whose tokenizer renders the prompts."),
+        str | None,
+        typer.Option(help=f"Model whose tokenizer renders the prompts: {FORMS}."),
     ] = None,
     tasks: Annotated[int, typer.Option(min=1, max=10_000, help="Tasks to draw.")] = 64,
     graded: Annotated[
@@ -100,7 +101,7 @@ def check_command(
     setup = TrialSetup(
         environment=name,
         options=environment_options(option),
-        model=str(model) if model is not None else "",
+        model="" if model is None else str(find_model(model, "--model", weights=False).folder),
     )
     found = run_until_interrupted(check, setup, tasks, graded)
     shown = figures(name, found)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
@@ -38,7 +39,7 @@ OF_THE_RUN = (
 @exits
 def train(
     context: typer.Context,
-    model: Annotated[Path, typer.Option(help="Hugging Face folder of the model to start from.")],
+    model: Annotated[str, typer.Option(help=f"The model to start from: {FORMS}.")],
     data: Annotated[
         list[Path],
         typer.Option(
@@ -137,6 +138,8 @@ def train(
 ) -> None:
     """Pre-train or fine-tune a model: alone without a network, or as one of a run's trainers."""
     require_extra("train", "swarm train")
+
+    folder = str(find_model(model, "--model", weights=not fresh).folder.absolute())
     if bootstrap:
         _check_of_run(context)
         if backend is not BackendName.shardcast:
@@ -145,7 +148,7 @@ def train(
                 "remove --bootstrap, or --backend"
             )
         settings = {
-            "model": str(model.absolute()),
+            "model": folder,
             "data": [str(each.absolute()) for each in data],
             "objective": objective.value,
             "batch_sequences": batch,
@@ -193,7 +196,7 @@ def train(
         ),
     )
     job = StartReplica(
-        model=str(model.absolute()),
+        model=folder,
         trainer="alone",
         seed=seed,
         inner=inner,
