@@ -92,11 +92,6 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
             "accuracy_max = 8.0\n[sampling]",
             "accuracy_min is 0 and accuracy_max 8, so",
         ),
-        (
-            "[schedule]",
-            "[filters]\naccuracy_max = 0.8\n[schedule]",
-            "environments.accuracy_max now",
-        ),
         ("[schedule]", "[limits]\nverdict_seconds = 0.0\n[schedule]", "verdict_seconds is 0; it"),
         ("[schedule]", "[limits]\nsubmission_bytes_max = 9\n[schedule]", "32 completions of 8 tok"),
         ("[schedule]", "[admissions]\nunproven_max = 0\n[schedule]", "nobody new could ever take"),

@@ -359,7 +359,7 @@ def test_a_command_that_is_told_to_end_writes_its_sessions(
     asking = threading.Thread(target=ask, daemon=True)
     with os.fdopen(writing, "w") as said, redirect_stdout(said), pytest.raises(typer.Exit):
         asking.start()
-        endpoint(policy_folder, listen="127.0.0.1:0", record=tmp_path)
+        endpoint(str(policy_folder), listen="127.0.0.1:0", record=tmp_path)
     asking.join(20)
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
 
