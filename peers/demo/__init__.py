@@ -3,4 +3,10 @@
 `command` runs a demo in a terminal. `play` prepares the run and its peers (`cast`), and starts and
 watches their processes (`processes`). `state` collects their events; `view` and `plain` show it.
 `summary` writes the results.
+
+For other rooms:
+
+- `recipes`: ENVIRONMENT, OBJECTIVE, OPTIMISER, RECIPES, Recipe, SAMPLING, SCHEDULE, THRESHOLDS,
+  recipe_of
+- `warmup`: prepare_base
 """

@@ -1,1 +1,31 @@
-"""Engines: what generates and prefills, their models and sampling, episodes. Imports torch."""
+"""Engines: what generates and prefills, their models and sampling, episodes. Imports torch.
+
+For other rooms:
+
+- `adapter`: read_matrices, stored_name, target_names, write_adapter
+- `adapter_config`: base_of, is_adapter, read_adapter_config
+- `architecture`: Architecture, Unsupported, describe
+- `batch`: generate, requests_for
+- `config`: read_config, read_supported_config
+- `demo`: BOS_ID, EOS_ID, VOCABULARY, make_policy, save_tokenizer
+- `device`: DTYPES, available_bytes, find_device, find_dtype, is_out_of_memory, use_hardware
+- `doctor`: compute_findings, disk, machine, readable, room, task_findings
+- `engine`: Capabilities, Engine, Piece, Prefill, Request
+- `episodes`: Player, Playing, SpanStates, add_states, play
+- `experts`: fused_names
+- `install`: install, pip
+- `installed`: CHILD_NEEDS, Installed, PREFILLS, Recipe, VLLM, interpreter_for, python_of,
+  why_unusable
+- `logits`: adjust_logits
+- `memory`: need_of
+- `model`: *, INDEX_FILE, StoredTensors, blank, count_parameters, load, open_weights, read_weights,
+  weight_files
+- `native`: NativeEngine
+- `noise`: Ahead, choose, noise_of
+- `registry`: check_engine, make_engine
+- `sampling`: Drawn, gumbel_noise
+- `service`: EngineService
+- `stored`: readable_as_folder
+- `tokenizer`: check_tokenizer, copy_tokenizer
+- `winners`: margins
+"""

@@ -1,4 +1,27 @@
-"""Tasks and their verifiers: what a run trains on. Imports neither torch nor transformers."""
+"""Tasks and their verifiers: what a run trains on. Imports neither torch nor transformers.
+
+For other rooms:
+
+- `__init__`: Environment, Grade, NotGradable, Renderer, Task, episodes_of, grade, load, probe_hash,
+  task_of
+- `chat_template`: ChatTemplate, ChatTokens
+- `collection`: Environments, GroupTask, labels
+- `dataset`: DataOptions, OfRows
+- `episodes`: EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of
+- `graders`: make_grader
+- `graders.math`: CPU_SECONDS
+- `interface`: Conversation, Environment, Episodes, Grade, Message, NotGradable, Prompt, SingleTurn,
+  Split, Task, Tasks, ToolMessage, Transcript, Wrapper, as_text, episodes_of, messages_of
+- `play`: *, Observation
+- `probe`: probe_hash
+- `prompt_room`: ModelFacts, PromptRoom, shorter_answers
+- `registry`: load_any, load_named
+- `renderer`: Renderer, read_files, stop_ids_of
+- `row_check`: unusable_rows
+- `rows`: Row, Rows, SUFFIXES, located
+- `run_probe`: described, model_of, probe_hashes, try_grading
+- `tasks`: Generated
+"""
 
 from peers.environments.interface import (
     Environment,

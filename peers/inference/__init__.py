@@ -1,0 +1,9 @@
+"""Inference peers: they generate rollouts, prove them, and hand them to validators.
+
+For other rooms:
+
+- `delivery`: Deliveries, Parcel
+- `outbox`: Made
+- `pending`: PendingSubmission
+- `role`: InferenceRole
+"""

@@ -1,1 +1,32 @@
-"""Learning: one policy, its optimiser, and the GRPO step that improves it, on one rank or many."""
+"""Learning: one policy, its optimiser, and the GRPO step that improves it, on one rank or many.
+
+For other rooms:
+
+- `batch`: AcceptedGroups, Batch
+- `compiling`: check_compiler
+- `descent`: descend
+- `durable`: delete_unfinished, whole_folder
+- `examples`: Encoder, draw_tasks, epochs, read_examples, stop_id
+- `gradients`: clip_gradients
+- `groups`: Group, as_accepted, make_batch
+- `lead`: follow, lead
+- `learner`: Learner
+- `masks`: why_not
+- `merging_folder`: *, ANSWER, AnswerFacts, FACTS, SNAPSHOT, SnapshotFacts
+- `metrics`: *
+- `objective`: *, Tokens, Totals
+- `packing`: *, Rows, lay_out
+- `plan`: *, CONTEXT_BYTES, Machine, Model, PROCESS_BYTES, Workload, fit
+- `policy`: TrainedPolicy, blank_model, score_passes
+- `ranks`: Ranks
+- `reading`: check_file, read_groups
+- `records`: Records
+- `scorer`: Scorer
+- `settings`: LearnerSettings, learning_rate
+- `sharding`: local, rest, whole
+- `state_format`: STATES
+- `states`: *
+- `stored`: Slices, StoredWeights, slices_of
+- `thread`: LearnerThread
+- `values`: give_values
+"""

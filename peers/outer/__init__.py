@@ -2,5 +2,4 @@
 
 Each trainer takes inner steps from the common outer state and publishes its pseudo-gradient. One of
 them signs which contributions a round has (`chain`, `closing`), and every trainer merges these to
-the same bits.
-"""
+the same bits."""

@@ -6,4 +6,11 @@ other (`steps.py` waits for a batch and trains on it), `publishing.py` announces
 `saving.py` writes training states; `beginning.py` and `resuming.py` continue from them. `child.py`
 calls the child process, which `service.py` implements; its learning code is in `peers/learning`
 (start with `step.py`).
+
+For other rooms:
+
+- `accepted`: AcceptedSubmissions
+- `child`: EVALUATION_PROMPTS
+- `follower`: run
+- `precedence`: ACKNOWLEDGED_KEPT
 """

@@ -1,1 +1,6 @@
-"""`swarm sft` and `swarm dpo`: fine-tuning on this machine, without a network."""
+"""`swarm sft` and `swarm dpo`: fine-tuning on this machine, without a network.
+
+For other rooms:
+
+- `service`: as_batch
+"""

@@ -1,0 +1,9 @@
+"""Validators: they check submissions, judge them, and sign the verdicts.
+
+For other rooms:
+
+- `evidence`: betting
+- `evidence.submission`: Recomputed, without_bets
+- `recompute`: Completed, Found, recompute
+- `role`: ValidatorRole
+"""

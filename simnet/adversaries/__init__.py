@@ -3,6 +3,10 @@
 An adversary knows everything that an admitted peer knows, and runs the production code to get that
 far; then it makes one attack. Its class's docstring, or the comment at its kind, says how the
 attack ends. The `KINDS` of each file register them for scenarios and tests.
+
+For other rooms:
+
+- `__init__`: KINDS, disguise
 """
 
 from __future__ import annotations

@@ -5,4 +5,11 @@ peer's simulated disk, charges virtual time by the peer's `Hardware`, and answer
 service. Submissions are small real files with real hashes, so that the roles exchange them as on a
 real network. Lengths and rewards follow from the submission's seed, so that every reader of a file
 finds the same.
+
+For other rooms:
+
+- `children`: SimulatedCompute
+- `policy`: PROBE_HASH, TOKENIZER, TOKENIZER_HASH, WEIGHTS
+- `rollouts`: SimulatedRollouts, true_rewards, ungradable_groups
+- `setting`: Fabricates, Hardware, Setting, Workload
 """

@@ -2,6 +2,14 @@
 number), `run` and, for other weather or another workload, `WEATHER` and `WORKLOAD`.
 
 `run(simulation, peers)` makes the peers, runs the scenario, and returns its figures.
+
+For other rooms:
+
+- `__init__`: Scenario
+- `mixed`: *
+- `parts`: SERVER, draw_line, start_bootstrap, start_over_time, summary
+- `several_trainers`: Agreement
+- `steady`: WORKER, WORKLOAD
 """
 
 from __future__ import annotations

@@ -2,4 +2,11 @@
 
 One file per command. The others lie with what they drive, in `peers`; entry points of the group
 `swarm.commands` name them all.
+
+For other rooms:
+
+- `ledger_checks`: Source, readable, report
+- `peer`: main, peer
+- `rollouts`: Chosen
+- `start`: become_rank, start
 """

@@ -3,6 +3,33 @@
 Each service is a `Protocol` and a `Setup`. The service in the child and the simulator's cost model
 implement both, and the role's client (`swarm.world.client`) has the protocol's methods, so a
 changed field is a type error in all three. Paths are absolute and name files on this machine.
+
+For other rooms:
+
+- `__init__`: Hardware, Load, SubmissionOrder, may_begin_with
+- `averaging`: AverageRound, AveragingService, AveragingSetup, Exchanged, Meet
+- `environment`: *, DrawPrompt, Drawn, EnvironmentService, EnvironmentSetup, EpisodeJob,
+  GradeEpisode, PlayTurn, Played, TrialService, TrialSetup, Tried, TryEnvironment
+- `evaluation`: *, DrawTasks, EVALUATION_START_SECONDS, EvaluationService, EvaluationSetup,
+  NextSamples, PlayTasks, PromptMessage, Sample, TasksDrawn
+- `inference`: *, AskedTurn, Generate, Generated, GiveTurn, InferenceService, InferenceSetup,
+  Loaded, Probe, SignedPrompt, Surveyed, Swap, Swapping
+- `memory`: MemoryPart, MemoryPlan, Phase, fullest, shown, total
+- `merging_exchange`: *, AnswerSnapshot, ContributeSnapshot, ExchangeService, ExchangeStarted,
+  KeepAnchor, LookForSnapshot, RefuseSnapshot, SnapshotSeen, StartExchange
+- `offline`: Reading, SaveState, StartTuning, TUNING_START_SECONDS, Tune, Tuned, TuningService,
+  TuningSettings, TuningStarted, Validate, Validated
+- `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState, FromUpdate,
+  Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
+  OuterState, ReplicaStarted, RoundTrained, StartReplica, ToUpdate, TrainRound
+- `training`: *, AcceptedSubmission, Accuracy, Adopt, Adopted, BasePrepared, BeginSave, Compare,
+  Evaluate, Evaluated, ExchangeSeen, Export, Figures, FinishSave, Follow, LookForAnswer,
+  PlanTraining, PrepareBase, Record, RecordTo, Resume, Resumed, RollBack, ScoreAhead, Sharding,
+  Snapshot, StartTraining, StateValue, TidyExchange, TrainStep, Trained, TrainingService,
+  TrainingSetup, TrainingTerms, Unreadable
+- `validation`: *, Grade, Graded, Inspect, Inspected, InspectionService, InspectionSetup, Judge,
+  Judged, PrefillService, PrefillSetup, ProofFigures, Report, SamplingFigures, ServedEpisode,
+  UngradedGroup
 """
 
 from __future__ import annotations

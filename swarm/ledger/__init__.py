@@ -1,1 +1,28 @@
-"""The trusted peers' append-only logs, and the credits and evictions computed from them."""
+"""The trusted peers' append-only logs, and the credits and evictions computed from them.
+
+For other rooms:
+
+- `archive`: Archive
+- `audit`: *, Audited, audit
+- `capital`: UNITS_PER_NAT, log_mean, rounded
+- `client`: LedgerClient, fetch_log, open_ledger, own_head
+- `derived`: DerivedTables, deriving, keep_verdict
+- `entries`: CheckpointPublished, Consumed, Entry, Evicted, InviteRevoked, Judged, Outcome,
+  Redeemed, Reinstated, Sealed, TrainingFigures, decode, expulsions_in, judged, unfolded
+- `epochs`: *, base_of
+- `evidence`: Standing, WORDS, WorkerEvidence, evidence_in
+- `faults`: Fault, FaultStore, decode_record, path_of
+- `forks`: ForkEvidence, explained
+- `log`: Log
+- `merkle`: *
+- `mirror`: Fork, LogMirror, forks_in
+- `proof_file`: *, KEPT_PROOFS, KEPT_PROOFS_OF_RUN, KeptProofs, Proven, file_of, proven_in
+- `receipts`: Receipt, receipts_from, receipts_of
+- `record`: Rules, Work, share_to_recompute
+- `redeemed_invites`: RedeemedInvites, is_valid
+- `ruling`: *, binds, settles
+- `sealing`: *, Books, FalseSeal, Place, Seals
+- `serving`: Answers, Ledger, Rations, STRANGERS_READS_BURST, own_client, report, serving_ledger
+- `state`: Authority, Frontier, LedgerState, Record, Totals, ledger_state
+- `wire`: *, Origin, RECEIPTS_MAX, Status
+"""

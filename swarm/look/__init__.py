@@ -9,4 +9,32 @@
 | `dashboard/`, `metrics/`, `alarms/`, `health.py` | the page, Prometheus, alarms, health checks |
 | `doctor/` | what would keep a peer from working |
 | `rollouts/` | rollouts as text, pages and tables |
+
+For other rooms:
+
+- `alarms.ringing`: ringing
+- `alarms.webhook`: check
+- `archives`: fetch_archive, find_archive, home_rows, learn_versions, write_export
+- `dashboard.feed`: Feed
+- `dashboard.server`: Dashboard, serve
+- `dashboard.watch`: Watcher, watch
+- `doctor.look`: look
+- `health`: beating, examine
+- `kept_proofs`: keeps_proofs, kept_archive, kept_proof
+- `metrics.server`: MetricsServer
+- `networks`: Listed, runs_of
+- `newest_policy`: from_peers
+- `onlooker`: RunStatus, STATUS_SECONDS_MAX, WorkerRecord, ask_all, learn_expulsions, record_of,
+  status_of
+- `prefixes`: PREFIX_MIN, peers_beside, resolve
+- `rollouts`: export
+- `rollouts.export`: COLUMNS, ROLLOUTS, Table, write_card, write_parquet
+- `rollouts.filters`: Filters, Range, parse_range
+- `rollouts.pager`: page_lines, print_lines
+- `rollouts.screen`: LEGEND, lines
+- `rollouts.seen`: SeenRollout, Turn, as_row
+- `rollouts.sources`: Source, open_source
+- `trace`: as_otlp, read_events, trace_lines, trace_of
+- `why`: *, evidence_against, run_of
+- `why_step`: about_step, is_step, step_lines
 """

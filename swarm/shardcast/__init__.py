@@ -15,4 +15,27 @@ others at once.
 - `have`: announcements of pieces among neighbours
 - `mirror`: checkpoints as plain files on any web server, and fetching them from there
 - `service`: what others may fetch from this peer, and push to it
+
+For other rooms:
+
+- `chain`: Deltas
+- `delta`: encode, make
+- `fetch.fetcher`: Fetcher
+- `fetch.job`: source_mark
+- `have.claims`: Complete, PROTOCOL, encode
+- `have.streams`: HaveExchange
+- `held`: Change, Held, is_right
+- `jobs`: DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PieceToMake, PiecesMade
+- `limits`: *, PIECES_WANTED, PIECE_BYTES_MAX
+- `manifest`: BASE_NAME, BadManifest, CheckpointManifest, MANIFEST_NAME, build, digest_of,
+  is_mirror, parse, piece_size_for
+- `mirror`: fetch
+- `mirror.describe`: read_bounded, verify
+- `mirror.fetch`: fetch
+- `mirror.folder`: BASE_FOLDER, Index, Progress, check_out, move_out, partial_of, watcher, writing
+- `mirror.publish`: export, serve
+- `rarity`: draw
+- `service`: BlobService
+- `store`: CheckpointConflict, CheckpointStore
+- `uploads`: Uploads
 """

@@ -10,4 +10,21 @@
 | `extras.py` | optional packages that a command needs |
 | `progress.py` | progress bars |
 | `figures.py` | bytes, rates and curves as text |
+
+For other rooms:
+
+- `crash`: crashes_reported
+- `exit`: FAILED, exit_with, exits
+- `extras`: EXTRA_OF_ROLE, require_extra
+- `figures`: DIM, ROLE_STYLES, STATE_STYLES, figure, readable_bytes, readable_seconds
+- `interrupt`: run_until_interrupted
+- `options`: AsJson, Bootstrap, CurriculumStep, EnvironmentOptions, TaskSeed, Temperature,
+  TokenizerFolder, Version, WhichRun, check_dtype, check_temperature, environment_options
+- `output`: STANDARD_OUTPUT, check_writable, plain, print_json, removed_on_failure, say_event,
+  say_json, write_json, write_text
+- `progress`: counting_bar, progress_bar
+- `streams`: speak
+- `strict_json`: to_json
+- `tables`: read_toml, struct_from_mapping
+- `untrusted`: PrintableFormatter, printable, shown
 """

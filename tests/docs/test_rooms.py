@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.docs.room_names import REPOSITORY, listed, used
+
 MODULE = re.compile(r"\b(?:peers|simnet|swarm)(?:\.[A-Za-z_]\w*)+")
 
 SWARM = set((REPOSITORY / "swarm").rglob("*.py"))
@@ -45,3 +46,14 @@ def test_named_modules_finds_what_runs_a_module_by_name() -> None:
         'run("peers.trainer.service:open_service")\nimport_module("simnet.plan")\nsay("peers met")'
     )
     assert list(named_modules(source)) == ["peers.trainer.service", "simnet.plan"]
+
+
+def test_a_room_is_entered_by_the_names_that_it_lists() -> None:
+    """`python -m tests.docs.room_names` lists them anew; look at what has become public."""
+    for room, names in used().items():
+        public = listed(room)
+        for file, asked in names.items():
+            deeper = asked - public.get(file, set())
+            assert not deeper, f"{room}.{file} is asked for {sorted(deeper)}, which {room} hides"
+        stale = {file: found - names.get(file, set()) for file, found in public.items()}
+        assert not any(stale.values()), f"{room} lists what no other room uses: {stale}"

@@ -1,0 +1,94 @@
+"""The names that each room gives to other rooms, listed in the room's `__init__.py`.
+
+    python -m tests.docs.room_names
+
+writes the lists anew. A name that appears there for the first time has become public: look at the
+change before you commit it. `tests/docs/test_rooms.py` refuses imports of other names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGES = ("swarm", "peers", "simnet")
+READERS = (*PACKAGES, "benchmarks")
+"""Whose imports count. Tests may look into a room."""
+
+HEAD = "For other rooms:"
+_ITEM = re.compile(r"^- `([\w.]+)`: ((?:.*\n?)(?:  .*\n?)*)", re.MULTILINE)
+
+Names = dict[str, set[str]]
+"""Names by the file that has them, a dotted path below the room; `__init__` is the room itself."""
+
+
+@cache
+def rooms() -> dict[str, Path]:
+    """The `__init__.py` of each room, by the room's dotted name."""
+    found = (path for package in PACKAGES for path in (REPOSITORY / package).glob("*/__init__.py"))
+    return {f"{path.parent.parent.name}.{path.parent.name}": path for path in sorted(found)}
+
+
+def used() -> dict[str, Names]:
+    """The names that each room's files are asked for from outside it."""
+    found: dict[str, Names] = {room: defaultdict(set) for room in rooms()}
+    for package in READERS:
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            inside = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts[:2])
+            for module, name in _imports(path):
+                room = ".".join(module.split(".")[:2])
+                if room in found and room != inside:
+                    file = module.removeprefix(room).removeprefix(".")
+                    if not file and (rooms()[room].parent / f"{name}.py").exists():
+                        file, name = name, "*"  # the module itself
+                    found[room][file or "__init__"].add(name)
+    return found
+
+
+def _imports(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for each in node.names:
+                yield node.module, each.name
+
+
+def listed(room: str) -> Names:
+    """The names that a room's docstring lists."""
+    text = rooms()[room].read_text(encoding="utf-8")
+    begin = text.find(HEAD)
+    if begin < 0:
+        return {}
+    end = text.index('"""', begin)
+    return {
+        file: set(names.replace("\n", " ").replace(",", " ").split())
+        for file, names in _ITEM.findall(text[begin:end])
+    }
+
+
+def written(room: str, names: Names) -> str:
+    """A room's `__init__.py` with this list at the end of its docstring."""
+    text = rooms()[room].read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(text), clean=False) or ""
+    kept = docstring.split(HEAD)[0].rstrip()
+    wrap = textwrap.TextWrapper(width=100, subsequent_indent="  ", break_on_hyphens=False)
+    items = [
+        wrap.fill(f"- `{file}`: {', '.join(sorted(found))}")
+        for file, found in sorted(names.items())
+    ]
+    new = kept + (f"\n\n{HEAD}\n\n" + "\n".join(items) + "\n" if items else "")
+    return text.replace(f'"""{docstring}"""', f'"""{new}"""', 1)
+
+
+def main() -> None:
+    for room, names in used().items():
+        rooms()[room].write_text(written(room, names), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
