@@ -24,7 +24,6 @@ from simnet.planted import check_plant
 from simnet.plot import SUFFIXES as PLOT_SUFFIXES
 from simnet.report import print_report
 from simnet.simulate import simulate
-from simnet.watch import Watch
 from swarm.errors import SwarmError, UserError
 from swarm.terminal.exit import exit_with
 from swarm.terminal.output import STANDARD_OUTPUT, check_writable, write_json
@@ -63,7 +62,7 @@ def run(
         Path | None, typer.Option("--plot", help="Draw it here (.png, .svg or .pdf).")
     ] = None,
 ) -> None:
-    """Run a scenario; the exit status is 1 if an invariant was violated, 130 after Ctrl-C."""
+    """Run a scenario; the exit status is 1 if an invariant was violated."""
     replay = replay_command(
         scenario, seed, peers=peers, model_gb=model_gb, faults=faults_path, plant=plant
     )
@@ -80,7 +79,7 @@ def run(
                 model_bytes=None if model_gb is None else int(model_gb * 1e9),
                 faults=None if faults_path is None else read_schedule(faults_path),
                 plant=plant,
-                watch=Watch(show=True),
+                shows_progress=True,
                 plot_path=plot_path,
             )
         except Deadlock as error:
@@ -91,8 +90,6 @@ def run(
     for what, path in (("plot", plot_path), ("report", json_path)):
         if path is not None and path != STANDARD_OUTPUT:
             _say(json_path, f"{what} written to {path}")
-    if report.get("interrupted"):
-        raise typer.Exit(130)
     raise typer.Exit(1 if report["violations"] else 0)
 
 
@@ -126,9 +123,6 @@ def plan(
     batch_completions: Annotated[int, typer.Option(help="Completions a step trains on.")] = 4096,
     completion_tokens: Annotated[float, typer.Option(help="Tokens of one, on average.")] = 2500.0,
     asynchrony: Annotated[int, typer.Option(help="Steps that rollouts may be behind.")] = 2,
-    simulated: Annotated[
-        bool, typer.Option("--simulate/--no-simulate", help="Also simulate a small broadcast.")
-    ] = True,
     json_path: Json = None,
 ) -> None:
     """Estimate broadcast time, relays needed, and the trainer's idle share."""
@@ -148,12 +142,9 @@ def plan(
         if tokens_per_second is not None:
             tokens = batch_completions * completion_tokens
             batch_minutes = tokens / (inference * tokens_per_second) / 60
-        if simulated:
-            print("simulating (half a minute; --no-simulate leaves it out)…", file=sys.stderr)
         found = planning.make_plan(
-            network, step_minutes=step_minutes, batch_minutes=batch_minutes,
-            asynchrony=asynchrony, simulated=simulated,
-        )  # fmt: skip
+            network, step_minutes=step_minutes, batch_minutes=batch_minutes, asynchrony=asynchrony
+        )
         if json_path is not None:
             write_json("--json", found, json_path)
     planning.print_plan(network, found, _console(json_path))

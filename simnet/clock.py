@@ -96,8 +96,6 @@ class VirtualClock(trio.abc.Clock):
         """`give_up` is called once, at a deadlock or when an action failed."""
         self.now = 0.0
         self.timeline: Timeline | None = None
-        self.paused = False
-        """Whether time stands still; a signal handler sets it to get a turn first."""
         self.failure: BaseException | None = None
         """The error that an action of the timeline raised."""
         self._give_up = give_up
@@ -115,7 +113,7 @@ class VirtualClock(trio.abc.Clock):
         Returns 0, except when `wait_all_tasks_blocked` waits: then time stands still.
         """
         runner = self._runner
-        while not self.paused:
+        while True:
             due = self.timeline.next_time() if self.timeline is not None else inf
             if due > self.now and runner.waiting_for_idle:
                 return min(due, deadline) - self.now
@@ -135,7 +133,6 @@ class VirtualClock(trio.abc.Clock):
             if runner.runq:
                 return 0.0
             deadline = runner.deadlines.next_deadline()
-        return 0.0
 
 
 def virtual_clock() -> VirtualClock:

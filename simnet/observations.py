@@ -24,8 +24,6 @@ PROGRESS_PARTS = 64
 BROADCASTS_KEPT = 8
 """Number of checkpoints, from the first, whose broadcasts are kept."""
 
-FEEDERS_KEPT = 4
-
 BUCKETS_MAX = 256
 ROLE_ORDER = ("trainer", "validator", "relay", "inference", "bootstrap", "observer")
 
@@ -81,15 +79,12 @@ class Broadcast:
 
     total_bytes: int
     published: float
-    publisher: str
     received: dict[str, int] = field(default_factory=dict)
     """Bytes received, by peer."""
     progress: dict[str, array[float]] = field(default_factory=dict)
     """Times at which each peer had 1/64, 2/64, ... of the checkpoint."""
     complete: dict[str, float] = field(default_factory=dict)
     """Time at which each peer had the whole checkpoint."""
-    fed_by: dict[str, list[str]] = field(default_factory=dict)
-    """Peers that sent each peer the most bytes, at most `FEEDERS_KEPT`, largest first."""
 
 
 class Observations:
@@ -139,7 +134,7 @@ class Observations:
     def _published(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
         key = (fields["lineage"], fields["step"])
         if key not in self.broadcasts and len(self.broadcasts) < BROADCASTS_KEPT:
-            self.broadcasts[key] = Broadcast(fields["bytes"], now, peer.name)
+            self.broadcasts[key] = Broadcast(fields["bytes"], now)
 
     def _piece(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
         size, source = fields["bytes"], self.name_of(fields["source"])
@@ -159,11 +154,8 @@ class Observations:
 
     def _complete(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
         broadcast = self.broadcasts.get((fields["lineage"], fields["step"]))
-        by_source: Mapping[PeerId, int] = fields["by_source"]
         if broadcast is not None and not fields["delta"] and peer.name not in broadcast.complete:
             broadcast.complete[peer.name] = now
-            most = sorted(by_source, key=lambda source: -by_source[source])[:FEEDERS_KEPT]
-            broadcast.fed_by[peer.name] = [self.name_of(source) for source in most]
 
     def _lookup(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
         if fields["timed_out"]:
@@ -189,11 +181,6 @@ class Observations:
             self.broadcasts.items(), key=lambda item: (len(item[1].complete), len(item[1].received))
         )
 
-    def messages_by_peer(self) -> dict[str, int]:
-        """Control messages that each peer has sent so far."""
-        sent = self.simulation.network.messages_by_sender
-        return {peer.name: sent.get(peer.id, 0) for peer in self.simulation.peers.values()}
-
     def shares(self, names: list[str]) -> dict[str, float]:
         """Shares of some peers' total time, busy and idle by cause; they add up to 1."""
         spent: dict[str, float] = {}
@@ -215,10 +202,10 @@ class Observations:
 
     def summary(self) -> dict[str, Any]:
         """Summarise messages, traffic, lookups and shares of time by role, as plain data."""
-        messages = self.messages_by_peer()
+        peers, by_sender = self.simulation.peers, self.simulation.network.messages_by_sender
         roles: dict[str, Any] = {}
         for role, names in self.names_by_role().items():
-            sent = sorted(messages[name] for name in names)
+            sent = sorted(by_sender[peers[name].id] for name in names)
             roles[role] = {
                 "peers": len(names),
                 "messages_sent_median": sent[len(sent) // 2],

@@ -1,13 +1,11 @@
 """One picture of a simulation: `draw(observations, report, path)`.
 
-It has a panel for each kind of data observed: broadcast progress per peer, uplink use, the tree of
-which peer fed which, how peers spent their time, messages per peer, DHT hops.
+It has a panel for each kind of data observed: broadcast progress per peer, uplink use, how peers
+spent their time.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,6 @@ from swarm.terminal.figures import readable_bytes, readable_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -42,12 +39,6 @@ CAUSE_COLOURS = {
 }
 INK, FAINT = "#2f3b45", "#d5dadd"
 
-LINES_MAX = 200
-"""Most peers whose progress is drawn one by one; with more, percentiles are drawn."""
-
-TREE_PEERS_MAX = 100
-"""Most peers drawn as a tree; with more, peers are counted by their hops from the trainer."""
-
 BARS_MAX = 24
 """Most workers whose time is drawn one by one; with more, groups of similar workers are drawn."""
 
@@ -63,8 +54,6 @@ def draw(observations: Observations, report: dict[str, Any], path: Path) -> None
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     panels = _panels(observations, report)
-    columns = min(3, max(1, math.ceil(math.sqrt(len(panels)))))
-    rows = max(1, math.ceil(len(panels) / columns))
     style = {
         "font.size": 9.0, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,
         "xtick.color": INK, "ytick.color": INK, "axes.titleweight": "bold",
@@ -73,19 +62,18 @@ def draw(observations: Observations, report: dict[str, Any], path: Path) -> None
     }  # fmt: skip
     with matplotlib.rc_context(style):
         picture = Figure(
-            figsize=(5.4 * columns, 3.9 * rows + 0.6),
+            figsize=(5.4 * max(1, len(panels)), 4.5),
             dpi=130,
             layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
         )
-        partial = ", interrupted" if report.get("interrupted") else ""
         picture.suptitle(
-            f"{report['scenario']}: {report['peers']:,} peers, seed {report['seed']}{partial} — "
+            f"{report['scenario']}: {report['peers']:,} peers, seed {report['seed']} — "
             f"{readable_seconds(report['virtual_seconds'])} of virtual time in "
             f"{readable_seconds(report['wall_seconds'])}",
             fontsize=12, fontweight="bold", x=0.01, ha="left",
         )  # fmt: skip
         for number, panel in enumerate(panels):
-            panel(picture.add_subplot(rows, columns, number + 1))
+            panel(picture.add_subplot(1, len(panels), number + 1))
         try:
             picture.savefig(path)
         except OSError as error:
@@ -101,17 +89,8 @@ def _panels(observations: Observations, report: dict[str, Any]) -> list[_Panel]:
         panels.append(lambda axes: _progress(axes, observations, step, broadcast, bound))
     if observations.sent_bytes.amounts:
         panels.append(lambda axes: _uplinks(axes, observations))
-    if main is not None and main[1].fed_by:
-        (_, fed_step), fed = main
-        if len(fed.fed_by) <= TREE_PEERS_MAX:
-            panels.append(lambda axes: _tree(axes, observations, fed_step, fed))
-        else:
-            panels.append(lambda axes: _hands(axes, observations, fed_step, fed))
     if any(observations.role_of(name) in _WORKING for name in observations.spent_seconds):
         panels.append(lambda axes: _time(axes, observations))
-    panels.append(lambda axes: _messages(axes, observations))
-    if observations.lookup_hops:
-        panels.append(lambda axes: _hops(axes, observations))
     return panels
 
 
@@ -131,15 +110,6 @@ def _grid(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _whole_numbers(axis: Axis) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(integer=True))
-
-
-# --- the broadcast -----------------------------------------------------------------------------
-
-
 def _progress(
     axes: Axes, observations: Observations, step: int, broadcast: Broadcast, bound: float | None
 ) -> None:
@@ -150,33 +120,17 @@ def _progress(
         for name, times in broadcast.progress.items()
     }
     shares = [100.0 * part / PROGRESS_PARTS for part in range(PROGRESS_PARTS + 1)]
-    if len(curves) <= LINES_MAX:
-        shown: set[str] = set()
-        width = 1.4 if len(curves) <= 30 else 0.7
-        # Workers first, so that the few other peers are drawn on top.
-        for role, names in reversed(observations.names_by_role().items()):
-            for name in names:
-                if name in curves:
-                    axes.plot(
-                        [0.0, *curves[name]], shares[: len(curves[name]) + 1], color=colour(role),
-                        linewidth=width, alpha=0.75, label=None if role in shown else role,
-                    )  # fmt: skip
-                    shown.add(role)
-    else:
-        columns = [
-            sorted(curve[part] for curve in curves.values() if len(curve) > part)
-            for part in range(PROGRESS_PARTS)
-        ]
-        columns = [column for column in columns if column]
-
-        def at(share: float) -> list[float]:
-            return [0.0, *(column[int(share * (len(column) - 1))] for column in columns)]
-
-        heights = shares[: len(columns) + 1]
-        fill = colour("inference")
-        axes.fill_betweenx(heights, at(0.0), at(1.0), color=fill, alpha=0.15, label="all peers")
-        axes.fill_betweenx(heights, at(0.1), at(0.9), color=fill, alpha=0.3, label="10 to 90 %")
-        axes.plot(at(0.5), heights, color=fill, linewidth=1.8, label="median")
+    shown: set[str] = set()
+    width = 1.4 if len(curves) <= 30 else 0.7
+    # Workers first, so that the few other peers are drawn on top.
+    for role, names in reversed(observations.names_by_role().items()):
+        for name in names:
+            if name in curves:
+                axes.plot(
+                    [0.0, *curves[name]], shares[: len(curves[name]) + 1], color=colour(role),
+                    linewidth=width, alpha=0.75, label=None if role in shown else role,
+                )  # fmt: skip
+                shown.add(role)
     if bound is not None:
         axes.axvline(bound / unit, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
         axes.annotate(
@@ -234,120 +188,6 @@ def _uplinks(axes: Axes, observations: Observations) -> None:
     axes.legend(loc="upper right", ncols=2)
 
 
-# --- who fed whom ------------------------------------------------------------------------------
-
-
-def feeding_tree(broadcast: Broadcast) -> dict[str, str]:
-    """Each receiver's feeder: the peer that sent it the most bytes, of the peers not below it in
-    the tree. The publisher is the root."""
-    parents: dict[str, str] = {}
-    for name in sorted(broadcast.complete, key=lambda name: (broadcast.complete[name], name)):
-        for feeder in [*broadcast.fed_by.get(name, []), broadcast.publisher]:
-            above = feeder
-            while above in parents and above != name:
-                above = parents[above]
-            if above != name:
-                parents[name] = feeder
-                break
-    return parents
-
-
-def depths(parents: dict[str, str]) -> dict[str, int]:
-    """Number of hops of a checkpoint from the root to each peer; 0 for a root."""
-    found: dict[str, int] = {}
-    for name in parents:
-        path = [name]
-        while path[-1] in parents and path[-1] not in found:
-            path.append(parents[path[-1]])
-        depth = found.setdefault(path[-1], 0)
-        for each in reversed(path[:-1]):
-            depth += 1
-            found[each] = depth
-    return found
-
-
-def _tree(axes: Axes, observations: Observations, step: int, broadcast: Broadcast) -> None:
-    """Draw the tree: roots at the left, leaves below each other, each feeder centred on the peers
-    it fed."""
-    parents = feeding_tree(broadcast)
-    children: dict[str, list[str]] = {}
-    for name, parent in parents.items():
-        children.setdefault(parent, []).append(name)
-    level = depths(parents)
-    places: dict[str, float] = {}
-    rows = 0
-    for root in sorted(name for name in level if name not in parents):
-        todo = [(root, False)]
-        while todo:
-            name, expanded = todo.pop()
-            below = sorted(children.get(name, []), key=lambda child: (child in children, child))
-            if below and not expanded:
-                todo.append((name, True))
-                todo += [(child, False) for child in reversed(below)]
-            elif below:
-                places[name] = sum(places[child] for child in below) / len(below)
-            else:
-                places[name] = rows
-                rows += 1
-    for name, parent in parents.items():
-        x, y, x0, y0 = level[name], places[name], level[parent], places[parent]
-        middle = x0 + 0.5
-        axes.plot([x0, middle, middle, x], [y0, y0, y, y], color=FAINT, linewidth=0.9, zorder=1)
-    deepest = max(level.values(), default=0)
-    for role, names in observations.names_by_role().items():
-        here = [name for name in names if name in level]
-        if here:
-            size = 46 if len(level) <= 40 else 22
-            axes.scatter(
-                [level[name] for name in here], [places[name] for name in here],
-                s=size, color=colour(role), label=role, zorder=2,
-            )  # fmt: skip
-    font = max(3.6, min(8.0, 210 / max(1, rows)))
-    for name in level:
-        inner = name in children
-        axes.annotate(
-            _short(name), (level[name], places[name]), xytext=(-3, 3) if inner else (6, 0),
-            textcoords="offset points", ha="right" if inner else "left",
-            va="bottom" if inner else "center", fontsize=font, zorder=3,
-        )  # fmt: skip
-    axes.set(title=f"who fed whom policy {step} (most of its bytes)", yticks=[])
-    axes.set_xlim(-0.8, deepest + 0.8)
-    axes.set_ylim(rows - 0.2, -0.8)
-    axes.set_xticks(range(deepest + 1))
-    axes.set_xlabel("hands between the trainer and a peer")
-    axes.spines["left"].set_visible(False)
-    axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.14), ncols=4)
-
-
-def _short(name: str) -> str:
-    """Shorten a label, `worker-12` to `w-12`, since there are many."""
-    word, dash, number = name.rpartition("-")
-    return f"{word[0]}{number}" if dash and number.isdigit() and word else name
-
-
-def _hands(axes: Axes, observations: Observations, step: int, broadcast: Broadcast) -> None:
-    level = depths(feeding_tree(broadcast))
-    counts: dict[str, Counter[int]] = {}
-    for name, depth in level.items():
-        if depth:
-            counts.setdefault(observations.role_of(name), Counter())[depth] += 1
-    deepest = max(level.values(), default=1)
-    bottom = [0] * deepest
-    for role, by_depth in counts.items():
-        heights = [by_depth[depth + 1] for depth in range(deepest)]
-        axes.bar(range(1, deepest + 1), heights, bottom=bottom, color=colour(role), label=role)
-        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    axes.set(
-        title=f"who fed whom policy {step} (most of its bytes)",
-        xlabel="hands between the trainer and a peer", ylabel="peers",
-    )  # fmt: skip
-    _whole_numbers(axes.xaxis)
-    _grid(axes)
-    axes.legend()
-
-
-# --- time, messages, hops ----------------------------------------------------------------------
-
 _WORKING = ("trainer", "validator", "inference")
 
 
@@ -384,53 +224,3 @@ def _time(axes: Axes, observations: Observations) -> None:
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.07), ncols=3)
-
-
-def _messages(axes: Axes, observations: Observations) -> None:
-    messages = observations.messages_by_peer()
-    rows = [
-        (role, [messages[name] for name in names])
-        for role, names in observations.names_by_role().items()
-    ]
-    axes.hist(
-        [counts for _, counts in rows], bins=min(30, max(8, len(messages) // 3)), stacked=True,
-        color=[colour(role) for role, _ in rows], label=[role for role, _ in rows],
-    )  # fmt: skip
-    total = observations.simulation.network.messages
-    axes.set(
-        title=f"control messages sent ({total:,} in all)", xlabel="messages by one peer",
-        ylabel="peers",
-    )  # fmt: skip
-    axes.set_xlim(left=0)
-    _whole_numbers(axes.yaxis)
-    _grid(axes)
-    axes.legend()
-
-
-def _hops(axes: Axes, observations: Observations) -> None:
-    hops = observations.lookup_hops
-    total = hops.total()
-    values = range(1, max(hops) + 1)
-    axes.bar(
-        values, [100 * hops[value] / total for value in values], width=0.6, color=colour("relay")
-    )
-    for value in values:
-        if hops[value]:
-            axes.annotate(
-                f"{hops[value]:,}", (value, 100 * hops[value] / total), ha="center", va="bottom",
-                xytext=(0, 2), textcoords="offset points", fontsize=8,
-            )  # fmt: skip
-    peers = sum(peer.alive for peer in observations.simulation.peers.values()) or len(
-        observations.simulation.peers
-    )
-    axes.axvline(math.log2(max(2, peers)) / 2, color=INK, linewidth=1.0, linestyle=(0, (4, 3)),
-                 label="log₂(peers) / 2")  # fmt: skip
-    lost = observations.lookups_timed_out
-    axes.set(
-        title=f"hops of {total:,} DHT lookups" + (f" ({lost:,} timed out)" if lost else ""),
-        xlabel="hops", ylabel="% of lookups",
-    )  # fmt: skip
-    axes.set_ylim(top=1.12 * max(100 * count / total for count in hops.values()))
-    _whole_numbers(axes.xaxis)
-    _grid(axes)
-    axes.legend()

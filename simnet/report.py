@@ -27,13 +27,10 @@ def print_report(report: dict[str, Any], replay: str, console: Console | None = 
     for part in (
         _head(report),
         *_figures(report["figures"]),
-        _broadcasts(report["network"]["broadcasts"]),
-        _roles(report["network"]),
-        _time(report["network"]),
+        *_network(report["network"]),
     ):
-        if part is not None:
-            console.print(part)
-            console.print()
+        console.print(part)
+        console.print()
     line = Text("trace hash ", style=DIM)
     line.append(report["trace_hash"])
     console.print(line, soft_wrap=True)
@@ -59,9 +56,7 @@ def _head(report: dict[str, Any]) -> RenderableType:
     virtual, wall = report["virtual_seconds"], report["wall_seconds"]
     title = Text(report["scenario"], style="bold cyan")
     title.append(f"  {report['peers']:,} peers, seed {report['seed']}", style="bold")
-    if report.get("interrupted"):
-        title.append("  interrupted: what follows is partial", style="bold yellow")
-    elif report["violations"]:
+    if report["violations"]:
         count = len(report["violations"])
         title.append(f"  {count} violation{'s' if count > 1 else ''}", style="bold red")
     else:
@@ -69,7 +64,8 @@ def _head(report: dict[str, Any]) -> RenderableType:
     line = Text(
         f"{readable_virtual(virtual)} of virtual time in {readable_virtual(wall)} "
         f"({readable_speed(virtual / max(wall, 1e-9))} real time), {report['events']:,} events, "
-        f"{report['network']['control_messages']:,} control messages",
+        f"{report['network']['control_messages']:,} control messages, "
+        f"{report['network']['dht_lookups']:,} DHT lookups",
         style=DIM,
     )
     return Group(title, line)
@@ -117,7 +113,7 @@ def _figures(figures: dict[str, Any]) -> list[RenderableType]:
 
 def _rows(title: str, rows: list[dict[str, Any]]) -> Table:
     """Make a table of a list of similar rows; the first column gives their names and units."""
-    columns = list(rows[0])
+    columns = list(dict.fromkeys(column for row in rows for column in row))
     table = new_table(words(title), *map(words, columns))
     table.columns[0].no_wrap = True
     for row in rows:
@@ -130,77 +126,34 @@ def _rows(title: str, rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _broadcasts(broadcasts: list[dict[str, Any]]) -> Table | None:
-    begun = [entry for entry in broadcasts if entry["receivers"]]
-    if not begun:
-        return None
-    columns = ("policy", "published at", "size", "complete", "median", "p99", "last")
-    table = new_table("broadcasts", *columns)
-    table.columns[0].justify = "right"
-    for entry in begun[:BROADCASTS_SHOWN]:
-        seconds = entry["seconds"]
-        table.add_row(
-            str(entry["step"]),
-            readable_virtual(entry["published_seconds"]),
-            readable_bytes(entry["bytes"]),
-            f"{entry['complete']} of {entry['receivers']}",
-            *(
-                readable_virtual(seconds[name]) if seconds else "–"
-                for name in ("median", "p99", "max")
-            ),
-        )
-    if len(begun) > BROADCASTS_SHOWN:
-        table.caption = f"and {len(begun) - BROADCASTS_SHOWN} more"
-    return table
-
-
-def _roles(network: dict[str, Any]) -> Table:
-    columns = ("peers", "messages\nsent each", "most\nby one", "pieces\nsent", "pieces\nreceived")
-    table = new_table("peers", "role", *columns)
-    for role, entry in network["roles"].items():
-        table.add_row(
-            role,
-            f"{entry['peers']:,}",
-            f"{entry['messages_sent_median']:,}",
-            f"{entry['messages_sent_max']:,}",
-            _bytes_or_dash(entry["pieces_sent_bytes"]),
-            _bytes_or_dash(entry["pieces_received_bytes"]),
-        )
-    if network["dht_lookups"]:
-        table.caption = (
-            f"{network['dht_lookups']:,} DHT lookups, hops: {network['dht_hops_median']} in the "
-            f"median, {network['dht_hops_max']} at most"
-        )
-        table.caption_justify = "left"
-    return table
-
-
-def _time(network: dict[str, Any]) -> Table | None:
-    """Make a table of how the computing peers spent their time."""
-    rows = {
-        role: entry["time_shares"]
-        for role, entry in network["roles"].items()
-        if role in ("trainer", "validator", "inference") and entry["time_shares"]
-    }
-    causes = [
-        cause
-        for cause in dict.fromkeys(
-            ["busy", *(cause for shares in rows.values() for cause in shares)]
-        )
-        if any(shares.get(cause, 0.0) >= 0.0005 for shares in rows.values())
+def _network(network: dict[str, Any]) -> list[RenderableType]:
+    """Make tables of broadcasts, of what each role did, and of how the computing peers spent their
+    time."""
+    broadcasts = [
+        {
+            "policy": entry["step"],
+            "published_seconds": entry["published_seconds"],
+            "size_bytes": entry["bytes"],
+            "complete": f"{entry['complete']} of {entry['receivers']}",
+            **{f"{name}_seconds": seconds for name, seconds in entry["seconds"].items()},
+        }
+        for entry in network["broadcasts"]
+        if entry["receivers"]
     ]
-    if not causes:
-        return None
-    columns = (cause.replace(" ", "\n", 1) for cause in causes)
-    table = new_table("how they spent their time", "role", *columns)
-    for role, shares in rows.items():
-        cells = (f"{shares[cause]:.1%}" if cause in shares else "–" for cause in causes)
-        table.add_row(role, *cells)
-    return table
-
-
-def _bytes_or_dash(count: int) -> str:
-    return readable_bytes(count) if count else "–"
+    roles: list[dict[str, Any]] = []
+    times: list[dict[str, Any]] = []
+    for role, entry in network["roles"].items():
+        roles.append({"role": role, **entry})
+        shares = roles[-1].pop("time_shares")
+        if shares and role in ("trainer", "validator", "inference"):
+            shown = {cause: share for cause, share in shares.items() if share >= 0.0005}
+            times.append({"role": role, **{f"{cause}_share": shown[cause] for cause in shown}})
+    tables = (
+        ("broadcasts", broadcasts[:BROADCASTS_SHOWN]),
+        ("peers", roles),
+        ("how they spent their time", times),
+    )
+    return [_rows(title, rows) for title, rows in tables if rows]
 
 
 def _unit_of(name: str) -> str | None:
@@ -209,7 +162,7 @@ def _unit_of(name: str) -> str | None:
 
 def words(name: str) -> str:
     """A name of the report in words, without underscores and unit."""
-    for unit in ("_bytes", "_seconds"):
+    for unit in ("_bytes", "_seconds", "_share"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 

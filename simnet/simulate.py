@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from simnet import scenarios
 from simnet.clock import run_virtual
 from simnet.faults import Schedule, to_toml
@@ -17,7 +19,7 @@ from simnet.planted import planted
 from simnet.report import readable_event
 from simnet.scenarios import Scenario
 from simnet.simulation import Simulation
-from simnet.watch import Watch
+from simnet.watch import Progress
 from swarm.errors import UserError, user_error_in
 from swarm.terminal.extras import require_extra
 
@@ -32,17 +34,16 @@ def simulate(
     model_bytes: int | None = None,
     faults: Schedule | None = None,
     plant: str | None = None,
-    watch: Watch | None = None,
+    shows_progress: bool = False,
     plot_path: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a scenario to its end, or until `watch` is interrupted; return the report for `--json`.
+    """Run a scenario to its end; return the report for `--json`.
 
     `name` may be a scenario that has no file. Raises `UserError`, or `Deadlock`.
     """
     if plot_path is not None:
         require_extra("plots", "the plot")
     scenario = _scenario(name, peers, model_bytes)
-    watch = watch or Watch()
     simulation = Simulation(seed, weather=scenario.weather, workload=scenario.workload)
     simulation.faults = faults
     observations = Observations(simulation)
@@ -52,14 +53,15 @@ def simulate(
 
     async def main() -> None:
         nonlocal virtual_seconds
-        with watch.watching(simulation):
-            async with simulation.running():
-                try:
-                    simulation.nursery.start_soon(invariants.watch)
-                    figures.update(await scenario.run(simulation, scenario.peers))
-                    await invariants.settle()
-                finally:
-                    virtual_seconds = simulation.now()
+        if shows_progress:
+            trio.lowlevel.add_instrument(Progress(simulation))
+        async with simulation.running():
+            try:
+                simulation.nursery.start_soon(invariants.watch)
+                figures.update(await scenario.run(simulation, scenario.peers))
+                await invariants.settle()
+            finally:
+                virtual_seconds = simulation.now()
 
     started = time.perf_counter()
     with planted(plant), invariants.hearing_errors():
@@ -77,7 +79,6 @@ def simulate(
         "figures": figures,
         "faults": to_toml(simulation.faults or []),
         "network": observations.summary(),
-        **({"interrupted": True} if watch.interrupted else {}),
     }
     if plot_path is not None:
         from simnet.plot import draw  # matplotlib takes a second to import
@@ -90,6 +91,8 @@ def _run(main: Callable[[], Awaitable[None]], seed: int) -> None:
     try:
         run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
     except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from None
         mistake = user_error_in(group)  # a schedule may not fit the scenario
         if mistake is None:
             raise

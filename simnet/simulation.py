@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import trio
@@ -39,19 +39,13 @@ from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.wire.envelope import Envelope, remembering_envelopes, seal
 from swarm.wire.identity import Identity, PeerId
 from swarm.wire.manifest import (
-    Adapter,
     Admissions,
     EnvironmentReference,
-    Filters,
-    Limits,
-    Objective,
-    Outer,
     RunManifest,
     Sampling,
     Schedule,
     Thresholds,
     TrustedKey,
-    Values,
 )
 
 ENVELOPES_REMEMBERED = 16_384
@@ -393,28 +387,27 @@ class Simulation:
         group_size: int = 8,
         groups_per_submission: int = 4,
         swaps_max: int = 0,
-        limits: Limits | None = None,
-        filters: Filters | None = None,
-        environments: Sequence[EnvironmentReference] = (SIMULATED,),
-        broadcast_mode: Literal["open", "relay-only"] = "open",
-        admissions: Admissions | None = None,
-        thresholds: Thresholds | None = None,
-        checkpoints_kept: int = 5,
-        adapter: Adapter | None = None,
         environment_peers: Sequence[str] = (),
         standbys: Sequence[str] = (),
-        outer: Outer | None = None,
-        values: Values | None = None,
-        objective: Objective | None = None,
+        **others: Any,
     ) -> Envelope:
-        """A signed run manifest that names these peers."""
+        """A signed run manifest that names these peers; `others` are further fields of it."""
         owner = self.identity("owner")
+
+        def keys(names: Sequence[str]) -> list[TrustedKey]:
+            return [TrustedKey(peer=self.identity(name).peer_id) for name in names]
+
+        fields: dict[str, Any] = {
+            "environments": [SIMULATED],
+            "admissions": Admissions(unproven_max=100_000, helpers_max=100_000),
+            "thresholds": Thresholds(measured_tokens=1),
+            **{name: value for name, value in others.items() if value is not None},
+        }
         message = RunManifest(
             name="simulated",
             version=1,
             model="simulated",
             tokenizer_hash=TOKENIZER_HASH,
-            environments=list(environments),
             sampling=Sampling(
                 temperature=1.0,
                 max_new_tokens=max_new_tokens,
@@ -424,22 +417,11 @@ class Simulation:
                 swaps_max=swaps_max,
             ),
             schedule=Schedule(steps=steps, groups_per_step=groups_per_step),
-            objective=objective or Objective(),
-            trainers=[TrustedKey(peer=self.identity(name).peer_id) for name in trainers],
-            validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
-            admissions=admissions or Admissions(unproven_max=100_000, helpers_max=100_000),
-            thresholds=thresholds or Thresholds(measured_tokens=1),
-            limits=limits or Limits(),
-            filters=filters or Filters(),
-            checkpoints_kept=checkpoints_kept,
-            broadcast_mode=broadcast_mode,
-            adapter=adapter or Adapter(),
-            environment_peers=[
-                TrustedKey(peer=self.identity(name).peer_id) for name in environment_peers
-            ],
-            standbys=[TrustedKey(peer=self.identity(name).peer_id) for name in standbys],
-            outer=outer or Outer(),
-            values=values or Values(),
+            trainers=keys(trainers),
+            validators=keys(validators),
+            environment_peers=keys(environment_peers),
+            standbys=keys(standbys),
+            **fields,
         )
         return seal(
             owner,

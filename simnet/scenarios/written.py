@@ -64,11 +64,11 @@ class _Group(_Table):
     roles: Annotated[list[str], Meta(min_length=1)]
     count: _Count | None = None
     """Number of peers; the group without a count has all other peers."""
-    region: str | None = None
+    region: Annotated[str, Meta(pattern=rf"^({'|'.join(REGIONS)})\Z")] | None = None
     uplink_mbps: _Positive | None = None
     downlink_mbps: _Positive | None = None
     """Downlink of each peer; without region and speeds, lines are drawn."""
-    reachability: str = "public"
+    reachability: Annotated[str, Meta(pattern=rf"^({'|'.join(REACHABILITIES)})\Z")] = "public"
     tokens_per_second: _Positive = 1000.0
     step_seconds: _Positive = 15.0
     skew_seconds: float = 0.0
@@ -137,17 +137,8 @@ class Written:
         if sum(group.count is None for group in groups) > 1:
             raise wrong("peers.count", "may be left out once, for the group that has the rest")
         for group in groups:
-            if group.region is not None and group.region not in REGIONS:
-                raise wrong(
-                    "peers.region", f"{group.region!r} is none of {', '.join(sorted(REGIONS))}"
-                )
             if (group.uplink_mbps is None) != (group.downlink_mbps is None):
                 raise wrong("peers.uplink_mbps", "and downlink_mbps go together")
-            if group.reachability not in REACHABILITIES:
-                raise wrong(
-                    "peers.reachability",
-                    f"{group.reachability!r} is none of {', '.join(REACHABILITIES)}",
-                )
             for role in group.roles:
                 try:
                     load_role(role)

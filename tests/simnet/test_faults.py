@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simnet.campaign import minimise, run_seed
-from simnet.faults import KINDS, Crash, Kill, Replace, Schedule, draw, kind_of, parse, read, to_toml
+from simnet.faults import (
+    KINDS,
+    Crash,
+    Kill,
+    Replace,
+    Schedule,
+    check,
+    draw,
+    kind_of,
+    parse,
+    read,
+    to_toml,
+)  # fmt: skip
 from simnet.simulate import simulate
 from swarm.errors import UserError
 
@@ -22,8 +34,8 @@ def test_a_schedule_is_read_as_it_was_written(seed: int, count: int) -> None:
     schedule = draw(Random(seed), NAMES, start=10.0, end=50.0, count=count)
     assert parse(to_toml(schedule), "a test") == schedule
     assert len(schedule) == count
+    check(schedule, NAMES)
     for fault in schedule:
-        fault.check(NAMES)
         assert 10.0 <= fault.at <= 50.0
 
 
@@ -40,11 +52,11 @@ def test_all_kinds_are_drawn_and_can_be_chosen() -> None:
     ("text", "what"),
     [
         ('kind = "crash"\nat = 1\npeers = ["worker-9"]\nseconds = 2', "no peer named 'worker-9'"),
-        ('kind = "crash"\nat = -1\npeers = ["trainer"]\nseconds = 2', "at must be 0 or more"),
-        ('kind = "crash"\nat = 1\npeers = ["trainer"]\nseconds = 0', "seconds must be more"),
-        ('kind = "freeze"\nat = 1\npeers = ["trainer"]\nseconds = nan', "a finite number"),
-        ('kind = "slow-disk"\nat = 1\npeers = []\nseconds = 1\nfactor = 0.5', "factor must lie"),
-        ('kind = "lossy"\nat = 1\npeers = ["trainer"]\nseconds = 1\nloss = 2', "between 0 and 1"),
+        ('kind = "crash"\nat = -1\npeers = ["trainer"]\nseconds = 2', ">= 0.0.*at"),
+        ('kind = "crash"\nat = 1\npeers = ["trainer"]\nseconds = 0', "> 0.0.*seconds"),
+        ('kind = "freeze"\nat = 1\npeers = ["trainer"]\nseconds = nan', "> 0.0.*seconds"),
+        ('kind = "slow-disk"\nat = 1\npeers = []\nseconds = 1\nfactor = 0.5', ">= 1.0.*factor"),
+        ('kind = "lossy"\nat = 1\npeers = ["trainer"]\nseconds = 1\nloss = 2', "< 1.0.*loss"),
         ('kind = "quake"\nat = 1\npeers = []', "quake"),
         ('kind = "crash"\nat = 1\npeers = []\nseconds = 2\ncolour = 1', "colour"),
         ('kind = "crash"\nat = "soon"\npeers = []\nseconds = 2', "at"),
@@ -54,8 +66,7 @@ def test_a_wrong_schedule_is_one_sentence(text: str, what: str, tmp_path: Path) 
     path = tmp_path / "faults.toml"
     path.write_text("[[fault]]\n" + text)
     with pytest.raises(UserError, match=what):
-        for fault in read(path):
-            fault.check(NAMES)
+        check(read(path), NAMES)
 
 
 def test_a_schedule_for_other_peers_is_one_sentence() -> None:

@@ -20,7 +20,6 @@ from simnet.plan import (
     idle_share,
     relay_only_bounds,
     relays_needed,
-    simulate,
 )
 
 NETWORK = Network(
@@ -89,7 +88,7 @@ def test_without_asynchrony_the_trainer_waits_for_the_whole_round() -> None:
 
 
 def test_json_comes_to_standard_output_alone() -> None:
-    result = CliRunner().invoke(command, ["plan", "--no-simulate", "--json", "-"])
+    result = CliRunner().invoke(command, ["plan", "--json", "-"])
     assert json.loads(result.stdout)["swarm"]
     assert "how long does a broadcast take" in result.stderr
 
@@ -99,7 +98,7 @@ def test_the_table_answers_the_three_questions(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         command,
         ["plan", "--model-gb", "62", "--inference", "200", "--relays", "4", "--step-minutes", "22",
-         "--tokens-per-second", "40", "--no-simulate", "--json", str(path)],
+         "--tokens-per-second", "40", "--json", str(path)],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     for words in (
@@ -111,25 +110,6 @@ def test_the_table_answers_the_three_questions(tmp_path: Path) -> None:
     assert plan["swarm"]["binding"] == "all uplinks together"
     assert plan["swarm"]["bound_seconds"] == pytest.approx(1249.2, abs=0.1)
     assert plan["trainer"]["batch_seconds"] == pytest.approx(4096 * 2500 / 8000, abs=0.1)
-
-
-SMALL = Network(
-    model_gb=0.05, inference=20, relays=2, uplink_mbps=10, downlink_mbps=50,
-    relay_uplink_mbps=200, trainer_uplink_mbps=50,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("relay_only", [False, True])
-def test_a_simulated_broadcast_is_near_its_bound(relay_only: bool) -> None:
-    found = simulate(SMALL, relay_only=relay_only)
-    assert found is not None
-    assert found.receivers == (9 if relay_only else 10)
-    assert 1.0 <= found.times_the_bound < 2.2
-
-
-def test_what_would_take_too_long_is_not_simulated() -> None:
-    assert simulate(replace(SMALL, uplink_mbps=0.1), relay_only=False) is None
-    assert simulate(replace(SMALL, trainer_uplink_mbps=0.001), relay_only=False) is None
 
 
 @pytest.mark.parametrize(
