@@ -64,7 +64,7 @@ class Recipe:
     positions: int = 64
     """The model's context length."""
     accuracy: float = 0.15
-    """Where the supervised warm-up stops; see `peers.trainer.warmup.Warmup`."""
+    """Where the supervised warm-up stops; see `peers.demo.warmup.Warmup`."""
     warmup_batch: int = 128
     warmup_steps_max: int = 200
 

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -14,9 +15,10 @@ from msgspec.structs import replace
 from peers.demo.recipes import MODEL, OBJECTIVE, RECIPES, THRESHOLDS, Recipe, recipe_of
 from swarm.errors import UserError
 from swarm.run.toml import RunHashes
+from swarm.settings import ROLE_GROUP
 from swarm.terminal.output import check_writable
 from swarm.wire.identity import Identity, load_or_create
-from swarm.wire.manifest import RunManifest, TrustedKey
+from swarm.wire.manifest import Admissions, RunManifest, TrustedKey
 
 
 @dataclass
@@ -182,8 +184,15 @@ def demo_manifest(
         trainers=[TrustedKey(peer=trainer)],
         validators=[TrustedKey(peer=validator)],
         thresholds=THRESHOLDS,
+        admissions=Admissions(further_roles=roles_of_others()),
         checkpoints_kept=5,
     )
+
+
+def roles_of_others() -> list[str]:
+    """Roles that other packages have installed here: a demo admits them."""
+    found = entry_points(group=ROLE_GROUP)
+    return sorted(each.name for each in found if not each.module.startswith("peers."))
 
 
 def cast(inference_peers: int) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from swarm.errors import UserError
-from swarm.terminal.exit import exit_with
+from swarm.terminal.exit import exit_with, exits
 from swarm.terminal.options import Version
 from swarm.terminal.streams import speak
 
@@ -48,7 +48,7 @@ class Deferred(TyperCommand):
             raise typer.Exit(exit_with(mistake)) from error
         if not isinstance(found, typer.Typer):
             single = typer.Typer(add_completion=False)
-            single.command(self.name)(found)
+            single.command(self.name)(exits(found))  # so that anybody's mistake is a sentence
             return typer.main.get_command(single)
         group = typer.main.get_group(found)
         for name, entry in self.inner.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ from swarm.terminal.exit import is_expected
 
 PATTERN = "crash-*.txt"
 FILES_KEPT = 5
+_PYTHON = (sysconfig.get_path("stdlib") + os.sep, "<")
+"""Beginnings of the names of Python's own files, which say nothing about a fault."""
 PACKAGES = frozenset({"swarm", "peers", "simnet"})
 
 
@@ -39,7 +43,10 @@ def crashes_reported(home: Path) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """The first unexpected error inside, and the line of ours that it came from."""
+    """The first unexpected error inside, and the line of ours that it came from.
+
+    Where it was raised in another package (a role of somebody's, say), that line, too.
+    """
     cause = next(each for each in leaf_errors(error) if not is_expected(each))
     frames = traceback.extract_tb(cause.__traceback__)
     ours = [frame for frame in frames if PACKAGES.intersection(Path(frame.filename).parts)]
@@ -49,7 +56,11 @@ def _cause(error: BaseException) -> str:
         return what
     parts = Path(frame.filename).parts
     first = max((parts.index(each) for each in PACKAGES if each in parts), default=-1)
-    return f"{what} ({'/'.join(parts[first:])}, line {frame.lineno}, in {frame.name})"
+    where = f"{'/'.join(parts[first:])}, line {frame.lineno}, in {frame.name}"
+    last = frames[-1]
+    if last is not frame and not last.filename.startswith(_PYTHON):
+        where += f"; raised in {Path(last.filename).name}, line {last.lineno}, in {last.name}"
+    return f"{what} ({where})"
 
 
 def _kept(error: BaseException, home: Path) -> str:
@@ -57,7 +68,9 @@ def _kept(error: BaseException, home: Path) -> str:
     path = home / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(traceback.format_exception(error)), errors="backslashreplace")
+        # Nurseries within nurseries: the cause lies deeper than what is formatted by default.
+        whole = traceback.TracebackException.from_exception(error, max_group_depth=100)
+        path.write_text("".join(whole.format()), errors="backslashreplace")
         for old in sorted(home.glob(PATTERN))[:-FILES_KEPT]:
             old.unlink()
     except OSError as problem:
