@@ -448,7 +448,6 @@ class Following:
             if ours == theirs and len(self._loop.presence.present()) > 2:
                 raise BadRecord(problem)  # until the others have merged that round too
             raise OtherState(problem)
-        parts: list[tuple[str, str, int]] = []
         folders: dict[str, str] = {}
         failed: list[Exception] = []
 

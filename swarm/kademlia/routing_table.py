@@ -152,6 +152,7 @@ class RoutingTable:
             return None
         where = tuple(addresses)[:ADDRESSES_PER_PEER_MAX]
         bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
+        # Out of the bucket first, so that it does not count against its own network's share.
         contact = bucket.contacts.pop(peer, None)
         if contact is not None and self._fits(bucket, where or contact.addresses):
             contact.seen, contact.failures = now, 0
@@ -165,12 +166,15 @@ class RoutingTable:
             bucket.replacements.pop(peer, None)
             self._add(bucket, newcomer)
             return None
+        # Whoever answers cannot push a contact out, only wait for one to fail: otherwise an
+        # attacker with many identities would soon hold the table.
         bucket.replacements.pop(peer, None)
         bucket.replacements[peer] = newcomer
         if len(bucket.replacements) > BUCKET_SIZE:
             del bucket.replacements[next(iter(bucket.replacements))]
         oldest = next(iter(bucket.contacts.values()))
         stale = now - oldest.seen >= CONTACT_FRESH_SECONDS
+        # If only its network's share is full, the oldest contact is not what is in the way.
         return oldest if stale and len(bucket.contacts) >= BUCKET_SIZE else None
 
     def heard_of(self, peer: PeerId, now: float) -> None:
@@ -197,15 +201,15 @@ class RoutingTable:
         It is dropped at once if a replacement fits, else after two failures in a row, so that a
         short outage of our own line does not empty the table.
         """
-        contact = self._contacts.get(peer)
-        bucket = self.bucket(bucket_of(self.own_id, node_id(peer))) if peer != self.own else None
-        if bucket is None:
+        if peer == self.own:
             return False
+        bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
         bucket.replacements.pop(peer, None)
+        # Out of the bucket before the search: its successor may be of the same network.
+        contact = bucket.contacts.pop(peer, None)
         if contact is None:
             return False
         contact.failures += 1
-        del bucket.contacts[peer]
         successor = next(
             (
                 replacement
@@ -215,6 +219,7 @@ class RoutingTable:
             None,
         )
         if successor is None and contact.failures < CONTACT_FAILURES_MAX:
+            # In front, as the one to be pinged and replaced next.
             bucket.contacts = {peer: contact, **bucket.contacts}
             return False
         del self._contacts[peer]

@@ -130,6 +130,8 @@ def encode_block(old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], word: i
     wide = gaps[is_wide]
     gaps[is_wide] = _WIDE
     unsigned, bits = _UNSIGNED[word], 8 * word
+    # Differences are modulo 2^bits. Their top bit is the sign, which zigzag moves to the lowest
+    # one, so that −1 has no high bytes either.
     raised = new.view(unsigned)[positions] - old.view(unsigned)[positions]
     zigzag = (raised << 1) ^ np.negative(raised >> (bits - 1))
     return b"".join(
@@ -162,6 +164,8 @@ def apply_block(payload: bytes, block: npt.NDArray[np.uint8], word: int) -> None
     positions[is_wide] = wide
     positions[1:] += 1
     np.cumsum(positions, out=positions)
+    # They only grow, and their sum is far below 2⁶³, so the last one speaks for all. No word comes
+    # twice: numpy's `+=` below would add only one of its changes.
     if positions[-1] >= len(words):
         raise BadDelta("a block of the delta changes words behind its end")
     planes = np.frombuffer(payload, np.uint8, offset=8 + count + 4 * wide_count)
@@ -231,24 +235,21 @@ def encode(
     lengths = np.zeros(sum(file.blocks for file in files), "<u4")
     table_at = len(MAGIC) + 4 + len(header)
     compressor = zstandard.ZstdCompressor(level=_LEVEL)
-    done_bytes, changed, number = table_at + lengths.nbytes, 0, 0
+    done_bytes, changed = table_at + lengths.nbytes, 0
     with out.open("wb") as target:
         target.seek(done_bytes)
-        for file in files:
-            with (base / file.name).open("rb") as old_file, (new / file.name).open("rb") as source:
-                for old, fresh in _pairs(old_file, source):
-                    checkpoint()
-                    payload = encode_block(old, fresh, file.word_bytes)
-                    if payload:
-                        changed += struct.unpack_from("<I", payload)[0]
-                        frame = compressor.compress(payload)
-                        lengths[number] = len(frame)
-                        done_bytes += len(frame)
-                        if done_bytes > limit_bytes:
-                            break
-                        target.write(frame)
-                    number += 1
-        if done_bytes <= limit_bytes:
+        for number, (old, fresh, word) in enumerate(_pairs(base, new, files)):
+            checkpoint()
+            payload = encode_block(old, fresh, word)
+            if payload:
+                changed += struct.unpack_from("<I", payload)[0]
+                frame = compressor.compress(payload)
+                lengths[number] = len(frame)
+                done_bytes += len(frame)
+                if done_bytes > limit_bytes:
+                    break
+                target.write(frame)
+        else:
             target.seek(0)
             target.write(MAGIC + struct.pack("<I", len(header)) + header + lengths.tobytes())
             target.flush()
@@ -261,14 +262,17 @@ def encode(
 
 
 def _pairs(
-    old: BufferedReader, new: BufferedReader
-) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
-    """Blocks of two equally long files, in two buffers that each block reuses."""
+    base: Path, new: Path, files: Sequence[_File]
+) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], int]]:
+    """The blocks of files that are equally long in two folders, and the word size of each pair, in
+    two buffers that each pair reuses."""
     buffers = np.empty(DELTA_BLOCK_BYTES, np.uint8), np.empty(DELTA_BLOCK_BYTES, np.uint8)
-    while count := old.readinto(buffers[0].data):
-        if new.readinto(buffers[1].data) != count:
-            raise BadDelta("a checkpoint changed while it was compared")
-        yield buffers[0][:count], buffers[1][:count]
+    for file in files:
+        with (base / file.name).open("rb") as before, (new / file.name).open("rb") as after:
+            while count := before.readinto(buffers[0].data):
+                if after.readinto(buffers[1].data) != count:
+                    raise BadDelta("a checkpoint changed while it was compared")
+                yield buffers[0][:count], buffers[1][:count], file.word_bytes
 
 
 class Delta:
@@ -318,6 +322,9 @@ class Delta:
         if not length:
             return
         frame = os.pread(self._file.fileno(), length, int(self._offsets[index]))
+        # The longest payload: each word changed, after a wide gap. The frame's own word is checked
+        # first, since zstd then allocates what it says whatever `max_output_size` is. A frame that
+        # does not say counts as 2⁶⁴ − 1 bytes.
         most = 8 + len(block) // file.word_bytes * (5 + file.word_bytes)
         try:
             parameters = zstandard.get_frame_parameters(frame)
