@@ -202,6 +202,7 @@ class Slots:
         """
         ranks = {neighbour.peer: self.rank(neighbour) for neighbour in self.neighbours.values()}
         rank, crowd = self.rank(newcomer), Counter(n.range for n in self.neighbours.values())
+        # Even while slots are free: identities cost nothing, and each neighbour costs work.
         if rank == STRANGER:
             strangers = [n for n in self.neighbours.values() if ranks[n.peer] == STRANGER]
             near = sum(n.range == newcomer.range != "" for n in strangers)
@@ -216,7 +217,11 @@ class Slots:
         others = [n for n in self.neighbours.values() if ranks[n.peer] < TRUSTED]
         if rank == STRANGER or not others:
             return False
+        # Of the lowest rank, the newest of the most crowded range: whoever was here before an
+        # attacker came stays.
         least = min(others, key=lambda n: (ranks[n.peer], -crowd[n.range], -n.since))
+        # More than one apart: otherwise the range that gave the slot would then be the smaller one
+        # and take it back, for ever.
         if rank == ADMITTED:
             takes = ranks[least.peer] == STRANGER or crowd[least.range] > crowd[newcomer.range] + 1
         else:

@@ -146,6 +146,8 @@ def _compare_heads(log: LogCopy, heads: list[Envelope], result: Audited) -> None
         result.problems.append(
             f"no signed head covers its entries from {max(covered, start)} to {log.size - 1}"
         )
+    # Entries that no signed head covers may be wrong here, not at the owner: a head that does not
+    # fit them convicts nobody. If another of its heads covers them, it has signed two histories.
     for head in others:
         if covered >= _size(head) or log.unsigned:
             result.forks.append(

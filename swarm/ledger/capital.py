@@ -75,7 +75,9 @@ class Capital:
         self.submissions += 1
         entry = -math.log(self.submissions * (self.submissions + 1))
         before = self.entered
-        if len(before) != len(bets):  # at first, and after a validator's change of version
+        # At first, and after a validator's change of version. What was entered is then given up,
+        # which only lowers the capital, so the bound on false evictions holds.
+        if len(before) != len(bets):
             before = [-math.inf] * len(bets)
         self.entered = [
             log_sum(entered, entry) + bet / UNITS_PER_NAT

@@ -168,6 +168,7 @@ def verify_consistency(
     if old == 0:
         return not proof and old_root == EMPTY_ROOT
     path = list(proof)
+    # A whole subtree, whose root is `old_root`: the proof leaves out what the verifier has.
     if old & (old - 1) == 0:
         path.insert(0, old_root)
     if not path:

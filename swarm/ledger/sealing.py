@@ -86,6 +86,8 @@ def is_lost(seals: Seals, place: Place, authority: Authority) -> bool:
     says, trusted = place.says, authority.trusted
     if says.rules != rules_digest(authority) or [x.owner for x in says.logs] != sorted(trusted):
         return True
+    # Whoever has not voted may still make it, however long silent: the vote may be under way.
+    # Otherwise the seal given up and its successor could both win.
     elsewhere = sum(_chose_another(seals.get(peer, ()), place, peer) for peer in trusted)
     return len(trusted) - elsewhere <= len(trusted) // 2
 
@@ -96,6 +98,8 @@ def _chose_another(log: Sequence[Place], place: Place, owner: str) -> bool:
     covered = place.says.log(owner)
     if covered is None or any(made.stated == place.stated for made in log):
         return False
+    # A vote before `covered.size` bars nothing: the seal's maker had seen it, so its owner may
+    # follow (`may_follow`). A vote for a later epoch bars too: nobody goes back to an earlier one.
     return any(made.epoch >= place.epoch and made.position >= covered.size for made in log)
 
 
@@ -103,6 +107,9 @@ def may_follow(seals: Seals, me: str, theirs: Place, authority: Authority) -> bo
     """Whether this peer, by what it has sealed itself, may seal what another one has sealed."""
     mine = [place for place in seals.get(me, ()) if place.epoch >= theirs.epoch]
     covered = theirs.says.log(me)
+    # `covered.size`: their seal's maker had seen this peer's vote, so votes that cross on the wire
+    # move nobody. `is_lost`: half of the peers or more have voted otherwise, so no peer alone can
+    # make this one vote again.
     return covered is not None and all(
         made.epoch == theirs.epoch
         and made.stated != theirs.stated
@@ -116,6 +123,7 @@ def adoptable(seals: Seals, epoch: int, authority: Authority) -> list[Place]:
     """The seals of an epoch that more than half of the trusted peers may still make, those with
     the most votes first, each once."""
     trusted = authority.trusted
+    # In reverse, so that of equal seals the one of the first trusted peer is kept.
     found = {
         place.stated: place
         for owner in reversed(trusted)
@@ -226,6 +234,7 @@ class Books:
             block = epoch.block(logs[self._me], self._me)
             own = block[-1]
             assert isinstance(own, Sealed)
+            # What is appended is this peer's own result, never a copy of what the other one says.
             if epochs.stated(own) != place.stated:
                 raise FalseSeal(place.owner, place.epoch, _difference(seal, own))
             return self._append(connection, epoch, logs[self._me])

@@ -165,6 +165,8 @@ def ledger_state(
         trained = not _TAKEN.isdisjoint(found.consumed.get(submission, ()))
         judge = ruling.final(by_validator, authority.validators, taken=trained)
         final = by_validator[judge]
+        # Whoever hands in a copy of another worker's file is refused; that must not hide the
+        # verdict on the original.
         held = verdicts.get(submission)
         if held is None or (held.outcome == "refused" and final.outcome != "refused"):
             verdicts[submission], judges[submission] = final, judge
@@ -176,12 +178,14 @@ def ledger_state(
             refuted[worker].append(refusal)
         elif final.outcome != "refused":
             number = (worker, final.lineage, final.step, final.number)
+            # The digest comes last: all readers of the logs must choose the same one.
             claim = (not trained, rank[judge], submission)
             claims[number] = min(claim, claims.get(number, claim))
     credits = {name: verdicts[name] for name in sorted({claim[2] for claim in claims.values()})}
     works = _works(credits, refuted, found.cases)
     standings = _standings(works, found, authority, newest, base.frontier)
     for submission, final in credits.items():
+        # Only now: submissions beyond it compete for numbers too, and their fines void credit.
         if until is not None and not until.covers(final):
             continue
         total, tokens = totals[final.worker], final.tokens
@@ -264,6 +268,7 @@ def _eviction_in_force(
 
     An entry of a log may hold any bytes, so only the signed message says whom it is about.
     """
+    # Sorted, and `>=` below: of two signed in the same millisecond all readers take the same one.
     newest: Envelope | None = None
     for raw in sorted(envelopes):
         try:

@@ -329,6 +329,8 @@ class Registrar:
         else:
             return ""
 
+        # Only leases that are renewed here can be ended here. Between networks as in
+        # `Slots.may_have`: more than one apart, or the slot would be taken back.
         def idle(lease: LeaseInForce) -> bool:
             crowded = taken[lease.slot.network] > taken[network] + 1 and not lease.slot.stake
             trial = admissions.trial_seconds

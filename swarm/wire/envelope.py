@@ -410,6 +410,8 @@ class Gate:
             raise Dropped("expired", f"{wall_ms - body.expires_ms} ms ago")
         if body.issued_ms > wall_ms + FUTURE_SECONDS_MAX * 1000:
             raise Dropped("from_the_future", f"{body.issued_ms - wall_ms} ms ahead")
+        # Before the rights and the rate: most of what gossip brings are copies. They must not use
+        # up their signer's rate, or any neighbour could silence it by repeating what it said.
         if envelope.digest in self._seen:
             raise Dropped("duplicate")
         cause = self._permits(body.sender, envelope.message)
@@ -427,6 +429,7 @@ class Gate:
             if trusted:
                 self._flooded(body.sender)
             raise Dropped("over_rate", body.sender)
+        # Only what was let through is remembered: what is over the rate may come again.
         if isinstance(envelope.message, StateMessage):
             self._keep_newest(key, newest)
         else:

@@ -105,6 +105,8 @@ class Chooser:
         # Towards the end the ratio says little, and others have finished: uplinks are free.
         ending = missing <= pieces * ENDING_SHARE
         least = min(2 * usual, self._width.most) if ending else max(1, 7 * usual // 8)
+        # Squared, so that a late peer catches up. One that is ahead gives up an eighth at most,
+        # since claims may be lies.
         job.width = max(least, min(round(usual * late * late), self._width.most))
 
     def _usual_width(self, job: Job) -> int:
@@ -122,6 +124,7 @@ class Chooser:
             return self._next_manifest(job, now)
         if not job.missing or job.scope.cancel_called:
             return None
+        # A lane stays with its source: one look at one claim, not at those of all sources.
         able = self._offer(job, last, now) if last is not None and self._stays(job, last) else 0
         if last is not None and able:
             line = last
@@ -132,6 +135,8 @@ class Chooser:
                 return None
             line = self._choose_claiming(lines)
             able = offers[line]
+        # The rarest piece, since a source that leaves takes it along; at random among equals, or
+        # all readers would ask for the same one. The pieces after it only fill the request.
         if self._have is not None:
             index = draw(self._have.claims.rarest(job.digest, able), self._world.random)
         else:
@@ -141,6 +146,8 @@ class Chooser:
         indices = [index]
         while len(indices) < count and able >> (indices[-1] + 1) & 1:
             indices.append(indices[-1] + 1)
+        # Taken without an await since they were offered: other lanes choose from the same bits.
+        # `Job.end` gives back what does not arrive.
         for each in indices:
             job.missing ^= 1 << each
         return self._ask_for(job, indices, line, now)

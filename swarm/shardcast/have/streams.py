@@ -245,12 +245,15 @@ class HaveExchange:
 
     async def _listen(self, stream: Stream) -> None:
         peer = stream.peer
+        # A peer that announces already only replaces its stream, so it needs no further room.
         if not self.claims.announces(peer) and len(self.claims) >= INBOUND_MAX:
             await stream.reset()
             return
         older = self._listening.get(peer)
         if older is not None:
             older.cancel()
+        # The newer stream counts: the older one may be half of a connection that is gone. Its
+        # claims end with it, since a stream begins with everything its sender holds.
         self.claims.begin(peer)
         self._listening[peer] = scope = trio.CancelScope()
         if (
@@ -280,6 +283,7 @@ class HaveExchange:
             self._events.emit("shardcast.neighbour_silent", remote=peer, reason=str(error))
             await stream.reset()
         finally:
+            # A replaced task must not take the claims of its successor along.
             if self._listening.get(peer) is scope:
                 del self._listening[peer]
                 self.claims.forget(peer)

@@ -176,6 +176,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
             if self._send_ended:
                 raise MuxedStreamClosed("the stream was ended by this side")
             size = min(len(view), self._send_window, _FRAME_BYTES_MAX)
+            # Before the await: another writer must not spend the same window.
             self._send_window -= size
             await self.muxed_conn.send(DATA, 0, self.number, size, view[:size])
             view = view[size:]
@@ -320,6 +321,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         if self._closing:
             return
         self._closing = True
+        # Behind half a frame GO_AWAY would be read as that frame's data, and whoever is writing it
+        # may hold the lock until the deadline of a write.
         if not self._stuck and not self._writing.locked():
             with contextlib.suppress(*BROKEN), trio.move_on_after(limits.CLOSE_SECONDS):
                 await self.secured_conn.write(_HEAD.pack(0, GO_AWAY, 0, 0, 0))
@@ -423,15 +426,19 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 continue
             if number == 0:
                 raise YamuxError("stream 0 is not a stream")
+            # No window ever exceeds the first one: only bytes that were read are granted again.
             if kind == DATA and length > WINDOW_BYTES:
                 raise YamuxError(f"a frame of {length} bytes, more than any window")
+            # Paid for before it is acted upon; SYN, FIN and RST come in such frames too.
             if kind == WINDOW_UPDATE or length < MUXER_FRAME_FREE_BYTES:
                 await self._count_frames(1)
             if flags & SYN:
                 await self._on_open(number, flags)
             if kind == DATA:
                 await self._on_data(number, length)
-            stream = self.streams.get(number)  # None: this side ended the stream meanwhile
+            # Looked up only now: the data may have been too much, or this side ended the stream
+            # while it arrived.
+            stream = self.streams.get(number)
             if stream is None:
                 continue
             if kind == WINDOW_UPDATE:
@@ -457,10 +464,13 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             left -= len(data)
             if self.is_strangers:
                 await self._bytes.spend(len(data))
+            # Data of a stream that is gone is read all the same, or the next head would be lost in
+            # it. The other side had not heard of the reset yet, so it is no fault.
             stream = self.streams.get(number)
             if stream is not None and not stream.feed(data):
                 self._overran("more came than its window allows")
                 await stream.reset()
+            # The own bound first: a connection that hoards must not cost another one its stream.
             if self.unread_bytes > MUXER_UNREAD_BYTES_MAX:
                 self.drop_fullest()
             elif self._shared.size_bytes > UNREAD_BYTES_MAX:
@@ -476,6 +486,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             return
         stream = YamuxStream(number, self)
         if self._foreign < MUXER_STREAMS_MAX:
+            # The queue may be full of streams that were reset before anyone accepted them.
             with contextlib.suppress(trio.WouldBlock):
                 self._opened.send_nowait(stream)
                 self.streams[number] = stream
