@@ -146,6 +146,8 @@ class Flows:
             for name in ("_up", "_down", "_rate", "_left", "_since"):
                 setattr(self, name, _doubled(getattr(self, name)))
         self._flows.append(flow)
+        # What both links have left: no other transfer gets slower before the next recomputation,
+        # and no link carries more than it can.
         now = trio.current_time()
         used = self._used
         room = up.bytes_per_second - used[up.number]
@@ -159,6 +161,7 @@ class Flows:
         self._left[index] = flow.saved
         self._since[index] = now
         self._change(now)
+        # A later end is found by the recomputation, with the rate of then.
         if rate > 0.0 and now + flow.saved / rate <= self._batch_at:
             self._end_at(now + flow.saved / rate, flow)
 
@@ -257,7 +260,8 @@ def fair_rates(up: _Indices, down: _Indices, capacity: _Floats) -> _Floats:
         at_up, at_down = share[up], share[down]
         by_up = at_up <= at_down * (1.0 + TOLERANCE)
         by_down = at_down <= at_up * (1.0 + TOLERANCE)
-        # A link that does not limit all of its transfers is not settled yet.
+        # A link that does not limit all of its transfers is not settled yet. The busy link with the
+        # smallest share always does, so each round settles some.
         loose = np.zeros(links, dtype=bool)
         loose[up[~by_up]] = True
         loose[down[~by_down]] = True
@@ -270,7 +274,7 @@ def fair_rates(up: _Indices, down: _Indices, capacity: _Floats) -> _Floats:
         rates[indices[settled]] = rate[settled]
         left -= np.bincount(up[settled], rate[settled], links)
         left -= np.bincount(down[settled], rate[settled], links)
-        np.maximum(left, 0.0, out=left)
+        np.maximum(left, 0.0, out=left)  # the tolerance may take a little more than there is
         rest = ~settled
         indices, up, down = indices[rest], up[rest], down[rest]
 

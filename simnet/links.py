@@ -252,9 +252,11 @@ class Connection:
         self._number += 1
         free_at = max(trio.current_time(), self._line_free_at)
         self._line_free_at = free_at + size_bytes / owner.line.uplink_bytes_per_second
+        # By counter, so that this message's fate depends on no other link's traffic.
         draw = mix(self._seed + self._number)
         loss = network.loss(owner.peer_id, self.peer.peer_id)
         latency = travel_seconds(self._latency, network.weather.jitter, loss, draw)
+        # A lost packet holds up all that were sent after it, as in TCP.
         self._arrived_at = max(self._arrived_at, self._line_free_at + latency)
         if self._arrived_at - trio.current_time() > SILENCE_SECONDS and not self._is_stuck:
             self._is_stuck = True  # no ping gets through either

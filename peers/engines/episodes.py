@@ -291,6 +291,7 @@ class Player:
         self._news.set()
 
     def _take_answers(self) -> None:
+        # First: an answer that comes while others are read sets it again, and is not slept through.
         self._news.clear()
         for playing in list(self._sets):
             while playing.answers and playing.error is None:
@@ -339,7 +340,7 @@ class Player:
 
     def _take(self, piece: Piece) -> None:
         if piece.id not in self._going:
-            return  # its set was given up in this step
+            return  # its set was given up over an earlier piece of this step
         playing, row = self._going.pop(piece.id)
         row.add(piece)
         self._try(playing, partial(self._go_on, playing, row))

@@ -171,6 +171,8 @@ class Rows:
             shared = row.prompt is not None and (
                 row.prompt in self._prompts or row.prompt in leaders
             )
+            # Whoever does not fit ends the admissions: rows that overtook it could keep it waiting
+            # for ever. The first one is computed however long it is.
             if not shared and computed_tokens and computed_tokens + length > PREFILL_TOKENS_MAX:
                 break
             more = min(len(self._waiting), self.slots - len(self.live)) - 1
@@ -279,6 +281,9 @@ class Rows:
         """Let live rows wait again, before all others and in their order of admission."""
         for row in sorted(rows, key=lambda each: -each.number):
             if row.tokens:
+                # They and their hidden states stay as they were sampled and proven, although
+                # another policy may go on; the cache is computed from prompt and tokens, which
+                # nobody shares.
                 row.save_hidden()
                 row.prompt = None
             self.cache.remove(row)

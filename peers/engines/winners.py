@@ -68,9 +68,12 @@ def largest(scaled: Tensor, drawn: Drawn, count: int = 1) -> tuple[Tensor, Tenso
         if end - start >= count:
             floors[row] = np.partition(noisy.values[start:end], -count)[-count]
     near = _near(logits, drawn, limit, floors - noise_max)
+    # Without `count` noisy tokens a row has no floor: all its other tokens are near.
     rows = np.concatenate((noisy.rows, near.rows))
     tokens = np.concatenate((noisy.tokens, near.tokens))
     values = np.concatenate((noisy.values, near.values))
+    # Not `>=`: with NaN among its logits a row must keep `count` entries as well, or `first` would
+    # point into the next row.
     high = np.flatnonzero(~(values < floors[rows]))
     high = high[np.lexsort((tokens[high], -values[high], rows[high]))]
     first = np.searchsorted(rows[high], np.arange(len(logits)))
@@ -107,11 +110,13 @@ def _noisy(logits: Floats, drawn: Drawn, limit: int) -> _Entries:
 
 def _near(logits: Floats, drawn: Drawn, limit: int, floors: npt.NDArray[np.float64]) -> _Entries:
     """The other tokens whose logits are not below their row's floor."""
+    # Too many tokens cost a little time, one too few would make another token win. So the floor is
+    # lowered by what sums may be off, and rounded to fp32 downwards.
     floors = floors - SLACK - SLACK_SHARE * np.abs(floors)
     least = np.nextafter(floors.astype(np.float32), np.float32(-np.inf))
     rows, tokens = np.divmod(np.flatnonzero(logits >= least[:, None]), logits.shape[1])
     hashes = _hash(drawn, rows, tokens)
-    other = np.flatnonzero(hashes > limit)
+    other = np.flatnonzero(hashes > limit)  # else `_noisy` has them, and they would come twice
     return _perturb(logits, rows[other], tokens[other], hashes[other])
 
 

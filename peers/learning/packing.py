@@ -171,6 +171,7 @@ def _distinct(batch: Batch, merge: bool) -> list[_Sequence]:
         batch.temperature.tolist(),
         strict=True,
     ):
+        # With the mask: the same tokens may be another conversation, whose turns end elsewhere.
         alone = 0 if merge else start
         key = (temperature, tokens.numpy().tobytes(), mask.numpy().tobytes(), alone)
         sampled = mask.nonzero()[:, 0]
@@ -251,6 +252,8 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
             positions[row, here] = torch.arange(member.inputs)
             sequence[row, here] = number
             inputs[row, here] = torch.arange(member.start, member.start + member.inputs)
+            # A token is predicted by the one before it, hence −1; each sequence begins with a
+            # prompt. Copies share one result, to which each adds its gradient.
             wanted = member.tokens[member.sampled]
             predictor.append(row * width + column + member.sampled - 1)
             target.append(wanted)
@@ -259,6 +262,7 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
                 index.append(torch.arange(copy, copy + len(wanted)))
             computed += len(wanted)
             column += member.inputs
+    # Only for flat passes, which have one row.
     lengths = [member.inputs for member in rows[0]]
     return Rows(
         tokens=tokens,

@@ -198,6 +198,7 @@ def _parts(
     yield _part("gradients, fp32", home, "training", 4 * count)
     yield _part("activations and logits", "device", "training", pass_.training)
     yield _part("activations and logits, without gradients", "device", "scoring", pass_.scoring)
+    # Past policies score without gradients, so their copy is not held while there are any.
     stays = sharding.cpu_offload and machine.device == "cuda"  # in FSDP's pinned memory
     spare = "copy of the adapters" if model.rank else "spare model"
     yield _part(f"{spare}, fp32", home, "always" if stays else "scoring", 4 * count)
@@ -240,11 +241,14 @@ def _gathered(
         for some in layers
     )
     others = _count(_of(shape, trained=not adapts)) - sum(map(_count, layers))
+    # This layer, the next one, and the buffer out of which one of them is copied.
     weights = (others + 3 * layer) * itemsize
     yield _part("weights, gathered", "device", "training", weights)
     yield _part("weights, gathered", "device", "scoring", weights)
     if adapts:  # the others have no gradients
         others, layer = 0, max(_count(_of(each, trained=True)) for each in shape.model.layers)
+    # Either during the layers' backward passes, beside the activations, or at the end, in place of
+    # them: they count in the same phase, so the late figure takes them off.
     early = (others + 2 * layer) * itemsize + 2 * layer * 4
     late = others * (itemsize + 4) - pass_.training
     yield _part("gradients, not yet reduced", "device", "training", max(early, late))

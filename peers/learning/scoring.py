@@ -116,6 +116,7 @@ class ScoredBatch:
     def tokens(self, rows: Rows, log_pi: Tensor, entropy: Tensor) -> Tokens:
         """The tokens of one pass, as the objective sees them."""
         here = rows.index
+        # Kept for later: metrics compare them with what the engines reported.
         log_mu = torch.where(self.on_policy[here], log_pi.detach(), self.log_mu[here])
         self.log_mu[here] = log_mu
         if self.old_is_generator:

@@ -68,6 +68,7 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
         policies: Any = {"mp_policy": precision, "offload_policy": offload}
         if how.expert_parallel and mesh["shard"].size() > 1:
             divide_experts(layers, mesh, **policies)
+        # Inner modules first: each call takes the parameters that no earlier one has.
         for each in (*layers, module):
             fsdp2(each, mesh=mesh, **policies)
         _make_masters(module, how)  # only now, so that a rank never holds it all in fp32

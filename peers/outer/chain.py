@@ -160,6 +160,8 @@ class Chain:
             return
         before, had = self._weights, self._trainers
         self._trainers, self._weights, self._by_weight = trainers, {GENESIS: 0}, []
+        # Parents before children. Where the parent is forgotten, its weight is what is left of the
+        # old one without this record's gain.
         for link in sorted(self._links.values(), key=lambda each: each.round):
             parent = self._weights.get(link.record.parent)
             self._weigh(link, before[link.digest] - link.gain(had) if parent is None else parent)
@@ -169,6 +171,7 @@ class Chain:
         for link in [link for link in self._links.values() if link.round < round]:
             del self._links[link.digest]
             self._signed[link.signer] -= 1
+            # Before the weight is gone, by which the place is found.
             del self._by_weight[bisect_left(self._by_weight, self._rank(link))]
             del self._weights[link.digest]
 
@@ -252,6 +255,8 @@ class Chain:
                 f"it is too late: its base is {age} rounds old, more than outer.staleness_max "
                 f"({self._staleness_max})"
             )
+        # If the chain's beginning is not known here, neither is its record of that round: the base
+        # then counts, unless it is known to be on another branch.
         base = self.ancestor(parent, contribution.base_round)
         if base != contribution.base and (base is not None or contribution.base in self):
             return f"it has another base than round {contribution.base_round} of this chain"
@@ -295,7 +300,7 @@ class Chain:
                     f"the record of round {record.round} has a contribution of "
                     f"{contribution.trainer} that does not count: {why}"
                 )
-        _check_signatures(link)
+        _check_signatures(link)  # last, as it costs most
 
 
 def names_of(contribution: Contribution) -> tuple[object, object]:

@@ -57,6 +57,8 @@ class Resumption:
         consumed = await child.resume(manifest, state.folder, self.publisher.folders())
         self.publisher.states.loaded(state)
         self.progress.advance(step)
+        # Of the batch before the state the weights are durable, though perhaps not the log. Those
+        # after it are repeated, whatever a log says of them.
         batches = self.store.batches_from(state.lineage, step - 1)
         before = batches.pop(step - 1, None)
         lacking = {each.submission for batch in batches.values() for each in batch.consumed}
@@ -67,6 +69,8 @@ class Resumption:
                 self.publisher.recall(entry)
             elif isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}:
                 logged |= {entry.submission: entry.step} if entry.step >= oldest else {}
+        # Known before the pool is read, or a submission that was consumed would be trained on
+        # again.
         done = {digest: at for digest, at in logged.items() if digest not in lacking}
         known = self.accepted.remember_consumed(dict.fromkeys(consumed, step) | done)
         self.peer.node.events.emit("trainer.resumed", step=step, consumed=known)
@@ -74,6 +78,7 @@ class Resumption:
             await self.accepted.log.complete(
                 [entry for entry in before.consumed if entry.submission not in logged]
             )
+        # Also before that: the steps to repeat need the very submissions that they took.
         self.accepted.set_aside(lacking)
         await self.accepted.settle_batches(consumed)
         if load:

@@ -200,6 +200,8 @@ class Examiner:
             return outcome
         stake = self._peer.trusted_part("validator").stake(case.worker, case.submission.step)
         record = Record(self._records.standing(case.worker), thresholds)
+        # Fixed before any of the content is judged: that no lie pays rests on the fine, which is
+        # computed from the share with which the submission was drawn (`swarm.ledger.record`).
         share = share_to_recompute(inspected.tokens, stake, thresholds)
         outcome.share = 1.0 if record.is_near else share
         job = Judge(
@@ -227,6 +229,8 @@ class Examiner:
                 case, inspect.order.seed(), graded, manifest.limits.grading_seconds
             )
         outcome.settle(graded)
+        # Ungraded groups are credited too, so nobody may earn by text of its own that cannot be
+        # graded. A second opinion is worth nothing without a recomputation.
         ungraded, striking = outcome.ungraded, history.is_striking
         drawn = prefill_wanted(self._secret, case.submission.digest, outcome.share)
         if ungraded or striking or drawn or case.first is not None:
@@ -234,6 +238,8 @@ class Examiner:
             await self._recompute(case, job, children.prefill, outcome)
         if ungraded and not outcome.failed:
             quarantine_ungraded(outcome)
+        # After the recomputation, so that no unchecked text is quarantined. The record decides
+        # nothing while the run observes: then there are no bets.
         run(HISTORY, history, outcome)
         if outcome.evidence.sampler and case.first is None:
             run(RECORD, record, outcome)

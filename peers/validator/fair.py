@@ -25,8 +25,8 @@ class FairQueue(Generic[Item]):
     """Items of clients. Each client's items come in order, and one at a time.
 
     The next item is that of the client that has used the fewest seconds; a doubted client's only if
-    no other may have the lane. A client that was away starts at the least of those present, so it
-    can neither save up nor be punished for its past.
+    no other may have the lane. A client that was away, or is new, starts at the least of those
+    present, or at what it has used if that is more: it can neither save up nor begin anew.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -100,6 +100,8 @@ class FairQueue(Generic[Item]):
 
     def _choose(self) -> str | None:
         """The client whose turn it is; None if none may use a lane now."""
+        # One lane stays for clients with a record whose items are quick, however many identities
+        # the others have. A single lane has to serve all.
         risky = self._slow | self._unproven | self._doubted
         risky_may = len(self._busy & risky) < max(1, self._lanes - 1)
         ready = [

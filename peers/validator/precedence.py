@@ -55,6 +55,7 @@ class Precedence:
         )
         if here not in ranks:
             return None
+        # Counted from the first announcement, so that one that is repeated starts no new wait.
         key, now = (announced.sender, submission.digest), self._peer.node.world.now()
         if now - self._sent_away.get(key, now) >= run.manifest.limits.verdict_seconds:
             return None
@@ -72,6 +73,8 @@ class Precedence:
         submission = announced.expect(Submission)
         taken = self._docket.taken(slot_of(announced.sender, submission))
         known = taken.receipt if taken is not None else None
+        # Heard already, so nobody need be asked. It must be for this very file: the worker may have
+        # delivered another one under the same number.
         if (
             known is not None
             and known.sender == validator
@@ -79,6 +82,8 @@ class Precedence:
             and _concerns(known, announced)
         ):
             return None if self._is_late(known) else known
+        # Else every announcement would wait for a validator that is down, and workers would give up
+        # on this one.
         now = self._peer.node.world.now()
         if now < self._silent_until.get(validator, now):
             return None
@@ -94,6 +99,7 @@ class Precedence:
             if not permitted or not _concerns(answer, announced):
                 continue
             if isinstance(answer.message, Verdict):
+                # A refusal that binds nobody may have a reason that holds there only.
                 return answer if settles(answer.message) else None
             if isinstance(answer.message, Acknowledgement):
                 self._docket.hear(answer)

@@ -36,6 +36,7 @@ def gains(scores: npt.NDArray[np.floating[Any]], mean: float) -> list[int]:
     Rounding down keeps the capital a supermartingale. Raises `ValueError` for a score outside
     [0, 1].
     """
+    # Negated, so that NaN is refused too.
     if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
         raise ValueError("a score lies outside [0, 1]")
     return [rounded(float(np.log1p(stake * (scores - mean)).sum())) for stake in stakes(mean)]

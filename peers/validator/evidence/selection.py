@@ -69,12 +69,15 @@ def _growths(
     least, range_ = min(outcomes), max(outcomes) - min(outcomes)
     if range_ <= 0:
         return total
+    # Each window is a bet of its own, given how many of its ties are lost, so growths add up. It
+    # has ties of every rollout, since all ties of one rollout have the same outcome.
     scaled = [(outcome - least) / range_ for outcome in outcomes]
     width = max(1, WINDOW_TIES // len(ties))
     for start in range(0, max(map(len, ties)), width):
         window = [row[start : start + width] for row in ties]
         outcome = np.repeat(scaled, [len(row) for row in window])
         lost = np.fromiter(chain.from_iterable(window), dtype=bool)
+        # Otherwise all arrangements have the same sum: nothing to bet on.
         if 0 < lost.sum() < len(lost) and np.ptp(outcome) > 0:
             total += _growth(outcome, lost)
     return total
@@ -84,6 +87,8 @@ def _growth(
     outcomes: npt.NDArray[np.floating[Any]], lost: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.floating[Any]]:
     """Each bet's growth over ties [n] of which some are lost."""
+    # The ratio of the likelihoods under the tilt that is claimed and under the most that an honest
+    # worker may have, exp(θY) / Σ exp(θY'), each over all choices of as many lost ties.
     tilts = np.array([*TILTS, *(math.copysign(HONEST_TILT, tilt) for tilt in TILTS)])
     likelihoods = tilts * outcomes[lost].sum() - _log_weights(outcomes, int(lost.sum()), tilts)
     claimed, honest = np.split(likelihoods, 2)
@@ -95,6 +100,8 @@ def _log_weights(
     outcomes: npt.NDArray[np.floating[Any]], count: int, tilts: npt.NDArray[np.floating[Any]]
 ) -> npt.NDArray[np.floating[Any]]:
     """log of the sum of exp(tilt · Y) over all choices of `count` ties, for each tilt."""
+    # Elementary symmetric polynomials of exp(tilt · outcome), one tie at a time, in logs: e_k of
+    # the first n ties is e_k of n − 1, plus the n-th times e_(k − 1) of n − 1.
     logs = np.full((len(tilts), count + 1), -np.inf)
     logs[:, 0] = 0.0
     for outcome in outcomes:
