@@ -5,7 +5,7 @@
     python -m benchmarks.broadcast --peers 100 --churn 0.1
     python -m benchmarks.broadcast --growth 10,30,100 --seeds 1 --plot growth.png
 
-Prints one JSON object. Every peer runs the production shardcast code (`simnet.swarmcast`). The
+Prints one JSON object. Every peer runs the production shardcast code (`benchmarks.swarmcast`). The
 clock starts at the announcement and stops when the last piece of the last receiver is verified and
 stored. Profile: uplinks 10 % 1 Gb/s, 40 % 200 Mb/s, 50 % 50 Mb/s; downlinks 500 Mb/s or the uplink,
 whichever is more; source 1 Gb/s. Bounds: docs/shardcast.md.
@@ -38,12 +38,12 @@ import trio
 import trio.lowlevel
 
 from benchmarks.common import at_least, number_where, several
+from benchmarks.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline, leavers
 from simnet.clock import Timeline, run_virtual
 from simnet.flows import Flow, Flows, Link
 from simnet.large_pages import use_large_pages
 from simnet.plot import SUFFIXES as PLOT_SUFFIXES
 from simnet.seeded import source
-from simnet.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline, leavers
 from swarm.errors import UserError
 from swarm.shardcast.manifest import piece_size_for
 from swarm.shardcast.rarity import draw

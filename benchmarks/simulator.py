@@ -19,9 +19,9 @@ from typing import Any
 
 import trio
 
+from benchmarks.protocols import measure_dht, measure_gossip
 from simnet import scenarios
 from simnet.clock import run_virtual
-from simnet.experiments import measure_dht, measure_gossip
 from simnet.large_pages import use_large_pages
 from simnet.simulation import Peer, Simulation
 from swarm.events import Event

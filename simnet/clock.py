@@ -6,8 +6,8 @@ or reports a deadlock. So a message needs no task of the simulator's own, and no
 loop unless it wakes a task.
 
 trio shuffles the tasks of each scheduling step. Its deterministic scheduling sorts tasks by age and
-draws their order from a generator, which is seeded here. The names of trio used are private: trio
-is pinned, and `check_trio` reports the names that another version lacks.
+draws their order from a generator, which is seeded here. The names of trio used are private, and
+trio is pinned: another version that lacks them ends a simulation with an `AttributeError`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,6 @@ little."""
 
 class Deadlock(SwarmError):
     """Every task waits and no deadline is set, so no task can ever run again."""
-
-
-class TrioChanged(SwarmError):
-    """This version of trio lacks a private name that simulations need."""
 
 
 class Timeline:
@@ -143,26 +139,6 @@ def virtual_clock() -> VirtualClock:
     return clock
 
 
-def check_trio() -> None:
-    """Raise `TrioChanged` with the private names that this trio lacks. Every run calls it."""
-    run = trio._core._run
-    wanted: list[tuple[Any, str]] = [
-        (run, "_ALLOW_DETERMINISTIC_SCHEDULING"),
-        (run, "_r"),
-        (run, "GLOBAL_RUN_CONTEXT"),
-        (run.Runner, "waiting_for_idle"),
-        (run.Runner, "runq"),
-        (run.Runner, "deadlines"),
-        (run.Deadlines, "next_deadline"),
-    ]
-    for owner, name in wanted:
-        if not hasattr(owner, name):
-            raise TrioChanged(
-                f"trio {trio.__version__} has no {name}, so a simulation would not repeat; "
-                "simnet is written for trio 0.35.0"
-            )
-
-
 def run_virtual(
     main: Callable[..., Awaitable[T]], *args: Any, seed: int, limit_seconds: float = inf
 ) -> T:
@@ -171,7 +147,6 @@ def run_virtual(
     Raises `Deadlock`, which names the waiting tasks, when no task can ever run again, and
     `trio.TooSlowError` after `limit_seconds` of virtual time.
     """
-    check_trio()
     scope = trio.CancelScope()
     stuck: list[str] = []
 

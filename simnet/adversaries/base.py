@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -16,6 +17,7 @@ from swarm.node.run_node import RunNode
 from swarm.roles import Role
 from swarm.transport import BlobReference, Framing, Source, Stream, Transport
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import Identity
 from swarm.wire.messages import Checkpoint, Message, StepOrder
 
 ATTACK_SECONDS = 5.0
@@ -100,6 +102,21 @@ def answer_dht(transport: Transport, answer: Callable[[wire.Message], wire.Messa
 
     cast(Any, transport)._handlers.pop(wire.PROTOCOL, None)
     transport.serve(wire.PROTOCOL, serve, Framing.DELIMITED)
+
+
+@asynccontextmanager
+async def second_identity(
+    peer: RunNode, identity: Identity, host: str | None
+) -> AsyncIterator[tuple[Any, trio.Nursery]]:
+    """Another identity on a peer's machine: its transport, and a nursery inside it."""
+    node, here = peer.node, cast(Any, peer.node.transport)
+    async with (
+        here._network.transport(
+            identity, world=node.world, disk=node.disk, line=here.line, host=host
+        ) as transport,
+        trio.open_nursery() as nursery,
+    ):
+        yield transport, nursery
 
 
 def deliver_nothing(peer: RunNode) -> None:

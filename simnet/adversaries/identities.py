@@ -7,7 +7,13 @@ from typing import Any, ClassVar, cast
 
 import trio
 
-from simnet.adversaries.base import ATTACK_SECONDS, Adversary, Kind, answer_dht
+from simnet.adversaries.base import (
+    ATTACK_SECONDS,
+    Adversary,
+    Kind,
+    answer_dht,
+    second_identity,
+)
 from swarm.errors import PeerError
 from swarm.kademlia import wire
 from swarm.kademlia.dht import Kademlia
@@ -46,13 +52,7 @@ class Sybil(Adversary):
 
     async def _live(self, identity: Identity, host: str | None) -> None:
         node = self._peer.node
-        mine = cast(Any, node.transport)
-        async with (
-            mine._network.transport(
-                identity, world=node.world, disk=node.disk, line=mine.line, host=host
-            ) as transport,
-            trio.open_nursery() as nursery,
-        ):
+        async with second_identity(self._peer, identity, host) as (transport, nursery):
             itself = wire.Neighbour(transport.peer_id, tuple(transport.addresses()))
             self._crowd[transport.peer_id] = itself
             answer_dht(transport, lambda question: self._lie(itself, question))
@@ -116,13 +116,7 @@ class IdleIdentities(Adversary):
 
     async def _live(self, identity: Identity, host: str) -> None:
         node, run = self._peer.node, self._peer.run
-        here = cast(Any, node.transport)
-        async with (
-            here._network.transport(
-                identity, world=node.world, disk=node.disk, line=here.line, host=host
-            ) as transport,
-            trio.open_nursery() as nursery,
-        ):
+        async with second_identity(self._peer, identity, host) as (transport, nursery):
             gate = Gate(node.world, run.id, run.permits, run.trusts)
             messenger = Messenger(transport, gate, node.events)
             await nursery.start(messenger.run)

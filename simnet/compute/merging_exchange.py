@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 import trio
 from blake3 import blake3
@@ -36,8 +34,6 @@ class AnswerNotes(msgspec.Struct, frozen=True):
 
 class ExchangeModel(OuterModel):
     """Cost model of `peers.outer.learning.exchange_service.ExchangingService`."""
-
-    BESIDE: ClassVar[frozenset[str]] = OuterModel.BESIDE
 
     async def start_exchange(self, job: exchange.StartExchange) -> exchange.ExchangeStarted:
         self._folder = job.exchange

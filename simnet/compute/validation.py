@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from peers.validator.evidence import betting
 from peers.validator.evidence.submission import without_bets
-from simnet.compute.environment import served_episodes, served_groups
+from simnet.compute.environment import served_episodes
 from simnet.compute.rollouts import (
     Crash,
     SimulatedRollouts,
@@ -96,16 +96,12 @@ class InspectorModel:
         self, job: validation.Inspect, found: SimulatedRollouts, hung: str
     ) -> validation.Graded:
         """The grades of local groups, and the served episodes; raises `BadTurn`."""
-        workload, served = self._setting.workload, served_groups(job.order)
+        workload = self._setting.workload
         fails = hung or (
             "" if self._setting.hardware.grades else "environment 'simulated' cannot grade"
         )
         rewards = true_rewards(workload, found)
-        episodes = (
-            list(served_episodes(job.order, found, workload.turns, job.environment_peers))
-            if served
-            else []
-        )
+        episodes = list(served_episodes(job.order, found, workload.turns, job.environment_peers))
         if self._grades_served:
             episodes = []
         asked = {group for group, _, _ in episodes}

@@ -12,8 +12,6 @@ from typing import Any
 from simnet.compute.setting import Workload
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
 from simnet.simulation import Plan, Simulation
-from simnet.swarmcast import Case
-from simnet.swarmcast import bound as least_seconds
 
 PEERS = 30
 WORKLOAD = Workload(model_bytes=100_000_000)
@@ -47,10 +45,13 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     trainer = simulation.add(Plan("trainer", ["trainer"], SERVER))
     await trainer.start()
     await simulation.meet(published, 600.0)
-    case = Case(
-        simulation.seed, simulation.workload.model_bytes, SERVER, [plan.line for plan in plans]
+    lines = [plan.line for plan in plans]
+    uplinks = sum(line.uplink_bytes_per_second for line in [SERVER, *lines])
+    bound = simulation.workload.model_bytes * max(
+        1 / SERVER.uplink_bytes_per_second,
+        1 / min(line.downlink_bytes_per_second for line in lines),
+        len(lines) / uplinks,
     )
-    bound = max(least_seconds(case).values())
     await simulation.meet(complete, SLACK * bound + 60.0)
     begun = published.times.get("trainer", 0.0)
     times = {name: at - begun for name, at in complete.times.items()}

@@ -26,7 +26,7 @@ For other rooms:
 - `have.streams`: HaveExchange
 - `held`: Change, Held, is_right
 - `jobs`: DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PieceToMake, PiecesMade
-- `limits`: *, PIECES_WANTED, PIECE_BYTES_MAX
+- `limits`: *
 - `manifest`: BASE_NAME, BadManifest, CheckpointManifest, MANIFEST_NAME, build, digest_of,
   is_mirror, parse, piece_size_for
 - `mirror`: fetch

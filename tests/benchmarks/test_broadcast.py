@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.broadcast import measure, parse, published
-from simnet.swarmcast import bound, headline
+from benchmarks.swarmcast import bound, headline
 
 
 def printed(*arguments: str) -> Any:

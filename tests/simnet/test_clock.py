@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from simnet.clock import Deadlock, Timeline, TrioChanged, check_trio, run_virtual
+from simnet.clock import Deadlock, Timeline, run_virtual
 
 
 async def race(tasks: int = 30) -> list[int]:
@@ -133,11 +133,3 @@ def test_an_action_that_fails_ends_the_simulation_with_its_error() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run_virtual(main, seed=1)
-
-
-@pytest.mark.parametrize("name", ["_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT"])
-def test_another_trio_is_recognised(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    check_trio()
-    monkeypatch.delattr(trio._core._run, name)
-    with pytest.raises(TrioChanged, match=f"has no {name}"):
-        run_virtual(trio.sleep, 1, seed=1)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 import pytest
 import trio
 
+from simnet.adversaries.base import second_identity
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
@@ -34,22 +35,14 @@ class SlotHolder:
 
     async def run(self) -> None:
         node = self._peer.node
-        network = cast(Any, node.transport)._network
         async with trio.open_nursery() as nursery:
             for number in range(CROWD):
                 identity = Identity(node.world.secret_bytes(32))
                 host = f"66.{number % HOSTS}.1.{number + 2}"
-                nursery.start_soon(self._live, network, identity, host)
+                nursery.start_soon(self._live, identity, host)
 
-    async def _live(self, network: Any, identity: Identity, host: str) -> None:
-        node = self._peer.node
-        line = cast(Any, node.transport).line
-        async with (
-            network.transport(
-                identity, world=node.world, disk=node.disk, line=line, host=host
-            ) as transport,
-            trio.open_nursery() as nursery,
-        ):
+    async def _live(self, identity: Identity, host: str) -> None:
+        async with second_identity(self._peer, identity, host) as (transport, nursery):
             transport.serve(PROTOCOL, self._hold)
             while True:
                 for peer, addresses in self._victims():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.protocols import measure_dht, measure_gossip
 from benchmarks.simulator import costs, run_scenario
-from simnet.experiments import measure_dht, measure_gossip
 from simnet.links import mix, travel_seconds
 
 

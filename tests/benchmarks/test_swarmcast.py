@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.swarmcast import GIGABIT, Case, bound, bound_of, broadcast, headline
 from simnet.lines import REGIONS, Line
-from simnet.swarmcast import GIGABIT, Case, bound, bound_of, broadcast, headline
 
 SIZE = 8_000_000
 
