@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from swarm.errors import PeerError, UserError
 from swarm.terminal.crash import FILES_KEPT, Crash, crashes_reported
+from swarm.terminal.exit import exits
 from swarm.terminal.untrusted import printable
 
 
@@ -22,13 +24,14 @@ async def nested(depth: int, error: BaseException) -> None:
 
 def test_the_innermost_cause_is_said_and_the_rest_is_in_a_file(tmp_path: Path) -> None:
     with pytest.raises(Crash) as caught, crashes_reported(tmp_path / "home"):
-        trio.run(nested, 6, KeyError("12D3KooW"))
+        trio.run(nested, 30, KeyError("12D3KooW"))
     said = str(caught.value)
     assert said.startswith("a fault of the program: KeyError: '12D3KooW' (")
     assert len(said.splitlines()) == 1 and "please report it" in said
     (path,) = (tmp_path / "home").glob("crash-*.txt")
     assert str(path) in said
-    assert path.read_text().count("ExceptionGroup") >= 6
+    whole = path.read_text()
+    assert whole.count("ExceptionGroup") >= 30 and "KeyError: '12D3KooW'" in whole
 
 
 def test_the_line_of_our_own_is_named(tmp_path: Path) -> None:
@@ -36,6 +39,14 @@ def test_the_line_of_our_own_is_named(tmp_path: Path) -> None:
     said = r"TypeError: .* \(swarm/terminal/untrusted.py, line \d+, in printable\)"
     with pytest.raises(Crash, match=said), crashes_reported(tmp_path):
         printable(7)  # type: ignore[arg-type]
+
+
+def test_the_line_of_another_package_is_named_too(tmp_path: Path) -> None:
+    role: dict[str, Any] = {}
+    exec(compile("def hear(order):\n    return order.step\n", "/lab/role.py", "exec"), role)
+    said = r"AttributeError: .*, in command; raised in role.py, line 2, in hear\)"
+    with pytest.raises(Crash, match=said), crashes_reported(tmp_path):
+        exits(role["hear"])(7)
 
 
 @pytest.mark.parametrize(
