@@ -13,6 +13,7 @@ import bisect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import trio
 
@@ -221,7 +222,10 @@ class Lookup:
             known = self._addresses.get(peer, ())
             # The addresses of a peer that answered are final; for others, collect all named ones.
             if peer not in self._answered or not known:
-                merged = dict.fromkeys(known + neighbour.addresses)
+                # In turn, so that the first ones of each word are kept: a liar who names as many
+                # wrong ones as there is room for would hide the peer from all paths.
+                pairs = zip_longest(known, neighbour.addresses)
+                merged = dict.fromkeys(each for pair in pairs for each in pair if each is not None)
                 self._addresses[peer] = tuple(merged)[:ADDRESSES_PER_PEER_MAX]
             if peer not in path.known:
                 path.known[peer] = hops

@@ -21,7 +21,12 @@ from swarm.kademlia.routing_table import (
     key_id,
     node_id,
 )
-from swarm.kademlia.wire import KEY_BYTES_MAX, RECORD_BYTES_MAX, Neighbour
+from swarm.kademlia.wire import (
+    ADDRESSES_PER_PEER_MAX,
+    KEY_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    Neighbour,
+)
 from swarm.wire.identity import Identity, PeerId
 from tests.kademlia.harness import PlainValidator, good, run
 from tests.worlds import WALL
@@ -306,18 +311,21 @@ async def test_invented_peers_cost_a_bounded_number_of_requests():
     assert result.asked <= LOOKUP_QUERIES_MAX
 
 
-async def test_a_wrong_address_is_made_good_by_another_word():
+@pytest.mark.parametrize("wrong", [1, ADDRESSES_PER_PEER_MAX])
+@pytest.mark.parametrize("liar_is_first", [True, False])
+async def test_wrong_addresses_are_made_good_by_another_word(wrong, liar_is_first):
     right = address(IDS[2], "9.9.9.9")
+    false = tuple(each for n in range(wrong) for each in address(IDS[2], f"6.6.6.{n}"))
 
     async def ask(neighbour: Neighbour) -> list[Neighbour]:
         if neighbour.peer == IDS[2]:
-            if neighbour.addresses[-1:] != right:
+            await trio.sleep(0.5)
+            if right[0] not in neighbour.addresses:
                 raise PeerError("nobody there")
             return []
-        if neighbour.peer == IDS[1]:
-            return [Neighbour(IDS[2], address(IDS[2], "6.6.6.6"))]
-        await trio.sleep(1)
-        return [Neighbour(IDS[2], right)]
+        liar = neighbour.peer == IDS[1]
+        await trio.sleep(0 if liar == liar_is_first else 1)
+        return [Neighbour(IDS[2], false if liar else right)]
 
     seeds = [Neighbour(IDS[1]), Neighbour(IDS[3])]
     result = await Lookup(node_id(IDS[2]), seeds, ask, own=OWN).run()
