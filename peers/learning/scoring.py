@@ -40,6 +40,7 @@ def score(
     it, and after a crash. `step`: number of the policy held. Where several policies sampled a
     rollout, each scores all of it, as if it had sampled all, and gives μ of its own tokens.
     """
+    # With several optimiser steps, passes after the first are those of weights that have moved.
     one_step = settings.optimiser.optimiser_steps == 1
     own = step if one_step and _publishes_exactly(policy) else -1  # left to the training pass
     replay = settings.objective.router_replay

@@ -436,6 +436,9 @@ class Following:
         """Merge one record's contributions, and go to the state that follows."""
         before = self._states[link.record.parent]
         if before.digest != link.record.state:
+            # A merge gives everybody the same bits, so somebody computed or says something wrong:
+            # what more trainers have is followed. Two alone would wait for each other for ever, so
+            # the one that follows the record fetches the state that it names.
             claims = self._claims(before.record)
             ours, theirs = claims[before.digest], claims[link.record.state]
             problem = (

@@ -133,6 +133,8 @@ def verify(
     claimed = _evaluate(words[:, 1:], indices % words[:, :1])
 
     matches = (claimed >> 7) & 0xFF == (own >> 7) & 0xFF  # bf16: sign, 8 exponent bits, 7 mantissa
+    # Modulo less than any honest builder takes, an index may lose its position in the chunk, and
+    # then values that are usual in every text fit this one (decision 23): no entry counts.
     matches &= (words[:, 0] >= _least_moduli(chunks, words[:, 0]))[:, None]
     counts = matches.sum(1)
     flipped = (claimed >> 15 != own >> 15) & matches
@@ -140,6 +142,7 @@ def verify(
     distances = np.abs((claimed & 0x7F) - (own & 0x7F))
     errors = np.where(matches & ~flipped, distances / 128, 1.0).mean(1)
     sums = np.where(matches, distances, 0).sum(1)
+    # 128 is more than any distance of 7 bits: entries that do not match come after all others.
     ordered = np.sort(np.where(matches, distances, 128), axis=1)
     medians = ordered[np.arange(len(chunks)), np.minimum(counts // 2, TOP_VALUES - 1)]
 

@@ -201,6 +201,7 @@ class Inbox:
                 if not self._judged(key)
             ),
         ]
+        # Not the free bytes alone, of which shares would shrink with each file that comes.
         disk = free + sum(size for _, _, size in held)
         unproven = [(worker, each, size) for worker, each, size in held if not each.proven]
         bounds = [
