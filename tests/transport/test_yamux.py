@@ -265,6 +265,22 @@ async def test_one_connection_and_all_together_hold_so_much() -> None:
         assert not modest.overruns
 
 
+async def test_a_connection_that_ends_holds_nothing_while_its_last_frame_is_stuck() -> None:
+    async def stuck(data: bytes) -> None:
+        await trio.sleep_forever()
+
+    async with stranger() as other:
+        numbers = range(1, 2 * yamux.MUXER_UNREAD_BYTES_MAX // WINDOW_BYTES + 2, 2)
+        await other.send(*(frame(WINDOW, SYN, number, 0) for number in numbers))
+        other.muxer.secured_conn.write = stuck
+        await other.send(*(data(number, bytes(WINDOW_BYTES)) for number in numbers))
+        assert other.overruns and other.shared.size_bytes
+        await other.pipe.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not other.muxer.is_closed, "the reset is still being written"
+        assert other.shared.size_bytes == 0
+
+
 async def test_streams_beyond_the_limit_are_refused() -> None:
     async with stranger() as other:
         limit = yamux.MUXER_STREAMS_MAX

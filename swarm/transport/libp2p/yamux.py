@@ -308,7 +308,10 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 except YamuxError as error:
                     broken = error
                 finally:
+                    # What it holds counts against all connections, and none of it is found from now
+                    # on (`Shared.relieve`). The last writes below may take seconds.
                     del self._shared.muxers[self]
+                    self._drop_streams()
                 self._nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
@@ -326,8 +329,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         if not self._stuck and not self._writing.locked():
             with contextlib.suppress(*BROKEN), trio.move_on_after(limits.CLOSE_SECONDS):
                 await self.secured_conn.write(_HEAD.pack(0, GO_AWAY, 0, 0, 0))
-        for stream in list(self.streams.values()):
-            stream.drop()
+        self._drop_streams()
         self._opened.close()
         self._reading.cancel()
         with contextlib.suppress(*BROKEN):
@@ -335,6 +337,10 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self.event_closed.set()
         if self.on_close is not None:
             await self.on_close()
+
+    def _drop_streams(self) -> None:
+        for stream in list(self.streams.values()):
+            stream.drop()
 
     async def ping(self) -> None:
         """Send a ping and wait for its answer."""
