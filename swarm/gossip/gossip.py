@@ -254,7 +254,8 @@ class Gossip:
             # stream opened by the same side means that it has lost the first.
             lesser = self._transport.peer_id < peer
             crossed = opened != other.opened
-            if lesser == other.opened if crossed else opened:
+            older_stays = lesser == other.opened if crossed else opened
+            if older_stays:
                 await stream.reset()
                 return
             self._slots.leave(other)
