@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
-from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
 from swarm.events import Event
+from tests.simnet.runs import going
+
+RUNNER = partial(run_virtual, seed=5)
 
 
 @pytest.mark.slow
-def test_a_second_validator_judges_at_once_and_workers_keep_their_calm() -> None:
+async def test_a_second_validator_judges_at_once_and_workers_keep_their_calm() -> None:
     """Its children take seconds to start: what is pushed meanwhile must not use up the quota."""
     heard: list[tuple[float, str, Event]] = []
     late = 40.0
     hardware = Hardware(tokens_per_second=10_000.0, step_seconds=4.0)
 
-    async def main() -> None:
-        simulation = Simulation(5, workload=Workload(3_000_000, completion_tokens_mean=64))
-        simulation.listeners.append(lambda now, peer, event: heard.append((now, peer.name, event)))
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["v1", "v2"], groups_per_step=64,
-                max_new_tokens=256,
-            )  # fmt: skip
-            for plan in (
-                Plan("v1", ["validator"], hardware=hardware),
-                Plan("trainer", ["trainer"], hardware=hardware),
-                Plan("worker", ["inference"], hardware=hardware),
-            ):
-                await simulation.add(plan).start()
-            await trio.sleep_until(late)
-            await simulation.add(Plan("v2", ["validator"], hardware=hardware)).start()
-            await trio.sleep_until(late + 20)
-
-    run_virtual(main, seed=5, limit_seconds=1000)
+    simulation = Simulation(5, workload=Workload(3_000_000, completion_tokens_mean=64))
+    simulation.listeners.append(lambda now, peer, event: heard.append((now, peer.name, event)))
+    async with going(
+        simulation,
+        Plan("v1", ["validator"], hardware=hardware),
+        Plan("trainer", ["trainer"], hardware=hardware),
+        Plan("worker", ["inference"], hardware=hardware),
+        validators=["v1", "v2"],
+        groups_per_step=64,
+    ):
+        await trio.sleep_until(late)
+        await simulation.add(Plan("v2", ["validator"], hardware=hardware)).start()
+        await trio.sleep_until(late + 20)
     verdicts = [
         (now, event.fields)
         for now, name, event in heard

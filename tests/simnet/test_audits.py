@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import trio
@@ -10,12 +11,14 @@ from peers.inference.role import InferenceRole
 from peers.validator.role import ValidatorRole
 from simnet.adversaries import disguise
 from simnet.clock import run_virtual
-from simnet.compute.setting import Fabricates, Hardware, Workload
-from simnet.scenarios.parts import start_bootstrap
+from simnet.compute.setting import Fabricates, Hardware
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.node.run_node import RunNode
 from swarm.wire.manifest import Thresholds
+from tests.simnet.runs import SMALL, going
+
+RUNNER = partial(run_virtual, seed=1)
 
 END_SECONDS = 90.0
 LIAR = "w0"
@@ -27,7 +30,7 @@ def run(
 ) -> tuple[int, list[tuple[str, Any]]]:
     """The evictions and the validator's events of a run with two workers, the first of which is
     an adversary of some kind, or fabricates its work."""
-    simulation = Simulation(1, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
+    simulation = Simulation(1, workload=SMALL)
     seen: list[tuple[str, Any]] = []
     evictions = 0
 
@@ -38,29 +41,24 @@ def run(
     async def main() -> None:
         nonlocal evictions
         simulation.listeners.append(hear)
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["v0"], groups_per_step=16,
-                max_new_tokens=256, thresholds=thresholds,
-            )  # fmt: skip
-            liar = Plan(LIAR, ["inference"])
-            if kind:
-                liar = disguise(liar, kind)
-            elif fabricates:
-                liar = Plan(LIAR, ["inference"], acts=InferenceRole, fabricates=fabricates)
-            plans = [
-                Plan("v0", ["validator"]),
-                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=3.0)),
-                liar,
-                Plan("w1", ["inference"]),
-            ]
-            for plan in plans:
-                await simulation.add(plan).start()
+        liar = Plan(LIAR, ["inference"])
+        if kind:
+            liar = disguise(liar, kind)
+        elif fabricates:
+            liar = Plan(LIAR, ["inference"], acts=InferenceRole, fabricates=fabricates)
+        async with going(
+            simulation,
+            Plan("v0", ["validator"]),
+            Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=3.0)),
+            liar,
+            Plan("w1", ["inference"]),
+            groups_per_step=16,
+            thresholds=thresholds,
+        ):
             await trio.sleep_until(END_SECONDS)
             evictions = simulation.evictions()
 
     run_virtual(main, seed=1, limit_seconds=END_SECONDS + 1)
-    assert simulation.violations == []
     return evictions, seen
 
 
@@ -95,8 +93,8 @@ def test_a_lie_that_was_accepted_is_found_by_its_audit() -> None:
     assert len(refused) == evictions == 1, "the first refusal evicts"
 
 
-def test_a_validator_that_is_killed_before_an_audit_performs_it_after_its_restart() -> None:
-    simulation = Simulation(1, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
+async def test_a_validator_that_is_killed_before_an_audit_performs_it_after_its_restart() -> None:
+    simulation = Simulation(1, workload=SMALL)
     lives: list[ValidatorRole] = []
     audited: set[bytes] = set()
     enough = trio.Event()
@@ -115,29 +113,22 @@ def test_a_validator_that_is_killed_before_an_audit_performs_it_after_its_restar
             assert event.fields["submission"] not in audited, "audited twice"
             audited.add(event.fields["submission"])
 
-    async def main() -> None:
-        simulation.listeners.append(hear)
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["v0"], groups_per_step=16,
-                max_new_tokens=256, thresholds=rarely(1.0),
-            )  # fmt: skip
-            for plan in (
-                Plan("v0", ["validator"], acts=Noted, hardware=slow),
-                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=30.0)),
-                Plan("w0", ["inference"]),
-                Plan("w1", ["inference"]),
-            ):
-                await simulation.add(plan).start()
-            await enough.wait()
-            waiting = {case.submission.digest for case, _ in lives[0]._audits._drawn}
-            await simulation.peers["v0"].kill()
-            assert not waiting & audited
-            await simulation.peers["v0"].start(resume=True)
-            with trio.move_on_after(60):
-                while not waiting <= audited:  # noqa: ASYNC110 (virtual time)
-                    await trio.sleep(1)
-            assert waiting <= audited
-
-    run_virtual(main, seed=1, limit_seconds=600)
-    assert simulation.violations == []
+    simulation.listeners.append(hear)
+    async with going(
+        simulation,
+        Plan("v0", ["validator"], acts=Noted, hardware=slow),
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=30.0)),
+        Plan("w0", ["inference"]),
+        Plan("w1", ["inference"]),
+        groups_per_step=16,
+        thresholds=rarely(1.0),
+    ):
+        await enough.wait()
+        waiting = {case.submission.digest for case, _ in lives[0]._audits._drawn}
+        await simulation.peers["v0"].kill()
+        assert not waiting & audited
+        await simulation.peers["v0"].start(resume=True)
+        with trio.move_on_after(60):
+            while not waiting <= audited:  # noqa: ASYNC110 (virtual time)
+                await trio.sleep(1)
+        assert waiting <= audited

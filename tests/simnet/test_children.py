@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -18,6 +19,8 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.world import ChildDied, ChildError, Job, restarts
+
+RUNNER = partial(run_virtual, seed=1)
 
 STEPS = 4
 SLOW = Hardware(step_seconds=5.0)
@@ -183,20 +186,17 @@ async def die(child: SimulatedChild) -> None:
     child.die()
 
 
-def test_a_cost_model_works_until_it_ends_fails_or_dies() -> None:
-    async def main() -> None:
-        child = SimulatedChild("counter", Counter(), SimulatedDisk())
-        assert await child.request("count", Count(to=3), int) == 3
-        assert trio.current_time() == 3.0
-        await child.request("nothing", Job(), NoneType)
-        with pytest.raises(ChildError, match="too many"):
-            await child.request("count", Count(to=9), int)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(die, child)
-            with pytest.raises(ChildDied, match="counter was killed"):
-                await child.request("count", Count(to=3), int)
-
-    run_virtual(main, seed=1)
+async def test_a_cost_model_works_until_it_ends_fails_or_dies() -> None:
+    child = SimulatedChild("counter", Counter(), SimulatedDisk())
+    assert await child.request("count", Count(to=3), int) == 3
+    assert trio.current_time() == 3.0
+    await child.request("nothing", Job(), NoneType)
+    with pytest.raises(ChildError, match="too many"):
+        await child.request("count", Count(to=9), int)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(die, child)
+        with pytest.raises(ChildDied, match="counter was killed"):
+            await child.request("count", Count(to=3), int)
 
 
 def test_every_child_of_a_role_runs_under_the_interpreter_of_its_settings(

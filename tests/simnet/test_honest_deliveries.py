@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import trio
 from peers.validator.role import ValidatorRole
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
-from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.wire.manifest import Limits
+from tests.simnet.runs import going
+
+RUNNER = partial(run_virtual, seed=3)
 
 DISTURBED_FROM, CALM_AGAIN, END = 20.0, 50.0, 75.0
 LIMITS = Limits(acknowledgement_seconds=2.0, verdict_seconds=6.0)
@@ -77,7 +80,7 @@ async def nothing(simulation: Simulation) -> None:
     ],
     ids=["crashes", "reconnects", "validators-restart", "validators-part", "slow-validator"],
 )
-def test_every_number_is_judged_and_accepted(
+async def test_every_number_is_judged_and_accepted(
     disturb: Disturb, prefill_tokens_per_second: float
 ) -> None:
     simulation = Simulation(3, workload=Workload(model_bytes=500_000, completion_tokens_mean=32))
@@ -93,32 +96,26 @@ def test_every_number_is_judged_and_accepted(
             number = (fields["step"], fields["number"])
             assert judged.setdefault(number, fields["failed"]) == fields["failed"]
 
-    async def main() -> None:
-        simulation.listeners.append(hear)
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=list(VALIDATORS), groups_per_step=8,
-                groups_per_submission=1, max_new_tokens=128, limits=LIMITS,
-            )  # fmt: skip
-            slow = Hardware(prefill_tokens_per_second=prefill_tokens_per_second)
-            for plan in (
-                Plan("v0", ["validator"], hardware=slow),
-                Plan("v1", ["validator"]),
-                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=1.0)),
-                Plan("w", ["inference"], hardware=Hardware(tokens_per_second=600.0)),
-            ):
-                await simulation.add(plan).start()
-            await trio.sleep_until(DISTURBED_FROM)
-            await disturb(simulation)
-            assert simulation.now() < CALM_AGAIN
-            await trio.sleep_until(END)
-            for name in VALIDATORS:
-                role = simulation.peers[name].roles[0]
-                assert isinstance(role, ValidatorRole)
-                wastes.extend(each.count for each in role._penalties._wastes.values())
-
-    run_virtual(main, seed=3, limit_seconds=END + 10)
-    assert simulation.violations == []
+    simulation.listeners.append(hear)
+    slow = Hardware(prefill_tokens_per_second=prefill_tokens_per_second)
+    async with going(
+        simulation,
+        Plan("v0", ["validator"], hardware=slow),
+        Plan("v1", ["validator"]),
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=1.0)),
+        Plan("w", ["inference"], hardware=Hardware(tokens_per_second=600.0)),
+        groups_per_submission=1,
+        max_new_tokens=128,
+        limits=LIMITS,
+    ):
+        await trio.sleep_until(DISTURBED_FROM)
+        await disturb(simulation)
+        assert simulation.now() < CALM_AGAIN
+        await trio.sleep_until(END)
+        for name in VALIDATORS:
+            role = simulation.peers[name].roles[0]
+            assert isinstance(role, ValidatorRole)
+            wastes.extend(each.count for each in role._penalties._wastes.values())
     assert set(judged.values()) == {""}, "everything is accepted"
     assert max(wastes, default=0) == 0
     missing = [

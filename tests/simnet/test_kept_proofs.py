@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import msgspec
 import pytest
@@ -11,8 +12,7 @@ import trio
 from peers.inference.proofs import SOON_SECONDS
 from peers.inference.role import InferenceRole
 from simnet.clock import run_virtual
-from simnet.compute.setting import Hardware, Workload
-from simnet.scenarios.parts import start_bootstrap
+from simnet.compute.setting import Hardware
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.ledger import proof_file
@@ -22,6 +22,9 @@ from swarm.wire.envelope import open_envelope
 from swarm.wire.manifest import Limits, Thresholds
 from swarm.wire.messages import Eviction
 from swarm.world import Database
+from tests.simnet.runs import SMALL, going
+
+RUNNER = partial(run_virtual, seed=4)
 
 VALIDATORS = ("v0", "v1")
 EPOCH_ENTRIES = 400
@@ -43,8 +46,8 @@ def _proofs(database: Database) -> list[Proven]:
     "restarts",
     [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.long)],
 )
-def test_proofs_outlast_the_entries(restarts: bool) -> None:
-    simulation = Simulation(4, workload=Workload(model_bytes=500_000, completion_tokens_mean=64.0))
+async def test_proofs_outlast_the_entries(restarts: bool) -> None:
+    simulation = Simulation(4, workload=SMALL)
     sealed = {name: 0 for name in VALIDATORS}
     deleted: set[str] = set()
 
@@ -54,112 +57,87 @@ def test_proofs_outlast_the_entries(restarts: bool) -> None:
         if event.name == "inference.proofs_deleted":
             deleted.add(peer.name)
 
-    async def main() -> None:
-        simulation.listeners.append(hear)
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=list(VALIDATORS), steps=1_000_000,
-                groups_per_step=8, max_new_tokens=256,
-                limits=Limits(epoch_entries=EPOCH_ENTRIES),
-                thresholds=Thresholds(stake_steps=1, measured_tokens=1),
-            )  # fmt: skip
-            narrow = {"inference": {"proofs_kept_bytes": ROOM_BYTES}}
-            for plan in (
-                *(Plan(name, ["validator"]) for name in VALIDATORS),
-                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=8.0)),
-                Plan("roomy", ["inference"]),
-                Plan("narrow", ["inference"], tables=narrow),
-            ):
-                await simulation.add(plan).start()
-            with trio.fail_after(20_000):
-                while min(sealed.values()) < SEALS:
-                    await trio.sleep(300)
-                    if restarts:
-                        await simulation.peers["roomy"].crash()
-                        await simulation.peers["roomy"].start_again()
+    simulation.listeners.append(hear)
+    narrow = {"inference": {"proofs_kept_bytes": ROOM_BYTES}}
+    async with going(
+        simulation,
+        *(Plan(name, ["validator"]) for name in VALIDATORS),
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=8.0)),
+        Plan("roomy", ["inference"]),
+        Plan("narrow", ["inference"], tables=narrow),
+        steps=1_000_000,
+        limits=Limits(epoch_entries=EPOCH_ENTRIES),
+        thresholds=Thresholds(stake_steps=1, measured_tokens=1),
+    ):
+        with trio.fail_after(20_000):
+            while min(sealed.values()) < SEALS:
+                await trio.sleep(300)
+                if restarts:
+                    await simulation.peers["roomy"].crash()
+                    await simulation.peers["roomy"].start_again()
 
-            _check(simulation)
-
-    run_virtual(main, seed=4, limit_seconds=30_000)
-    assert not simulation.violations
+        _check(simulation)
     assert deleted == {"narrow"}
 
 
 @pytest.mark.parametrize("end", ["the run ends", "it leaves", "the network dies"])
-def test_the_last_receipts_are_kept(end: str) -> None:
-    simulation = Simulation(4, workload=Workload(model_bytes=500_000, completion_tokens_mean=64.0))
+async def test_the_last_receipts_are_kept(end: str) -> None:
+    simulation = Simulation(4, workload=SMALL)
     heard: list[tuple[float, bytes]] = []
 
     def hear(now: float, peer: Peer, event: Event) -> None:
         if event.name == "inference.receipt" and event.fields["log_index"] >= 0:
             heard.append((now, event.fields["submission"]))
 
-    async def main() -> None:
-        simulation.listeners.append(hear)
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=list(VALIDATORS),
-                steps=4 if end == "the run ends" else 1_000_000,
-                groups_per_step=8, max_new_tokens=256,
-            )  # fmt: skip
-            over = simulation.expect("peer.work_over", ["w"])
-            for plan in (
-                *(Plan(name, ["validator"]) for name in VALIDATORS),
-                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=2.0)),
-                Plan("w", ["inference"]),
-            ):
-                await simulation.add(plan).start()
-            worker, last = simulation.peers["w"], math.inf
-            if end == "the run ends":
-                assert await simulation.meet(over, 300)
-            elif end == "it leaves":
-                await trio.sleep(60)
-                last = simulation.now()
-                assert worker.node is not None
-                worker.node.departure.ask()
-                with trio.fail_after(60):
-                    await worker._over.wait()
-            else:
-                await trio.sleep(60)
-                last = simulation.now() - 2 * SOON_SECONDS  # later ones may go with the network
-                for name in ("trainer", *VALIDATORS):
-                    await simulation.peers[name].kill()
-            kept = {each.receipt.verdict.submission for each in _proofs(
-                _database(simulation, "w", "peer.sqlite"))}  # fmt: skip
-            expected = {submission for when, submission in heard if when <= last}
-            assert len(expected) > 2
-            assert expected <= kept
-
-    run_virtual(main, seed=4, limit_seconds=1_000)
+    simulation.listeners.append(hear)
+    over = simulation.expect("peer.work_over", ["w"])
+    async with going(
+        simulation,
+        *(Plan(name, ["validator"]) for name in VALIDATORS),
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=2.0)),
+        Plan("w", ["inference"]),
+        steps=4 if end == "the run ends" else 1_000_000,
+    ):
+        worker, last = simulation.peers["w"], math.inf
+        if end == "the run ends":
+            assert await simulation.meet(over, 300)
+        elif end == "it leaves":
+            await trio.sleep(60)
+            last = simulation.now()
+            assert worker.node is not None
+            worker.node.departure.ask()
+            with trio.fail_after(60):
+                await worker._over.wait()
+        else:
+            await trio.sleep(60)
+            last = simulation.now() - 2 * SOON_SECONDS  # later ones may go with the network
+            for name in ("trainer", *VALIDATORS):
+                await simulation.peers[name].kill()
+        kept = {each.receipt.verdict.submission for each in _proofs(
+            _database(simulation, "w", "peer.sqlite"))}  # fmt: skip
+        expected = {submission for when, submission in heard if when <= last}
+        assert len(expected) > 2
+        assert expected <= kept
 
 
-def test_a_worker_keeps_its_eviction() -> None:
-    simulation = Simulation(4, workload=Workload(model_bytes=500_000, completion_tokens_mean=64.0))
+async def test_a_worker_keeps_its_eviction() -> None:
+    simulation = Simulation(4, workload=SMALL)
 
-    async def main() -> None:
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["v0"], steps=1_000_000,
-                groups_per_step=8, max_new_tokens=256,
-            )  # fmt: skip
-            for plan in (
-                Plan("v0", ["validator"]),
-                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=2.0)),
-                Plan("w", ["inference"], acts=InferenceRole),  # so that its end is expected
-            ):
-                await simulation.add(plan).start()
-            await trio.sleep(30)
-            worker, (validator,) = simulation.peers["w"], simulation.peers["v0"].roles
-            await validator._trusted.evict(worker.id, "for a test", b"", 1.0, 0.0)  # type: ignore[attr-defined]
-            await trio.sleep(10)
-            assert not worker.alive
-            rows = _database(simulation, "w", "peer.sqlite").read(
-                "SELECT envelope FROM own_expulsions"
-            )
-            (kept,) = [open_envelope(raw).expect(Eviction) for (raw,) in rows]
-            assert (kept.peer, kept.reason) == (worker.id, "for a test")
-
-    run_virtual(main, seed=4, limit_seconds=1_000)
+    async with going(
+        simulation,
+        Plan("v0", ["validator"]),
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=2.0)),
+        Plan("w", ["inference"], acts=InferenceRole),  # so that its end is expected
+        steps=1_000_000,
+    ):
+        await trio.sleep(30)
+        worker, (validator,) = simulation.peers["w"], simulation.peers["v0"].roles
+        await validator._trusted.evict(worker.id, "for a test", b"", 1.0, 0.0)  # type: ignore[attr-defined]
+        await trio.sleep(10)
+        assert not worker.alive
+        rows = _database(simulation, "w", "peer.sqlite").read("SELECT envelope FROM own_expulsions")
+        (kept,) = [open_envelope(raw).expect(Eviction) for (raw,) in rows]
+        assert (kept.peer, kept.reason) == (worker.id, "for a test")
 
 
 def _check(simulation: Simulation) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 
 import trio
 
 from simnet.clock import run_virtual
-from simnet.compute.setting import Hardware, Workload
-from simnet.scenarios.parts import start_bootstrap
+from simnet.compute.setting import Hardware
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.wire.manifest import Limits, Thresholds
+from tests.simnet.runs import SMALL, going
+
+RUNNER = partial(run_virtual, seed=1)
 
 VALIDATORS = ["v0", "v1"]
 WORKERS = ["w0", "w1", "w2", "w3"]
@@ -21,10 +24,10 @@ GOSSIP_SECONDS = 1.0
 """A verdict is heard of by then."""
 
 
-def test_what_another_validator_accepted_is_not_judged_again() -> None:
+async def test_what_another_validator_accepted_is_not_judged_again() -> None:
     """The same submission waits in two queues as soon as its first verdict is late. From a moment
     on one validator and the workers cannot speak: the other passes its verdicts on."""
-    simulation = Simulation(1, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
+    simulation = Simulation(1, workload=SMALL)
     accepted: dict[bytes, dict[str, float]] = defaultdict(dict)
     begun: list[tuple[str, bytes, float]] = []
     left: list[bytes] = []
@@ -48,29 +51,21 @@ def test_what_another_validator_accepted_is_not_judged_again() -> None:
         elif event.name == "inference.receipt" and now > CUT_SECONDS + GOSSIP_SECONDS:
             receipts[fields["by"]].append(fields["submission"])
 
-    async def main() -> None:
-        simulation.listeners.append(hear)
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=VALIDATORS, groups_per_step=16,
-                max_new_tokens=256, limits=Limits(verdict_seconds=2.5),  # waited for four times
-                thresholds=Thresholds(second_share=0.0, measured_tokens=1),
-            )  # fmt: skip
-            slow, quick = Hardware(prefill_tokens_per_second=300.0), Hardware(step_seconds=12.0)
-            plans = [
-                *(Plan(name, ["validator"], hardware=slow) for name in VALIDATORS),
-                Plan("trainer", ["trainer"], hardware=quick),
-                *(Plan(name, ["inference"]) for name in WORKERS),
-            ]
-            for plan in plans:
-                await simulation.add(plan).start()
-            await trio.sleep_until(CUT_SECONDS)
-            for worker in WORKERS:
-                simulation.network.cut(simulation.peers["v0"].id, simulation.peers[worker].id)
-            await trio.sleep_until(END_SECONDS)
-
-    run_virtual(main, seed=1, limit_seconds=END_SECONDS + 1)
-    assert simulation.violations == []
+    simulation.listeners.append(hear)
+    slow, quick = Hardware(prefill_tokens_per_second=300.0), Hardware(step_seconds=12.0)
+    async with going(
+        simulation,
+        *(Plan(name, ["validator"], hardware=slow) for name in VALIDATORS),
+        Plan("trainer", ["trainer"], hardware=quick),
+        *(Plan(name, ["inference"]) for name in WORKERS),
+        groups_per_step=16,
+        limits=Limits(verdict_seconds=2.5),  # waited for four times
+        thresholds=Thresholds(second_share=0.0, measured_tokens=1),
+    ):
+        await trio.sleep_until(CUT_SECONDS)
+        for worker in WORKERS:
+            simulation.network.cut(simulation.peers["v0"].id, simulation.peers[worker].id)
+        await trio.sleep_until(END_SECONDS)
     assert len(left) > 5
     assert kept == []
     assert receipts[simulation.peers["v0"].id]

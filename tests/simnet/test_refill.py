@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
-from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.events import Event
 from swarm.ledger.entries import Consumed, decode
 from swarm.wire.manifest import Filters
+from tests.simnet.runs import going
 
 STEPS = 3
 BATCH = 8
@@ -43,20 +43,17 @@ def train(
         simulation.listeners.append(
             lambda now, peer, event: heard.append((now, event)) if peer.name == "trainer" else None
         )
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["v0"], steps=STEPS,
-                groups_per_step=BATCH, max_new_tokens=256, filters=filters,
-                environments=[replace(SIMULATED, accuracy_max=accuracy_max)],
-            )  # fmt: skip
-            plans = [
-                Plan("v0", ["validator"]),
-                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0)),
-                *[Plan(f"w{number}", ["inference"]) for number in range(workers)],
-            ]
-            over = simulation.expect("trainer.run_complete", ["trainer"])
-            for plan in plans:
-                await simulation.add(plan).start()
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        async with going(
+            simulation,
+            Plan("v0", ["validator"]),
+            Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0)),
+            *[Plan(f"w{number}", ["inference"]) for number in range(workers)],
+            steps=STEPS,
+            groups_per_step=BATCH,
+            filters=filters,
+            environments=[replace(SIMULATED, accuracy_max=accuracy_max)],
+        ):
             assert await simulation.meet(over, 3000.0)
             rows = (
                 simulation.peers["trainer"]
@@ -68,7 +65,6 @@ def train(
             )
             found = [decode(raw) for (raw,) in rows]
             entries.extend(entry for entry in found if isinstance(entry, Consumed))
-        assert simulation.violations == []
 
     run_virtual(main, seed=5, limit_seconds=4000)
     return heard, entries

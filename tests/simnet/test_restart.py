@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 
 from simnet.clock import run_virtual
-from simnet.compute.setting import Hardware, Workload
-from simnet.scenarios.parts import start_bootstrap
+from simnet.compute.setting import Hardware
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
+from tests.simnet.runs import SMALL, going
+
+RUNNER = partial(run_virtual, seed=1)
 
 SUBMISSIONS = 2_500
 WORKERS = 16
@@ -19,8 +23,8 @@ GOING_AGAIN_SECONDS = 10.0
 
 
 @pytest.mark.slow
-def test_the_next_step_is_made_soon_after_a_trusted_peer_restarts() -> None:
-    simulation = Simulation(1, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
+async def test_the_next_step_is_made_soon_after_a_trusted_peer_restarts() -> None:
+    simulation = Simulation(1, workload=SMALL)
     accepted: set[bytes] = set()
     old, stepped = trio.Event(), trio.Event()
     waited: dict[str, float] = {}
@@ -33,37 +37,28 @@ def test_the_next_step_is_made_soon_after_a_trusted_peer_restarts() -> None:
         elif event.name == "trainer.step_trained":
             stepped.set()
 
-    async def main() -> None:
-        nonlocal stepped
-        simulation.listeners.append(hear)
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["v0"], steps=100_000,
-                groups_per_step=8 * WORKERS, max_new_tokens=256,
-            )  # fmt: skip
-            checker, learner = Hardware(prefill_tokens_per_second=1e6), Hardware(step_seconds=0.5)
-            worker = Hardware(tokens_per_second=8000.0)
-            plans = [
-                Plan("v0", ["validator"], hardware=checker),
-                Plan("trainer", ["trainer"], hardware=learner),
-                *(Plan(f"w{n}", ["inference"], hardware=worker) for n in range(WORKERS)),
-            ]
-            for plan in plans:
-                await simulation.add(plan).start()
-            await old.wait()
-            for name in ("v0", "trainer"):
-                peer = simulation.peers[name]
-                await peer.kill()
-                await trio.sleep(DOWN_SECONDS)
-                begun = simulation.now()
-                await peer.start(resume=True)
-                stepped = trio.Event()
-                with trio.move_on_after(10 * GOING_AGAIN_SECONDS):
-                    await stepped.wait()
-                waited[name] = simulation.now() - begun
-                await trio.sleep(GOING_AGAIN_SECONDS)
-
-    run_virtual(main, seed=1, limit_seconds=3600)
-    assert simulation.violations == []
+    simulation.listeners.append(hear)
+    checker, learner = Hardware(prefill_tokens_per_second=1e6), Hardware(step_seconds=0.5)
+    worker = Hardware(tokens_per_second=8000.0)
+    async with going(
+        simulation,
+        Plan("v0", ["validator"], hardware=checker),
+        Plan("trainer", ["trainer"], hardware=learner),
+        *(Plan(f"w{n}", ["inference"], hardware=worker) for n in range(WORKERS)),
+        steps=100_000,
+        groups_per_step=8 * WORKERS,
+    ):
+        await old.wait()
+        for name in ("v0", "trainer"):
+            peer = simulation.peers[name]
+            await peer.kill()
+            await trio.sleep(DOWN_SECONDS)
+            begun = simulation.now()
+            await peer.start(resume=True)
+            stepped = trio.Event()
+            with trio.move_on_after(10 * GOING_AGAIN_SECONDS):
+                await stepped.wait()
+            waited[name] = simulation.now() - begun
+            await trio.sleep(GOING_AGAIN_SECONDS)
     assert waited["v0"] < GOING_AGAIN_SECONDS
     assert waited["trainer"] < GOING_AGAIN_SECONDS

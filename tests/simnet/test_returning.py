@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -10,36 +12,28 @@ import trio
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.faults import Freeze, befall
-from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
+from tests.simnet.runs import going
 
+RUNNER = partial(run_virtual, seed=5)
 SOON_SECONDS = 15.0
 QUICK = Hardware(step_seconds=1.0)
 
 
-def run_with(happens: Callable[[Simulation], Awaitable[None]]) -> Simulation:
-    """A run of one peer of each role, to which this happens once it goes well."""
+@asynccontextmanager
+async def going_well() -> AsyncIterator[Simulation]:
+    """A run of one peer of each role."""
     simulation = Simulation(5, workload=Workload(model_bytes=3_000_000, completion_tokens_mean=64))
-
-    async def main() -> None:
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["validator"], groups_per_step=8,
-                max_new_tokens=256,
-            )  # fmt: skip
-            going = simulation.expect("trainer.step_trained", ["trainer"])
-            for name in ["validator", "trainer", "relay", "inference"]:
-                await simulation.add(Plan(name, [name], hardware=QUICK)).start()
-            assert await simulation.meet(going, 120)
-            await trio.sleep(15)  # for what is written now and then
-            await happens(simulation)
-
-    run_virtual(main, seed=5, limit_seconds=3600)
-    return simulation
+    stepping = simulation.expect("trainer.step_trained", ["trainer"])
+    names = ["validator", "trainer", "relay", "inference"]
+    async with going(simulation, *(Plan(name, [name], hardware=QUICK) for name in names)):
+        assert await simulation.meet(stepping, 120)
+        await trio.sleep(15)  # for what is written now and then
+        yield simulation
 
 
-def test_a_peer_returns_while_its_bootstrap_peer_is_away() -> None:
-    async def happens(simulation: Simulation) -> None:
+async def test_a_peer_returns_while_its_bootstrap_peer_is_away() -> None:
+    async with going_well() as simulation:
         await simulation.peers["bootstrap"].kill()
         for name in ["validator", "relay", "inference", "trainer"]:
             await simulation.peers[name].kill()
@@ -47,16 +41,12 @@ def test_a_peer_returns_while_its_bootstrap_peer_is_away() -> None:
             stepping = simulation.expect("trainer.step_trained", ["trainer"])
             await simulation.peers[name].start_again()
             assert await simulation.meet(stepping, SOON_SECONDS), name
-
-    simulation = run_with(happens)
-    assert not simulation.violations
     assert simulation.trace.counts["dht.joined_through_others"] == 4
 
 
-def test_work_is_delivered_as_soon_as_a_validator_returns() -> None:
+async def test_work_is_delivered_as_soon_as_a_validator_returns() -> None:
     """However long it was away: workers do not wait out their last pause."""
-
-    async def happens(simulation: Simulation) -> None:
+    async with going_well() as simulation:
         validator = simulation.peers["validator"]
         await validator.kill()
         await trio.sleep(50)
@@ -64,27 +54,21 @@ def test_work_is_delivered_as_soon_as_a_validator_returns() -> None:
         judged = simulation.expect("validator.verdict", ["validator"])
         assert await simulation.meet(judged, 9.0)
 
-    assert not run_with(happens).violations
 
-
-def test_a_bootstrap_peer_that_returns_finds_those_it_knew() -> None:
+async def test_a_bootstrap_peer_that_returns_finds_those_it_knew() -> None:
     """Whoever joined through it before they found it would be in a network of its own."""
-
-    async def happens(simulation: Simulation) -> None:
+    async with going_well() as simulation:
         bootstrap = simulation.peers["bootstrap"]
         await bootstrap.kill()
         node = await bootstrap.start()
         await trio.sleep(1)
         assert len(node.transport.connected()) == 4
 
-    assert not run_with(happens).violations
-
 
 @pytest.mark.slow
-def test_steps_go_on_while_others_hang() -> None:
+async def test_steps_go_on_while_others_hang() -> None:
     """Nobody fetches a policy from them, and no lookup that meets them is waited for."""
-
-    async def happens(simulation: Simulation) -> None:
+    async with going_well() as simulation:
         await simulation.add(Plan("inference-2", ["inference"], hardware=QUICK)).start()
         await trio.sleep(10)
         before = simulation.trace.counts["trainer.step_trained"]
@@ -95,11 +79,9 @@ def test_steps_go_on_while_others_hang() -> None:
         after = simulation.trace.counts["trainer.step_trained"]
         assert after - middle > 0.4 * (middle - before) > 6
 
-    assert not run_with(happens).violations
 
-
-def test_who_is_given_another_bootstrap_peer_than_last_time_joins_through_no_other() -> None:
-    async def happens(simulation: Simulation) -> None:
+async def test_who_is_given_another_bootstrap_peer_than_last_time_joins_through_no_other() -> None:
+    async with going_well() as simulation:
         relay = simulation.peers["relay"]
         await relay.kill()
         simulation.bootstrap[:] = [simulation.bootstrap[0].replace("/tcp/", "/tcp/1")]
@@ -107,5 +89,3 @@ def test_who_is_given_another_bootstrap_peer_than_last_time_joins_through_no_oth
         await relay.start_again()
         await trio.sleep(SOON_SECONDS)
         assert relay.ended is not None and "no bootstrap peer can be reached" in relay.ended
-
-    run_with(happens)

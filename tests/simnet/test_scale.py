@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 import trio
@@ -22,6 +23,8 @@ from swarm.wire.messages import Heartbeat
 from swarm.wire.messenger import LINE_SECONDS
 from tests.network.harness import Member, TestRun, identity, manifest, sealed_manifest
 
+RUNNER = partial(run_virtual, seed=1)
+
 OWNER, TRAINER, VALIDATOR = (identity(n) for n in range(1, 4))
 MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
 HELD, WORKERS = 4, 12
@@ -31,59 +34,56 @@ async def answer(envelope: Envelope, supporting: Sequence[Envelope]) -> Sequence
     return [envelope]
 
 
-def test_whoever_asks_now_and_then_leaves_its_connection_to_others(
+async def test_whoever_asks_now_and_then_leaves_its_connection_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three times as many workers as connections all get their answers, and the one that asks most
     often, as with heartbeats, never has to connect again."""
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", HELD)
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            network = SimulatedNetwork(1, Weather(jitter=0.0, loss=0.0))
-            await stack.enter_async_context(network.running())
-            nursery = await stack.enter_async_context(trio.open_nursery())
-            run = TestRun(MANIFEST, nursery)
+    async with AsyncExitStack() as stack:
+        network = SimulatedNetwork(1, Weather(jitter=0.0, loss=0.0))
+        await stack.enter_async_context(network.running())
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        run = TestRun(MANIFEST, nursery)
 
-            async def add(key: Identity, number: int) -> Member:
-                transport: SimulatedTransport = await stack.enter_async_context(
-                    network.transport(
-                        key,
-                        world=SimulatedWorld(1, str(number)),
-                        disk=SimulatedDisk(str(number)),
-                    )
+        async def add(key: Identity, number: int) -> Member:
+            transport: SimulatedTransport = await stack.enter_async_context(
+                network.transport(
+                    key,
+                    world=SimulatedWorld(1, str(number)),
+                    disk=SimulatedDisk(str(number)),
                 )
-                member = Member(run, key, transport, (), number)
-                run.addresses[key.peer_id] = transport.addresses()
-                await nursery.start(member.messenger.run)
-                return member
+            )
+            member = Member(run, key, transport, (), number)
+            run.addresses[key.peer_id] = transport.addresses()
+            await nursery.start(member.messenger.run)
+            return member
 
-            validator = await add(VALIDATOR, 0)
-            validator.transport.keep_many()
-            await stack.enter_async_context(validator.messenger.answering({Heartbeat: answer}))
-            workers = [await add(identity(100 + n), 1 + n) for n in range(WORKERS)]
-            for worker in workers:
-                validator.transport.vouch(worker.id, 1e6)
+        validator = await add(VALIDATOR, 0)
+        validator.transport.keep_many()
+        await stack.enter_async_context(validator.messenger.answering({Heartbeat: answer}))
+        workers = [await add(identity(100 + n), 1 + n) for n in range(WORKERS)]
+        for worker in workers:
+            validator.transport.vouch(worker.id, 1e6)
 
-            async def ask(worker: Member) -> None:
-                await worker.reach(VALIDATOR.peer_id)
-                request = await worker.seal(worker.describe(), 60.0)
-                assert await worker.messenger.request(VALIDATOR.peer_id, request)
+        async def ask(worker: Member) -> None:
+            await worker.reach(VALIDATOR.peer_id)
+            request = await worker.seal(worker.describe(), 60.0)
+            assert await worker.messenger.request(VALIDATOR.peer_id, request)
 
-            async def beat(worker: Member) -> None:
-                while True:
-                    await ask(worker)
-                    await trio.sleep(HEARTBEAT_SECONDS)
-
-            events = workers[0].transport.connection_events()
-            nursery.start_soon(beat, workers[0])
-            for worker in workers[1:] * 2:
+        async def beat(worker: Member) -> None:
+            while True:
                 await ask(worker)
-                await trio.sleep(LINE_SECONDS)
-                assert len(validator.transport.connected()) <= HELD
-            assert (await events.receive()).connected
-            with pytest.raises(trio.WouldBlock):
-                events.receive_nowait()
-            nursery.cancel_scope.cancel()
+                await trio.sleep(HEARTBEAT_SECONDS)
 
-    run_virtual(main, seed=1)
+        events = workers[0].transport.connection_events()
+        nursery.start_soon(beat, workers[0])
+        for worker in workers[1:] * 2:
+            await ask(worker)
+            await trio.sleep(LINE_SECONDS)
+            assert len(validator.transport.connected()) <= HELD
+        assert (await events.receive()).connected
+        with pytest.raises(trio.WouldBlock):
+            events.receive_nowait()
+        nursery.cancel_scope.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from peers.inference.role import InferenceRole
 from peers.inference.turns import ServedTurns, _Episode
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
-from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.errors import PeerError
 from swarm.events import Event
@@ -23,6 +23,9 @@ from swarm.rollouts.seeds import nonce_of, rendezvous
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Admission, StepOrder
 from swarm.wire.turns import unpack
+from tests.simnet.runs import going
+
+RUNNER = partial(run_virtual, seed=7)
 
 STEPS = 2
 EVICTED = "membership.peer_evicted"
@@ -54,27 +57,21 @@ def train(
             ),
         )
         simulation.listeners.append(lambda _, peer, event: heard.append((peer.name, event)))
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["v0"], steps=STEPS,
-                groups_per_step=8, max_new_tokens=256, environments=[SERVED],
-                environment_peers=["e0", "e1"],
-            )  # fmt: skip
-            plans = [
-                Plan("v0", ["validator"]),
-                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0)),
-                Plan("e0", ["environment"]),
-                Plan("e1", ["environment"]),
-                Plan("w0", ["inference"]),
-                Plan("w1", ["inference"], acts=InferenceRole, fabricates="turns")
-                if forges
-                else Plan("w1", ["inference"]),
-            ]
-            over = simulation.expect("trainer.run_complete", ["trainer"])
-            first = simulation.expect(after, ["w0"])
-            peers = {plan.name: simulation.add(plan) for plan in plans}
-            for peer in peers.values():
-                await peer.start()
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        first = simulation.expect(after, ["w0"])
+        async with going(
+            simulation,
+            Plan("v0", ["validator"]),
+            Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0)),
+            Plan("e0", ["environment"]),
+            Plan("e1", ["environment"]),
+            Plan("w0", ["inference"]),
+            Plan("w1", ["inference"], acts=InferenceRole, fabricates="turns")
+            if forges
+            else Plan("w1", ["inference"]),
+            steps=STEPS,
+            environments=[SERVED],
+        ) as peers:
             if dying:
                 assert await simulation.meet(first, 600.0)
                 for name in dying:
@@ -126,17 +123,16 @@ def events_with(hardware: Hardware, peer: str, name: str, count: int) -> list[di
 
     async def main() -> None:
         simulation = Simulation(7, workload=Workload(model_bytes=3_000_000, turns=1))
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["v0"], steps=2, groups_per_step=8,
-                max_new_tokens=256, environments=[SERVED], environment_peers=["e0", "e1"],
-            )  # fmt: skip
-            for plan in (
-                Plan("v0", ["validator"]), Plan("trainer", ["trainer"]), Plan("w0", ["inference"]),
-                Plan("e0", ["environment"], hardware=hardware),
-                Plan("e1", ["environment"], hardware=hardware),
-            ):  # fmt: skip
-                await simulation.add(plan).start()
+        async with going(
+            simulation,
+            Plan("v0", ["validator"]),
+            Plan("trainer", ["trainer"]),
+            Plan("w0", ["inference"]),
+            Plan("e0", ["environment"], hardware=hardware),
+            Plan("e1", ["environment"], hardware=hardware),
+            steps=2,
+            environments=[SERVED],
+        ):
 
             def is_last(event: Event) -> bool:
                 found.append(event.fields)
@@ -163,96 +159,89 @@ def test_an_episode_whose_grade_hangs_is_not_gradable() -> None:
     assert "took longer than 30 s" in verdict["detail"]
 
 
-def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -> None:
+async def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -> None:
     """The newest order reaches it; that of an older step stands beside the request. An episode that
     is over gets no turn, and one that is not always the same: no worker can choose."""
 
-    async def main() -> None:
-        workload = Workload(model_bytes=3_000_000, turns=1, is_random=True)
-        simulation = Simulation(7, workload=workload)
-        async with simulation.running():
-            await start_bootstrap(
-                simulation, trainers=["trainer"], validators=["v0"], steps=4, groups_per_step=8,
-                max_new_tokens=256, environments=[SERVED], environment_peers=["e0", "e1"],
-            )  # fmt: skip
-            for name, role in (
-                ("v0", "validator"), ("trainer", "trainer"), ("e0", "environment"),
-                ("e1", "environment"), ("w0", "inference"),
-            ):  # fmt: skip
-                await simulation.add(Plan(name, [role])).start()
-            assert await simulation.meet(
-                simulation.expect("trainer.step_trained", ["trainer"]), 600.0
-            )
-            worker = simulation.peers["w0"].part
-            assert worker is not None and worker.lease is not None
-            old, admission = worker.order.value, worker.lease.admission
-            assert old is not None and admission is not None
-            trained = simulation.expect(
-                "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] >= 1
-            )
-            assert await simulation.meet(trained, 600.0)
-            order, manifest = old.expect(StepOrder), worker.run.manifest
-            entry = admission.expect(Admission).entry
-            asked = SubmissionOrder(
-                run=worker.run.id,
-                policy=order.checkpoint,
-                step=order.step,
-                nonce=nonce_of(order.nonce, entry),
-                worker=worker.node.peer_id,
-                number=0,
-                groups=manifest.sampling.groups_per_submission,
-                environments=manifest.environments,
-                sampling=manifest.sampling,
-            )
-            pending = PendingSubmission(
-                order=order, envelope=old, asked=asked, entry=entry, since=0.0
-            )
-            names = {str(simulation.identity(name).peer_id): name for name in ("e0", "e1")}
-            in_charge, other = rendezvous(list(names), asked.seed())
-            first = simulation.peers[names[in_charge]]
-            served = ServedTurns(worker)
+    workload = Workload(model_bytes=3_000_000, turns=1, is_random=True)
+    simulation = Simulation(7, workload=workload)
+    async with going(
+        simulation,
+        Plan("v0", ["validator"]),
+        Plan("trainer", ["trainer"]),
+        Plan("e0", ["environment"]),
+        Plan("e1", ["environment"]),
+        Plan("w0", ["inference"]),
+        steps=4,
+        environments=[SERVED],
+    ):
+        assert await simulation.meet(simulation.expect("trainer.step_trained", ["trainer"]), 600.0)
+        worker = simulation.peers["w0"].part
+        assert worker is not None and worker.lease is not None
+        old, admission = worker.order.value, worker.lease.admission
+        assert old is not None and admission is not None
+        trained = simulation.expect(
+            "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] >= 1
+        )
+        assert await simulation.meet(trained, 600.0)
+        order, manifest = old.expect(StepOrder), worker.run.manifest
+        entry = admission.expect(Admission).entry
+        asked = SubmissionOrder(
+            run=worker.run.id,
+            policy=order.checkpoint,
+            step=order.step,
+            nonce=nonce_of(order.nonce, entry),
+            worker=worker.node.peer_id,
+            number=0,
+            groups=manifest.sampling.groups_per_submission,
+            environments=manifest.environments,
+            sampling=manifest.sampling,
+        )
+        pending = PendingSubmission(order=order, envelope=old, asked=asked, entry=entry, since=0.0)
+        names = {str(simulation.identity(name).peer_id): name for name in ("e0", "e1")}
+        in_charge, other = rendezvous(list(names), asked.seed())
+        first = simulation.peers[names[in_charge]]
+        served = ServedTurns(worker)
 
-            async def ask(peer: str, written: int = 255) -> list[int]:
-                segments = [prompt.tokens, [1] * written]
-                episode = _Episode(pending, prompt.group, 0, segments)
-                return unpack((await served._request(PeerId(peer), episode))[1].tokens)
+        async def ask(peer: str, written: int = 255) -> list[int]:
+            segments = [prompt.tokens, [1] * written]
+            episode = _Episode(pending, prompt.group, 0, segments)
+            return unpack((await served._request(PeerId(peer), episode))[1].tokens)
 
-            await first.kill()
-            await first.start_again()
-            await trio.sleep(20.0)
-            with trio.fail_after(60.0):
-                prompt = (await served.prompts(pending))[0]
-                both: list[list[int]] = []
+        await first.kill()
+        await first.start_again()
+        await trio.sleep(20.0)
+        with trio.fail_after(60.0):
+            prompt = (await served.prompts(pending))[0]
+            both: list[list[int]] = []
 
-                async def note() -> None:
-                    both.append(await ask(in_charge))
+            async def note() -> None:
+                both.append(await ask(in_charge))
 
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(note)
-                    await trio.sleep(0.01)
-                    nursery.start_soon(note)
-                given = both[0]
-                assert both == [given, given], "both children play it at once"
-                with pytest.raises(PeerError, match="over: it is as long as the run allows"):
-                    await ask(in_charge, 256)
-                assert await ask(in_charge) == given
-                with pytest.raises(PeerError, match=f"{in_charge} is there, and answers"):
-                    await ask(other)
-                begun = _Episode(pending, prompt.group, 1, [prompt.tokens, [1] * 10])
-                signed, turn = await served._request(PeerId(in_charge), begun)
-                segments = [*begun.segments, unpack(turn.tokens), [2] * 5]
-                longer = _Episode(pending, prompt.group, 1, segments, signed)
-                assert longer.giver == in_charge
-                _, last = await served._ask_with(PeerId(in_charge), longer, segments[:-1])
-                assert (last.index, last.over) == (2, True), "it needs only the newest segment"
-                with pytest.raises(PeerError, match="omitted tokens are not known here"):
-                    await served._ask_with(PeerId(in_charge), longer, segments[:-1])
-                assert (await served._request(PeerId(in_charge), longer))[1] == last
-            await first.kill()
-            await trio.sleep(40.0)
-            assert await ask(other) != given, "a dead peer is taken over"
-            await first.start_again()
-            await trio.sleep(20.0)
-            assert await ask(in_charge) == given, "it knows what it has signed"
-
-    run_virtual(main, seed=7)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(note)
+                await trio.sleep(0.01)
+                nursery.start_soon(note)
+            given = both[0]
+            assert both == [given, given], "both children play it at once"
+            with pytest.raises(PeerError, match="over: it is as long as the run allows"):
+                await ask(in_charge, 256)
+            assert await ask(in_charge) == given
+            with pytest.raises(PeerError, match=f"{in_charge} is there, and answers"):
+                await ask(other)
+            begun = _Episode(pending, prompt.group, 1, [prompt.tokens, [1] * 10])
+            signed, turn = await served._request(PeerId(in_charge), begun)
+            segments = [*begun.segments, unpack(turn.tokens), [2] * 5]
+            longer = _Episode(pending, prompt.group, 1, segments, signed)
+            assert longer.giver == in_charge
+            _, last = await served._ask_with(PeerId(in_charge), longer, segments[:-1])
+            assert (last.index, last.over) == (2, True), "it needs only the newest segment"
+            with pytest.raises(PeerError, match="omitted tokens are not known here"):
+                await served._ask_with(PeerId(in_charge), longer, segments[:-1])
+            assert (await served._request(PeerId(in_charge), longer))[1] == last
+        await first.kill()
+        await trio.sleep(40.0)
+        assert await ask(other) != given, "a dead peer is taken over"
+        await first.start_again()
+        await trio.sleep(20.0)
+        assert await ask(in_charge) == given, "it knows what it has signed"

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
-from simnet import scenarios
 from simnet.cli import command
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
@@ -27,6 +28,7 @@ from swarm.events import Event
 from swarm.run.records import checkpoint_key
 from swarm.transport import BlobReference, FetchError, Source
 
+RUNNER = partial(run_virtual, seed=1)
 KEYS = {
     "scenario", "peers", "seed", "virtual_seconds", "wall_seconds", "events", "trace_hash",
     "violations", "figures", "network", "led_there", "faults",
@@ -34,16 +36,13 @@ KEYS = {
 SMALL = Workload(model_bytes=3_000_000, completion_tokens_mean=64)
 
 
-def run(main: Any, *, seed: int = 1, workload: Workload = SMALL) -> Simulation:
-    """`main(simulation)` to its end."""
-    simulation = Simulation(seed, workload=workload)
-
-    async def virtual() -> None:
-        async with simulation.running():
-            await main(simulation)
-
-    run_virtual(virtual, seed=seed, limit_seconds=3600)
-    return simulation
+@asynccontextmanager
+async def running(workload: Workload = SMALL) -> AsyncIterator[Simulation]:
+    """A simulation that violates nothing."""
+    simulation = Simulation(1, workload=workload)
+    async with simulation.running():
+        yield simulation
+    assert simulation.violations == []
 
 
 async def small_run(
@@ -135,12 +134,13 @@ def test_a_broadcast_ends_near_its_bound_and_work_begins() -> None:
     assert figures["first_submission_seconds"] > 0
 
 
-def test_no_broadcast_is_an_expectation_not_met() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_no_broadcast_is_an_expectation_not_met() -> None:
+    simulation = Simulation(1)
+    async with simulation.running():
         waited = simulation.expect("shardcast.checkpoint_complete", ["nobody", "no one"])
         assert not await simulation.meet(waited, 5.0)
 
-    assert run(main).violations == [
+    assert simulation.violations == [
         "at 5.000 s: 2 peers (nobody, no one) did not come to shardcast.checkpoint_complete "
         "within 5 s"
     ]
@@ -149,28 +149,26 @@ def test_no_broadcast_is_an_expectation_not_met() -> None:
 # --- whole runs ---
 
 
-def test_a_whole_run_is_trained_to_its_end() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_a_whole_run_is_trained_to_its_end() -> None:
+    async with running() as simulation:
         over = simulation.expect("trainer.run_complete", ["trainer"])
         left = simulation.expect("inference.run_over", ["w0", "w1"])
         await small_run(simulation)
         await simulation.meet(over, 600)
         await simulation.meet(left, 60)
-
-    simulation = run(main)
-    assert simulation.violations == []
     assert simulation.trace.counts["trainer.step_trained"] == 4
     assert simulation.trace.counts["trainer.checkpoint_published"] == 5
     assert simulation.trace.counts["membership.peer_evicted"] == 0
 
 
 @pytest.mark.parametrize("mode", ["open", "relay-only"])
-def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
+async def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
     """In relay-only mode steps are trained, and no worker sends a piece, says what it has,
     or hears where another one is."""
     senders: set[str] = set()
 
-    async def main(simulation: Simulation) -> None:
+    async with running() as simulation:
+
         def hear(_now: float, _peer: Peer, event: Event) -> None:
             if event.name == "shardcast.piece_received":
                 senders.add(event.fields["source"])
@@ -215,11 +213,9 @@ def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
             with pytest.raises(FetchError, match="403"):
                 await asked
 
-    assert run(main).violations == []
 
-
-def test_a_second_fault_may_strike_a_peer_while_it_starts_again() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_a_second_fault_may_strike_a_peer_while_it_starts_again() -> None:
+    async with running() as simulation:
         worker = (await small_run(simulation))["w0"]
         await worker.crash()
         async with trio.open_nursery() as nursery:
@@ -231,14 +227,11 @@ def test_a_second_fault_may_strike_a_peer_while_it_starts_again() -> None:
         await worker.start_again()
         assert worker.alive
 
-    run(main)
 
-
-def test_who_loses_power_comes_back_from_the_disk() -> None:
+async def test_who_loses_power_comes_back_from_the_disk() -> None:
     """The trainer in the middle of a step, and a worker: the run still reaches its end, and no
     submission is trained on twice."""
-
-    async def main(simulation: Simulation) -> None:
+    async with running() as simulation:
         over = simulation.expect("trainer.run_complete", ["trainer"])
         second = simulation.expect(
             "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] == 1
@@ -254,17 +247,14 @@ def test_who_loses_power_comes_back_from_the_disk() -> None:
         await peers["trainer"].start(resume=True)
         await peers["w0"].start()
         await simulation.meet(over, 900)
-
-    simulation = run(main)
-    assert simulation.violations == []
     assert simulation.trace.counts["trainer.resumed"] == 1
     assert simulation.trace.counts["trainer.run_complete"] == 1
 
 
-def test_a_cheat_is_evicted() -> None:
+async def test_a_cheat_is_evicted() -> None:
     looked_at: list[str] = []
 
-    async def main(simulation: Simulation) -> None:
+    async with running() as simulation:
         await small_run(simulation, workers=1, steps=50)
         out = simulation.expect("membership.peer_evicted", ["trainer"])
         cheat = simulation.add(
@@ -283,19 +273,16 @@ def test_a_cheat_is_evicted() -> None:
             if peer.part is not None:  # not the bootstrap peer
                 assert peer.node.transport._is_banned(cheat.id), f"{peer.name} serves it still"  # type: ignore[union-attr]
                 looked_at.append(peer.name)
-
-    simulation = run(main)
-    assert simulation.violations == []
     assert "evicted" in (simulation.peers["cheat"].ended or "")
     assert sorted(looked_at) == ["trainer", "v0", "v1", "w0"]
 
 
-def test_a_policy_that_memory_cannot_hold_is_not_fetched() -> None:
+async def test_a_policy_that_memory_cannot_hold_is_not_fetched() -> None:
     """Twice its size is needed, since one policy takes the place of another; a relay needs none."""
     small = Hardware(memory_bytes=2 * SMALL.model_bytes - 1)
     received: list[str] = []
 
-    async def main(simulation: Simulation) -> None:
+    async with running() as simulation:
         simulation.listeners.append(
             lambda _, peer, event: received.extend(
                 [peer.name] * (event.name == "shardcast.piece_received")
@@ -308,18 +295,16 @@ def test_a_policy_that_memory_cannot_hold_is_not_fetched() -> None:
             await simulation.add(plan).start()  # `acts`: so that its end is expected
         await simulation.meet(complete, 60)
         await trio.sleep(10)
-
-    simulation = run(main)
-    assert simulation.violations == []
     said = simulation.peers["cramped"].ended or ""
     assert "have 3.0 MB, and 2 must fit into memory at a time, but only 6.0 MB are free" in said
     assert "relaying" in received and "cramped" not in received
 
 
-def test_whoever_is_evicted_while_his_work_is_judged_is_refused() -> None:
+async def test_whoever_is_evicted_while_his_work_is_judged_is_refused() -> None:
     verdicts: list[Mapping[str, Any]] = []
 
-    async def main(simulation: Simulation) -> None:
+    async with running() as simulation:
+
         def hear(_now: float, peer: Peer, event: Event) -> None:
             if event.name == "validator.verdict":
                 verdicts.append(event.fields)
@@ -338,21 +323,21 @@ def test_whoever_is_evicted_while_his_work_is_judged_is_refused() -> None:
         for name in ("v0", "v1"):
             await peers[name].roles[0]._trusted.evict(peers["w0"].id, "for a test", b"", 1.0, 0.0)  # type: ignore[attr-defined]
         await trio.sleep(60)
-
-    run(main)
     assert verdicts
     for said in verdicts:
         assert (said["outcome"], said["failed"]) == ("refused", "admission")
         assert said["detail"] == "its worker was evicted: for a test"
 
 
-def test_policies_travel_as_deltas_where_those_are_small() -> None:
+async def test_policies_travel_as_deltas_where_those_are_small() -> None:
     """Also where applying one takes longer than a request may."""
     weights = 6_000_000
     applied: dict[str, list[int]] = {}
     fetched: list[int] = []
 
-    async def main(simulation: Simulation) -> None:
+    workload = replace(SMALL, model_bytes=weights, delta_share=0.02)
+    async with running(workload) as simulation:
+
         def hear(_now: float, peer: Peer, event: Event) -> None:
             if event.name == "shardcast.delta_applied":
                 applied.setdefault(peer.name, []).append(event.fields["bytes_deltas"])
@@ -366,8 +351,6 @@ def test_policies_travel_as_deltas_where_those_are_small() -> None:
         assert await simulation.meet(over, 900.0)
         await trio.sleep(60.0)
 
-    simulation = run(main, workload=replace(SMALL, model_bytes=weights, delta_share=0.02))
-    assert simulation.violations == []
     deltas = [size for sizes in applied.values() for size in sizes]
     assert set(applied) >= {"v0", "v1"}
     assert set(deltas) <= {weights // 50, 2 * (weights // 50)}  # a chain where one was skipped
@@ -394,11 +377,3 @@ def test_the_report_is_written_as_json(tmp_path: Path) -> None:
     report = json.loads(path.read_text())
     assert set(report) == KEYS
     assert report["trace_hash"] in result.output
-
-
-def test_mistakes_are_one_sentence() -> None:
-    result = CliRunner().invoke(command, ["run", "jion"])
-    assert result.exit_code == 2
-    assert "unknown scenario 'jion'; there are: broadcast, " in result.output
-    with pytest.raises(Exception, match="unknown scenario"):
-        scenarios.load("none")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import trio
@@ -12,15 +11,16 @@ import trio
 from simnet.clock import run_virtual
 from simnet.compute.setting import Workload
 from simnet.lines import Line
-from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
 from swarm.events import Event, Lines
+from tests.simnet.runs import going
 
 SMALL = Workload(model_bytes=3_000_000, completion_tokens_mean=64)
-TRAINER = Plan("trainer", ["trainer"])
+TRAINER, VALIDATOR = Plan("trainer", ["trainer"]), Plan("v0", ["validator"])
+WORKER = Plan("w0", ["inference"])
 
 
-def said(main: Callable[[Simulation], Awaitable[None]]) -> list[str]:
+def said(*plans: Plan) -> list[str]:
     """What validator and worker print at default verbosity within 70 s, of starving."""
     simulation = Simulation(1, workload=SMALL)
     printed = io.StringIO()
@@ -30,23 +30,20 @@ def said(main: Callable[[Simulation], Awaitable[None]]) -> list[str]:
         if event.name.endswith(".starved"):
             show(event)
 
-    async def virtual() -> None:
+    async def main() -> None:
         simulation.listeners.append(hear)
-        async with simulation.running():
-            await start_bootstrap(simulation, trainers=["trainer"], validators=["v0"])
-            await main(simulation)
+        async with going(
+            simulation, *plans, trainers=["trainer"], validators=["v0"], groups_per_step=32,
+            max_new_tokens=4096,
+        ):  # fmt: skip
             await trio.sleep(70)
 
-    run_virtual(virtual, seed=1, limit_seconds=100)
+    run_virtual(main, seed=1, limit_seconds=100)
     return printed.getvalue().splitlines()
 
 
 def test_without_a_trainer_worker_and_validator_wait_for_its_order() -> None:
-    async def main(simulation: Simulation) -> None:
-        for plan in (Plan("v0", ["validator"]), Plan("w0", ["inference"])):
-            await simulation.add(plan).start()
-
-    lines = said(main)
+    lines = said(VALIDATOR, WORKER)
     assert len(lines) == 4, "each twice"
     for line in lines:
         assert "nothing to do for" in line and "no step order has come; waiting for …" in line
@@ -54,11 +51,7 @@ def test_without_a_trainer_worker_and_validator_wait_for_its_order() -> None:
 
 
 def test_without_workers_the_validator_says_that_nobody_hands_anything_in() -> None:
-    async def main(simulation: Simulation) -> None:
-        for plan in (Plan("v0", ["validator"]), TRAINER):
-            await simulation.add(plan).start()
-
-    lines = said(main)
+    lines = said(VALIDATOR, TRAINER)
     reason = "step 0 wants 32 groups, but no submission arrives, and no inference peer is there"
     assert any(reason in s for s in lines)
     assert any(
@@ -67,15 +60,11 @@ def test_without_workers_the_validator_says_that_nobody_hands_anything_in() -> N
 
 
 def test_a_worker_without_the_policy_says_how_much_of_it_is_here() -> None:
-    async def main(simulation: Simulation) -> None:
-        slow = replace(TRAINER, line=Line("us-east", 30_000.0))
-        for plan in (Plan("v0", ["validator"]), slow, Plan("w0", ["inference"])):
-            await simulation.add(plan).start()
-
+    slow = replace(TRAINER, line=Line("us-east", 30_000.0))
     assert any(
         re.search(
             "of policy 0, which step 0 uses, (no piece has|[0-9]+ of [0-9]+ pieces have) arrived",
             line,
         )
-        for line in said(main)
+        for line in said(VALIDATOR, slow, WORKER)
     )

@@ -3,6 +3,9 @@ step's, and everybody says what changed and from when on."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,6 +28,7 @@ from swarm.wire.manifest import RunManifest, TrustedKey
 from swarm.wire.messages import StepOrder
 from tests.orders import submission_order
 
+RUNNER = partial(run_virtual, seed=5)
 STEPS = 8
 
 
@@ -106,28 +110,22 @@ class Watching:
         assert {f["failed"] for f in refused} <= {"stale", "step"}, refused
 
 
-def watch(main: Any, seed: int = 5) -> Watching:
-    """`main(watching)` to its end. Completions are longer than the run allows, so that a length
-    limit changes every one of them."""
+@asynccontextmanager
+async def watched() -> AsyncIterator[Watching]:
+    """Completions are longer than the run allows, so that a length limit changes every one."""
     simulation = Simulation(
-        seed, workload=Workload(model_bytes=3_000_000, completion_tokens_mean=500.0)
+        5, workload=Workload(model_bytes=3_000_000, completion_tokens_mean=500.0)
     )
-    watching = Watching(simulation)
-
-    async def virtual() -> None:
-        async with simulation.running():
-            await main(watching)
-
-    run_virtual(virtual, seed=seed, limit_seconds=8000)
+    async with simulation.running():
+        yield Watching(simulation)
     assert simulation.violations == []
-    return watching
 
 
 ALL = ("validator", "trainer", "relay-0", "inference-0", "inference-1")
 
 
-def test_a_longer_limit_and_another_learning_rate_in_mid_run_harm_nobody() -> None:
-    async def main(watching: Watching) -> None:
+async def test_a_longer_limit_and_another_learning_rate_in_mid_run_harm_nobody() -> None:
+    async with watched() as watching:
         first = await watching.start(*ALL)
         await watching.step_trained(1)
         second = changed(
@@ -135,8 +133,6 @@ def test_a_longer_limit_and_another_learning_rate_in_mid_run_harm_nobody() -> No
         )
         watching.part("validator").gossip.publish(signed(watching.simulation, second))
         await watching.over()
-
-    watching = watch(main)
     watching.check_nobody_is_blamed()
     in_force = watching.named("run.version_in_force")
     assert len(in_force) == len(ALL) and len({f["step"] for f in in_force}) == 1
@@ -153,11 +149,10 @@ def test_a_longer_limit_and_another_learning_rate_in_mid_run_harm_nobody() -> No
     assert rates == {step: 1e-3 if step >= since else 3e-7 for step in range(STEPS)}
 
 
-def test_who_comes_or_returns_in_between_gets_the_version_that_its_step_follows() -> None:
+async def test_who_comes_or_returns_in_between_gets_the_version_that_its_step_follows() -> None:
     """The open step follows version 1 while bootstrap peer and newcomers know version 2; validator
     and trainer lose their processes, one worker its disk."""
-
-    async def main(watching: Watching) -> None:
+    async with watched() as watching:
         simulation = watching.simulation
         first = await watching.start("validator", "trainer", "inference-0")
         await watching.step_trained(0)
@@ -175,8 +170,6 @@ def test_who_comes_or_returns_in_between_gets_the_version_that_its_step_follows(
             await simulation.peers[name].start(resume=True)
         assert await simulation.meet(made, 300)
         await watching.over()
-
-    watching = watch(main)
     watching.check_nobody_is_blamed()
     made_first = watching.named("inference.submission_made", "inference-1")[0]
     since = watching.named("run.version_in_force", "inference-0")[0]["step"]
@@ -185,10 +178,9 @@ def test_who_comes_or_returns_in_between_gets_the_version_that_its_step_follows(
     assert rates == {step: 1e-3 if step >= since else 3e-7 for step in range(STEPS)}
 
 
-def test_everything_that_may_change_may_change_at_once() -> None:
+async def test_everything_that_may_change_may_change_at_once() -> None:
     """Batches, groups, temperature, filters, staleness and asynchrony, there and back again."""
-
-    async def main(watching: Watching) -> None:
+    async with watched() as watching:
         first = await watching.start(*ALL, steps=14)
         second = changed(
             first, 2,
@@ -203,8 +195,6 @@ def test_everything_that_may_change_may_change_at_once() -> None:
             await watching.step_trained(step)
             watching.part("trainer").gossip.publish(signed(watching.simulation, version))
         await watching.over()
-
-    watching = watch(main)
     watching.check_nobody_is_blamed()
     since = [f["step"] for f in watching.named("run.version_in_force", "trainer")]
     assert len(since) == 2 and [step for step, *_ in watching.configured] == list(range(14))
@@ -217,10 +207,9 @@ def test_everything_that_may_change_may_change_at_once() -> None:
 
 
 @pytest.mark.parametrize("steps", [2, 12])
-def test_a_run_is_made_shorter_or_longer(steps: int) -> None:
+async def test_a_run_is_made_shorter_or_longer(steps: int) -> None:
     """Two steps are fewer than are done by then: the run is over."""
-
-    async def main(watching: Watching) -> None:
+    async with watched() as watching:
         first = await watching.start(*ALL)
         await watching.step_trained(3)
         shorter = changed(first, 2, schedule={"steps": steps})
@@ -229,11 +218,9 @@ def test_a_run_is_made_shorter_or_longer(steps: int) -> None:
         watching.part("relay-0").gossip.publish(signed(watching.simulation, shorter))
         assert await watching.simulation.meet(over, 60 if steps == 2 else 3000)
         assert await watching.simulation.meet(heard, 60)
-
-    watching = watch(main)
     watching.check_nobody_is_blamed()
-    (over,) = watching.named("trainer.run_complete")
-    assert over["steps"] == 12 if steps == 12 else 4 <= over["steps"] <= 5
+    (last,) = watching.named("trainer.run_complete")
+    assert last["steps"] == 12 if steps == 12 else 4 <= last["steps"] <= 5
 
 
 class Headstrong(InferenceRole):
@@ -245,8 +232,8 @@ class Headstrong(InferenceRole):
         return super()._begin_submission(by_newest, self._run.manifest)
 
 
-def test_work_by_another_version_is_refused_and_proves_nothing() -> None:
-    async def main(watching: Watching) -> None:
+async def test_work_by_another_version_is_refused_and_proves_nothing() -> None:
+    async with watched() as watching:
         simulation = watching.simulation
         first = await watching.start(*ALL, groups_per_step=24)  # time enough to hear of another
         hardware = Hardware(tokens_per_second=20.0)
@@ -259,8 +246,6 @@ def test_work_by_another_version_is_refused_and_proves_nothing() -> None:
         second = changed(first, 2, sampling={"max_new_tokens": 9})
         watching.part("validator").gossip.publish(signed(simulation, second))
         await watching.over()
-
-    watching = watch(main)
     assert watching.named("membership.peer_evicted") == []
     verdicts = watching.named("validator.verdict")
     headstrong = watching.simulation.peers["headstrong"].id
@@ -273,10 +258,9 @@ def test_work_by_another_version_is_refused_and_proves_nothing() -> None:
     assert any(step >= since for step in accepted), "it goes on, once its version is in force"
 
 
-def test_an_owner_who_signs_one_version_twice_is_told() -> None:
+async def test_an_owner_who_signs_one_version_twice_is_told() -> None:
     """The bootstrap peer was restarted with second thoughts under the same number."""
-
-    async def main(watching: Watching) -> None:
+    async with watched() as watching:
         simulation = watching.simulation
         first = await watching.start(*ALL)
         await watching.step_trained(0)
@@ -291,8 +275,6 @@ def test_an_owner_who_signs_one_version_twice_is_told() -> None:
         await trio.sleep(2 * BOOTSTRAP_SECONDS)
         await watching.add("inference-2")
         await watching.over()
-
-    watching = watch(main)
     watching.check_nobody_is_blamed()
     for name in ("bootstrap", "trainer", "validator", "inference-2"):
         refused = watching.named("run.version_refused", name)
@@ -301,11 +283,10 @@ def test_an_owner_who_signs_one_version_twice_is_told() -> None:
     assert accepted and {f["outcome"] for f in accepted} == {"accepted"}
 
 
-def test_workers_ask_the_environment_peers_of_their_steps_version() -> None:
+async def test_workers_ask_the_environment_peers_of_their_steps_version() -> None:
     """Validators accept the turns of no others: those of a newly added peer would get an honest
     worker evicted. A removed trusted peer ends with a sentence."""
-
-    async def main(watching: Watching) -> None:
+    async with watched() as watching:
         simulation = watching.simulation
         ids = [simulation.identity(f"environment-{n}").peer_id for n in range(3)]
         first = await watching.start(
@@ -346,5 +327,3 @@ def test_workers_ask_the_environment_peers_of_their_steps_version() -> None:
                 f"for the role {role}; start it without that role, or ask the run's owner to list "
                 f"it in the manifest's {field} again"
             )
-
-    watch(main)

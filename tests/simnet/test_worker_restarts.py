@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.world.observable import Observable
+
+RUNNER = partial(run_virtual, seed=3)
 
 SLOW = Hardware(tokens_per_second=200.0)
 
@@ -65,21 +68,18 @@ async def gone(peer: Peer, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("slow_judge", [False, True])
-def test_no_number_is_generated_twice(slow_judge: bool) -> None:
+async def test_no_number_is_generated_twice(slow_judge: bool) -> None:
     watched = Watched(20.0 if slow_judge else 40_000.0)
 
-    async def main() -> None:
-        async with watched.simulation.running():
-            worker = await watched.start()
-            for restarts in (1, 2, 3):
-                await watched.until("inference.submission_made", 4 * restarts)
-                await worker.kill()
-                await trio.sleep(2)
-                await worker.start()
-            await watched.until("inference.submission_made", 16)
-            await watched.until("inference.receipt", 8)
-
-    run_virtual(main, seed=3, limit_seconds=5000)
+    async with watched.simulation.running():
+        worker = await watched.start()
+        for restarts in (1, 2, 3):
+            await watched.until("inference.submission_made", 4 * restarts)
+            await worker.kill()
+            await trio.sleep(2)
+            await worker.start()
+        await watched.until("inference.submission_made", 16)
+        await watched.until("inference.receipt", 8)
     assert watched.simulation.violations == []
     made = [(each["step"], each["number"]) for each in watched.named("inference.submission_made")]
     assert len(made) == len(set(made))
@@ -91,42 +91,36 @@ def test_no_number_is_generated_twice(slow_judge: bool) -> None:
         assert any(each["submissions"] for each in resumed)
 
 
-def test_a_worker_that_is_asked_to_leave_hands_in_its_submissions() -> None:
+async def test_a_worker_that_is_asked_to_leave_hands_in_its_submissions() -> None:
     watched = Watched()
 
-    async def main() -> None:
-        async with watched.simulation.running():
-            worker = await watched.start()
-            await watched.until("inference.submission_made", 3)
-            part = worker.part
-            assert part is not None and worker.node is not None
-            with trio.fail_after(600):
-                while not part.status.doing.startswith("generating"):
-                    await part.status.changed.wait_change()
-            before = len(watched.named("inference.submission_made"))
-            assert worker.node.departure.ask()
-            assert not worker.node.departure.ask(), "asked again, it abandons its work"
-            await gone(worker, 60)
-            made = len(watched.named("inference.submission_made"))
-            assert before < made <= before + ASKED_AT_ONCE
-            assert len(watched.named("inference.submission_delivered")) == made
-
-    run_virtual(main, seed=3, limit_seconds=5000)
+    async with watched.simulation.running():
+        worker = await watched.start()
+        await watched.until("inference.submission_made", 3)
+        part = worker.part
+        assert part is not None and worker.node is not None
+        with trio.fail_after(600):
+            while not part.status.doing.startswith("generating"):
+                await part.status.changed.wait_change()
+        before = len(watched.named("inference.submission_made"))
+        assert worker.node.departure.ask()
+        assert not worker.node.departure.ask(), "asked again, it abandons its work"
+        await gone(worker, 60)
+        made = len(watched.named("inference.submission_made"))
+        assert before < made <= before + ASKED_AT_ONCE
+        assert len(watched.named("inference.submission_delivered")) == made
     (leaving,) = watched.named("inference.leaving")
     assert leaving["seconds"] == 20.0
 
 
-def test_a_worker_without_patience_leaves_at_once() -> None:
+async def test_a_worker_without_patience_leaves_at_once() -> None:
     watched = Watched()
 
-    async def main() -> None:
-        async with watched.simulation.running():
-            worker = await watched.start(inference={"leave_seconds": 0.0})
-            await watched.until("inference.submission_made", 2)
-            assert worker.node is not None
-            worker.node.departure.ask()
-            await gone(worker, 5)
-
-    run_virtual(main, seed=3, limit_seconds=5000)
+    async with watched.simulation.running():
+        worker = await watched.start(inference={"leave_seconds": 0.0})
+        await watched.until("inference.submission_made", 2)
+        assert worker.node is not None
+        worker.node.departure.ask()
+        await gone(worker, 5)
     (leaving,) = watched.named("inference.leaving")
     assert leaving["seconds"] == 0

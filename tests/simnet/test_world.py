@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from simnet.clock import run_virtual
 from simnet.world import EPOCH, SimulatedWorld
+
+RUNNER = partial(run_virtual, seed=1)
 
 
 def test_each_peer_draws_from_its_own_source() -> None:
@@ -17,15 +21,12 @@ def test_each_peer_draws_from_its_own_source() -> None:
     assert SimulatedWorld(2, "alice").random.random() != alone
 
 
-def test_a_clock_that_is_off_drifts_and_can_be_corrected() -> None:
-    async def main() -> None:
-        right = SimulatedWorld(1, "right")
-        wrong = SimulatedWorld(1, "wrong", skew_seconds=-90.0, drift=1e-3)
-        await trio.sleep(1000)
-        assert right.now() == wrong.now() == 1000.0
-        assert right.wall_time() == EPOCH + 1000
-        assert abs(wrong.wall_time() - (EPOCH + 911)) < 1e-6
-        wrong.correct_clock(89.0)
-        assert abs(wrong.wall_time() - right.wall_time()) < 1e-6
-
-    run_virtual(main, seed=1)
+async def test_a_clock_that_is_off_drifts_and_can_be_corrected() -> None:
+    right = SimulatedWorld(1, "right")
+    wrong = SimulatedWorld(1, "wrong", skew_seconds=-90.0, drift=1e-3)
+    await trio.sleep(1000)
+    assert right.now() == wrong.now() == 1000.0
+    assert right.wall_time() == EPOCH + 1000
+    assert abs(wrong.wall_time() - (EPOCH + 911)) < 1e-6
+    wrong.correct_clock(89.0)
+    assert abs(wrong.wall_time() - right.wall_time()) < 1e-6
