@@ -7,7 +7,7 @@ them: what hostile peers are is drawn from a source of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -200,23 +200,21 @@ def _hear(outcome: Outcome, hostile: set[str], now: float, peer: Peer, event: Ev
             outcome.honest_seconds.append(now)
 
 
-def state_of(simulation: Simulation) -> LedgerState:
-    """The ledger's state, from the union of the trusted peers' logs."""
+def state_of(
+    simulation: Simulation,
+    trusted: Sequence[str] = ("trainer", *VALIDATORS),
+    reader: str = "trainer",
+) -> LedgerState:
+    """The ledger's state, from the union of the logs on these peers' disks; `reader` runs."""
+    peers = [simulation.peers[name] for name in trusted]
     records = [
         Record(log.owner, index, decode(raw))
-        for name in ("trainer", *VALIDATORS)
-        if (
-            log := Log(simulation.peers[name].disk.database("ledger.sqlite"), _id(simulation, name))
-        )
+        for log in (Log(peer.disk.database("ledger.sqlite"), peer.id) for peer in peers)
         for index, raw in enumerate(log.entries(log.start(), log.size()), log.start())
     ]
-    part = simulation.peers["trainer"].part
+    part = simulation.peers[reader].part
     assert part is not None
     return ledger_state(records, Authority.of(part.run.owners, part.run.manifest))
-
-
-def _id(simulation: Simulation, name: str) -> Any:
-    return simulation.identity(name).peer_id
 
 
 def _read_credits(simulation: Simulation, outcome: Outcome) -> None:

@@ -304,15 +304,6 @@ class Invariants:
         self._check_books(peers)
         self._check_bounds()
 
-    def _evicted(self, peer: Peer) -> list[str]:
-        """Names of the peers that this peer knows as evicted."""
-        part = peer.part
-        return [
-            other.name
-            for other in self._simulation.peers.values()
-            if part is not None and part.run.evicted(other.id) is not None
-        ]
-
     def _disagreement(self, peers: list[Peer]) -> str | None:
         for owner in peers:
             if owner.node is None:
@@ -326,7 +317,7 @@ class Invariants:
                 # Heads are announced every few seconds, so the newest entries may be on their way.
                 if size - held > LOG_LAG_ENTRIES_MAX:
                     return f"{other.name} lacks {size - held} entries of {owner.name}'s log"
-        evicted = {peer.name: self._evicted(peer) for peer in peers}
+        evicted = {peer.name: peer.evicted() for peer in peers}
         for name, known in evicted.items():
             first = peers[0].name
             if known != evicted[first]:

@@ -180,6 +180,15 @@ class Peer:
         assert part is None or isinstance(part, RunNode)
         return part
 
+    def evicted(self) -> list[str]:
+        """Names of the peers that this peer knows as evicted; none while it is down."""
+        part = self.part
+        return [
+            other.name
+            for other in self._simulation.peers.values()
+            if part is not None and part.run.evicted(other.id) is not None
+        ]
+
     @property
     def alive(self) -> bool:
         return self._scope is not None
@@ -439,16 +448,7 @@ class Simulation:
 
     def evictions(self) -> int:
         """Number of peers evicted from the run, as its trusted peers know."""
-        known: dict[str, None] = {}
-        for peer in self.peers.values():
-            part = peer.part
-            if part is not None:
-                known |= {
-                    other.id: None
-                    for other in self.peers.values()
-                    if part.run.evicted(other.id) is not None
-                }
-        return len(known)
+        return len({name for peer in self.peers.values() for name in peer.evicted()})
 
     async def on_end(self, peer: Peer) -> None:
         """Handle a peer's process that ended with an error.

@@ -11,10 +11,15 @@ from typing import Any
 
 import trio
 
-from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
+from simnet.scenarios.parts import (
+    SERVER,
+    draw_line,
+    look_up,
+    start_bootstrap,
+    start_over_time,
+    summary,
+)
 from simnet.simulation import Plan, Simulation
-from swarm.errors import PeerError
-from swarm.run.records import peer_key
 
 PEERS = 50
 PEERS_PER_TRUSTED = 500
@@ -46,25 +51,18 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     await simulation.meet(listening, 1.0)
     await simulation.meet(admitted, ADMITTED_SECONDS)
     await trio.sleep(SETTLING_SECONDS)
-    found, took = 0, []
+    found: list[float] = []
     for _ in range(LOOKUPS):
-        asking, wanted = simulation.random.choice(joiners), simulation.random.choice(joiners)
-        assert asking.node is not None
-        started = trio.current_time()
-        try:
-            found += await asking.node.dht.get(peer_key(wanted.id)) is not None
-        except PeerError:
-            continue
-        took.append(trio.current_time() - started)
-    if found < LOOKUPS:
-        simulation.violate(f"{LOOKUPS - found} of {LOOKUPS} peer records were not found")
+        await look_up(simulation, joiners, found)
+    if len(found) < LOOKUPS:
+        simulation.violate(f"{LOOKUPS - len(found)} of {LOOKUPS} peer records were not found")
     return {
         "admitted": len(admitted.times),
         "seconds_to_admission": summary(
             at - listening.times[name] for name, at in admitted.times.items()
         ),
-        "lookups_found": found / LOOKUPS,
-        "lookup_seconds": summary(took),
+        "lookups_found": len(found) / LOOKUPS,
+        "lookup_seconds": summary(found),
         "control_messages": simulation.network.messages,
         "control_messages_per_peer": round(simulation.network.messages / peers, 1),
     }

@@ -10,6 +10,8 @@ import trio
 
 from simnet.lines import REGIONS, Line
 from simnet.simulation import Peer, Plan, Simulation
+from swarm.errors import PeerError
+from swarm.run.records import peer_key
 
 LINES = ((12.5e6, 12.5e6, 3), (31.25e6, 125e6, 3), (125e6, 125e6, 3), (1.25e9, 1.25e9, 1))
 """(uplink, downlink in bytes per second, weight): 100 Mb/s, cable, 1 Gb/s, 10 Gb/s."""
@@ -49,6 +51,18 @@ async def start_over_time(
         for moment, name in moments:
             await trio.sleep_until(begun + moment)
             nursery.start_soon(simulation.peers[name].start)
+
+
+async def look_up(simulation: Simulation, members: Sequence[Peer], found: list[float]) -> None:
+    """Let a random peer look another one up in the DHT; add the seconds if it is found."""
+    asking, wanted = simulation.random.choice(members), simulation.random.choice(members)
+    assert asking.node is not None
+    begun = trio.current_time()
+    try:
+        if await asking.node.dht.get(peer_key(wanted.id)) is not None:
+            found.append(trio.current_time() - begun)
+    except PeerError:
+        return  # counted as not found
 
 
 def summary(seconds: Iterable[float]) -> dict[str, float]:

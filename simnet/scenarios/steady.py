@@ -13,7 +13,14 @@ from typing import Any
 import trio
 
 from simnet.compute.setting import Hardware, Workload
-from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
+from simnet.scenarios.parts import (
+    SERVER,
+    draw_line,
+    look_up,
+    start_bootstrap,
+    start_over_time,
+    summary,
+)
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.errors import PeerError
 from swarm.kademlia.publishing import REPUBLISH_SECONDS
@@ -73,7 +80,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         for _ in range(round(STEADY_SECONDS)):
             for _ in range(_times(simulation, peers / LOOKUP_SECONDS)):
                 lookups += 1
-                nursery.start_soon(_look_up, simulation, members, found)
+                nursery.start_soon(look_up, simulation, members, found)
             for _ in range(_times(simulation, peers / REPUBLISH_SECONDS)):
                 nursery.start_soon(_publish_again, simulation.random.choice(members))
             await trio.sleep(1.0)
@@ -102,17 +109,6 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
 def _times(simulation: Simulation, rate: float) -> int:
     """Draw the number of events in one second, `rate` on average."""
     return int(rate) + (simulation.random.random() < rate % 1.0)
-
-
-async def _look_up(simulation: Simulation, members: list[Peer], found: list[float]) -> None:
-    asking, wanted = simulation.random.choice(members), simulation.random.choice(members)
-    assert asking.node is not None
-    begun = trio.current_time()
-    try:
-        if await asking.node.dht.get(peer_key(wanted.id)) is not None:
-            found.append(trio.current_time() - begun)
-    except PeerError:
-        pass  # counted as not found
 
 
 async def _publish_again(peer: Peer) -> None:

@@ -17,13 +17,12 @@ from peers.trainer.takeover import ask_all_trusted, check_gone
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.disk import SimulatedDisk
+from simnet.hostile import state_of
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.errors import UserError
 from swarm.events import Event
-from swarm.ledger.entries import decode
-from swarm.ledger.log import Log
-from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
+from swarm.ledger.state import LedgerState
 from swarm.look.onlooker import RunStatus
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest, sign_takeover
@@ -308,21 +307,7 @@ async def test_a_trainer_must_be_gone_for_a_minute() -> None:
 
 def ledger(scene: Scene) -> LedgerState:
     """The run's state by the logs of all trusted peers, as they are on their disks."""
-    part = scene.simulation.peers["v0"].part
-    assert part is not None
-    logs = [
-        Log(
-            scene.simulation.peers[name].disk.database("ledger.sqlite"),
-            scene.simulation.identity(name).peer_id,
-        )
-        for name in TRUSTED
-    ]
-    records = [
-        Record(log.owner, index, decode(raw))
-        for log in logs
-        for index, raw in enumerate(log.entries(log.start(), log.size()), log.start())
-    ]
-    return ledger_state(records, Authority.of(part.run.owners, part.run.manifest))
+    return state_of(scene.simulation, TRUSTED, reader="v0")
 
 
 @pytest.mark.parametrize("who", ["trainer", "standby", "late standby"])
