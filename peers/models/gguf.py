@@ -7,8 +7,10 @@ written in bfloat16.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,11 @@ from swarm.world.machine import free_memory_bytes
 
 VALUE_BYTES = 6
 """Memory of a value while it is converted: in fp32 and in bfloat16."""
+ENTRIES_MAX = 1 << 22
+"""Most entries of a header: a vocabulary of 262,144 tokens with its merges takes 1.4 million."""
+_STRING, _ARRAY = 8, 9
+_KINDS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, _STRING: 0, 10: 8, 11: 8, 12: 8}
+"""Bytes of a value by its kind."""
 _DIGITS = 6
 """Digits of a number in a config: a GGUF holds them in fp32, so 1e-5 reads 9.99999974e-06."""
 
@@ -32,8 +39,19 @@ def converted(path: Path, option: str) -> Path:
     digest = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "swarm" / "gguf"
     folder = cache / f"{path.stem[:80]}-{digest}"
-    if not folder.is_dir():
-        _convert(path, folder, option)
+    if folder.is_dir():
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f".{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be converting it
+            if not folder.is_dir():
+                _convert(path, folder, option)
+    except OSError as error:
+        raise UserError(
+            f"{option} {path} cannot be converted into {cache}: {error.strerror or error}; set "
+            "XDG_CACHE_HOME to a folder with room"
+        ) from error
     return folder
 
 
@@ -55,7 +73,7 @@ def _convert(path: Path, folder: Path, option: str) -> None:
     try:
         with whole_folder(folder) as aside:
             _write(path, aside)
-    except UserError:
+    except (UserError, OSError):
         raise
     except Exception as error:
         raise UserError(
@@ -69,6 +87,7 @@ def _described(path: Path, option: str) -> tuple[int, str]:
     import gguf
 
     try:
+        _check_header(path)
         tensors = gguf.GGUFReader(path).tensors
         sizes: dict[str, int] = {}
         for each in tensors:
@@ -83,6 +102,49 @@ def _described(path: Path, option: str) -> tuple[int, str]:
     return sum(sizes.values()), ", ".join(sorted(sizes, key=lambda kind: -sizes[kind])[:2])
 
 
+def _check_header(path: Path) -> None:
+    """Raise `ValueError` for a header that promises more than the file holds.
+
+    The library reads what lies beyond the end as empty, without an end.
+    """
+    with path.open("rb") as file:
+        total = path.stat().st_size
+
+        def skip(count: int) -> None:
+            if count > total - file.tell():
+                raise ValueError("it ends in the middle of its header")
+            file.seek(count, os.SEEK_CUR)
+
+        def number(form: str) -> int:
+            data = file.read(struct.calcsize(form))
+            if len(data) < struct.calcsize(form):
+                raise ValueError("it ends in the middle of its header")
+            return int(struct.unpack("<" + form, data)[0])
+
+        if file.read(4) != b"GGUF":
+            raise ValueError("it is no GGUF file")
+        if not 2 <= number("I") <= 3:
+            raise ValueError("its version is neither 2 nor 3, little-endian")
+        tensors, keys = number("Q"), number("Q")
+        left = ENTRIES_MAX - tensors - keys
+        for _ in range(keys if left >= 0 else 0):
+            skip(number("Q"))
+            kind, count = number("I"), 1
+            if kind == _ARRAY:
+                kind, count = number("I"), number("Q")
+                left -= count
+            if left < 0 or kind not in _KINDS:
+                raise ValueError("its header has too many values, or of an unknown kind")
+            for _ in range(count if kind == _STRING else 0):
+                skip(number("Q"))
+            skip(_KINDS[kind] * count)
+        for _ in range(tensors if left >= 0 else 0):
+            skip(number("Q"))
+            skip(8 * number("I") + 12)
+        if left < 0:
+            raise ValueError("its header has too many values")
+
+
 def _write(path: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -92,9 +154,12 @@ def _write(path: Path, folder: Path) -> None:
 
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
+    model: Any
+    model, found = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
     )
+    if found["missing_keys"]:  # transformers would make them up
+        raise ValueError(f"it lacks {min(found['missing_keys'])}")
     # `save_pretrained` refuses a model that was loaded as quantised, so it moves into a new one.
     said = model.config.to_dict()
     said.pop("quantization_config", None)
