@@ -17,16 +17,21 @@ from swarm.errors import UserError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number, by dtype."""
+CONFIG_BYTES_MAX = 16 << 20
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's config.json; raises `UserError` when it is missing or broken."""
     path = folder / "config.json"
     try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise UserError(
+                f"model config {path} has more than {CONFIG_BYTES_MAX} bytes; it is no model's"
+            )
         config = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"model config {path} cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"model config {path} is not JSON ({error})") from error
     if not isinstance(config, dict):
         raise UserError(f"model config {path} is not a JSON object")

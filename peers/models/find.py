@@ -46,10 +46,15 @@ def find_model(given: str | Path, option: str, *, weights: bool = True) -> Model
     only config and tokenizer are fetched. Raises `UserError`.
     """
     text = str(given)
-    path = Path(text).expanduser()
-    if path.is_dir():
+    path = Path(text)
+    try:
+        path = path.expanduser()
+        is_folder = text != "" and path.is_dir()
+    except (OSError, RuntimeError):  # too long, or no such user
+        raise UserError(f"{option} {text[:300]} is no folder; give {FORMS}") from None
+    if is_folder:
         return Model(path, text)
-    if path.is_file() and path.suffix == ".gguf":
+    if text and path.is_file() and path.suffix.lower() == ".gguf":
         from peers.models.gguf import converted
 
         return Model(converted(path, option), text)

@@ -9,28 +9,36 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, errors
+import httpx2
+from huggingface_hub import HfApi, constants, errors, set_client_factory
+from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub.utils.tqdm import tqdm
 
+from peers.engines.tokenizer import BYTES_MAX, PATTERNS
 from peers.models.find import Model
 from swarm.errors import UserError
 from swarm.terminal.figures import readable_bytes
 from swarm.world.machine import free_memory_bytes
 
-ABOUT = (
-    *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template*"),
-    "adapter_config.json",
-)
+ABOUT = ("config.json", "adapter_config.json", *PATTERNS)
 """Files that say what a model is."""
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+ELSEWHERE = tuple(f"*/{pattern}" for pattern in WEIGHTS)
+"""Weights in folders of a repository, which no engine reads."""
 INDEX = "model.safetensors.index.json"
 
 SECONDS = 20.0
-"""Silence of the hub after which it counts as unreachable, for its answers about files."""
+"""Silence of the hub after which it counts as unreachable."""
+ANSWER_SECONDS = 60.0
+ANSWER_BYTES = 64 << 20
+"""Most of one answer about a repository; a list of 100,000 files takes 30 MB."""
 
 _CHECKED = "swarm-checked"
 """File in a model's place in the cache: the names of the blobs whose SHA-256 was right."""
@@ -41,6 +49,7 @@ def download(name: str, revision: str | None, option: str, *, weights: bool) -> 
     """The folder of a model of the hub in the library's cache; raises `UserError`."""
     wanted = [*ABOUT, *(WEIGHTS if weights else ())]
     called = f"{option} {name}" + (f"@{revision}" if revision else "")
+    set_client_factory(_client)
     hub = HfApi(endpoint=constants.ENDPOINT)
     try:
         if weights and not constants.HF_HUB_OFFLINE:
@@ -51,6 +60,8 @@ def download(name: str, revision: str | None, option: str, *, weights: bool) -> 
                 revision=revision,
                 cache_dir=constants.HF_HUB_CACHE,
                 allow_patterns=wanted,
+                ignore_patterns=list(ELSEWHERE),
+                tqdm_class=_bounded_bar(BYTES_MAX + (free_memory_bytes() if weights else 0)),
                 etag_timeout=SECONDS,
             )
         )
@@ -61,11 +72,89 @@ def download(name: str, revision: str | None, option: str, *, weights: bool) -> 
     return Model(folder, f"{name}@{folder.name}")
 
 
+class _Refused(Exception):
+    """What the hub sent is more than it may send; the text is the end of a sentence."""
+
+
+class _Answer(httpx2.SyncByteStream):
+    """The body of an answer about a repository, bounded in bytes and seconds."""
+
+    def __init__(self, body: Any, until: float) -> None:
+        self._body, self._until = body, until
+
+    def __iter__(self) -> Iterator[bytes]:
+        count = 0
+        for part in self._body:
+            count += len(part)
+            if count > ANSWER_BYTES or time.monotonic() > self._until:
+                raise _Refused(
+                    f"gave no whole answer within {ANSWER_SECONDS:.0f} seconds and "
+                    f"{ANSWER_BYTES >> 20} MiB"
+                )
+            yield part
+
+    def close(self) -> None:
+        self._body.close()
+
+
+def _client() -> httpx2.Client:
+    """The library's own client, whose answers about repositories are bounded."""
+    client = default_client_factory()
+    hooks = client.event_hooks
+    client.event_hooks = {
+        "request": [*hooks["request"], _note_start],
+        "response": [*hooks["response"], _bound],
+    }
+    return client
+
+
+_UNTIL = "swarm_until"
+
+
+def _note_start(request: httpx2.Request) -> None:
+    if "/api/" in request.url.path:  # a redirected request inherits it
+        request.extensions.setdefault(_UNTIL, time.monotonic() + ANSWER_SECONDS)
+        request.headers["Accept-Encoding"] = "identity"
+        # The library asks with timeouts of None, which would wait for ever.
+        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), SECONDS)
+
+
+def _bound(response: httpx2.Response) -> None:
+    if _UNTIL not in response.request.extensions:
+        return
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise _Refused("compresses its answers without being asked")
+    response.stream = _Answer(response.stream, response.request.extensions[_UNTIL])
+
+
+def _bounded_bar(most: int) -> type[tqdm]:
+    """The library's progress bar, which ends a download of more bytes."""
+
+    class Bar(tqdm):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)  # type: ignore[no-untyped-call]
+            self._counts_bytes = named.get("unit") == "B"
+            self._received = 0.0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._received += n or 0
+            if self._counts_bytes and self._received > most:
+                raise _Refused(f"sent more than {readable_bytes(most)}, all that fits here")
+            super().update(n)
+            return None
+
+    return Bar
+
+
+def _is_weights(file: str) -> bool:
+    return "/" not in file and fnmatch(file, WEIGHTS[0])
+
+
 def _check_size(hub: HfApi, name: str, revision: str | None, called: str) -> None:
     """Refuse a model whose weights no memory of this machine holds, before they are fetched."""
     info = hub.model_info(name, revision=revision, files_metadata=True, timeout=SECONDS)
     files = {each.rfilename: each.size or 0 for each in info.siblings or []}
-    weights = {file: size for file, size in files.items() if fnmatch(file, WEIGHTS[0])}
+    weights = {file: size for file, size in files.items() if _is_weights(file)}
     if not weights:
         others = sorted(
             each for each in files if each.endswith((".bin", ".pt", ".pth", ".gguf", ".ckpt"))
@@ -89,7 +178,10 @@ def _check_digests(folder: Path, called: str) -> None:
     The cache names a large file's blob by the SHA-256 that the hub states.
     """
     noted = folder.parent.parent / _CHECKED
-    known = set(noted.read_text().split()) if noted.exists() else set()
+    known: set[str] = set()
+    with suppress(OSError, UnicodeDecodeError):
+        known = set(noted.read_text().split())
+    before = len(known)
     for link in sorted(folder.rglob("*")):
         blob = link.resolve()
         if not link.is_file() or not _SHA256.fullmatch(blob.name) or blob.name in known:
@@ -104,7 +196,9 @@ def _check_digests(folder: Path, called: str) -> None:
                 "deleted, so type the command again"
             )
         known.add(blob.name)
-    noted.write_text("\n".join(sorted(known)) + "\n")
+    if len(known) > before:
+        with suppress(OSError):  # a cache that may only be read: they are checked again
+            noted.write_text("\n".join(sorted(known)) + "\n")
 
 
 def _check_whole(folder: Path, called: str, weights: bool) -> None:
@@ -121,7 +215,7 @@ def explained(error: Exception, name: str, called: str, *, pushing: bool = False
 
     `name` is the repository's; `called` begins the sentence.
     """
-    hub = constants.ENDPOINT
+    hub = re.sub("//[^/@]*@", "//", constants.ENDPOINT)  # without a password
     causes: list[Any] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
@@ -129,14 +223,18 @@ def explained(error: Exception, name: str, called: str, *, pushing: bool = False
     def is_one(*kinds: type[BaseException]) -> bool:
         return any(isinstance(each, kinds) for each in causes)
 
+    status = next((found for each in causes if (found := _status_of(each)) is not None), 0)
+    refused = next((str(each) for each in causes if isinstance(each, _Refused)), "")
     if isinstance(error, UserError):
         return error
+    if not hub.startswith(("http://", "https://")):
+        return UserError(f"HF_ENDPOINT is {hub}; it must begin with https:// (or http://)")
     if is_one(errors.GatedRepoError):
         why = (
             f"needs its owner's leave: ask for it at {hub}/{name}, then set HF_TOKEN to a token "
             "of yours (or hf auth login)"
         )
-    elif pushing and _status_of(error) in (401, 403):
+    elif pushing and status in (401, 403):
         why = f"may not be written with this token; set HF_TOKEN to one of {hub}/settings/tokens"
     elif is_one(errors.RevisionNotFoundError):
         why = f"does not exist: the hub has {name}, but no such revision; see {hub}/{name}/commits"
@@ -151,13 +249,26 @@ def explained(error: Exception, name: str, called: str, *, pushing: bool = False
         why = "is no name of the hub; names are OWNER/NAME"
     elif isinstance(error, OSError) and error.errno is not None:
         why = f"cannot be stored: {error.strerror} ({constants.HF_HUB_CACHE}; set HF_HOME)"
+    elif refused:
+        why = f"cannot be fetched: {hub} {refused}; choose another hub (HF_ENDPOINT) or model"
+    elif status == 429:
+        why = f"has to wait: {hub} is asked too often; try again in some minutes, or set HF_TOKEN"
+    elif status >= 500:
+        why = f"has to wait: {hub} answers with status {status}; try again later"
+    elif isinstance(error, (ValueError, TypeError, LookupError, AttributeError, RecursionError)):
+        why = f"cannot be understood: {hub} does not answer as a hub ({_kind(error)}); correct "
+        why += "HF_ENDPOINT or the name, or try again"
     else:
-        last = str(causes[-1]).strip().split("\n")[0][:200]
+        last = _kind(causes[-1])
         failed = "cannot be sent to" if pushing else "is no folder here, and cannot be fetched from"
-        why = f"{failed} {hub}: {last or type(error).__name__}; correct the name, or try again"
+        why = f"{failed} {hub}: {last}; correct the name, or try again"
     return UserError(f"{called} {why}")
 
 
-def _status_of(error: Exception) -> int | None:
+def _kind(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200] or type(error).__name__
+
+
+def _status_of(error: Any) -> int | None:
     """The HTTP status of an answer of the hub."""
     return error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
+import time
+from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+from peers.models import hub as client
 from peers.models.find import Model, find_model
 from swarm.errors import UserError
 from tests.models.conftest import FILES, NAME
-from tests.models.hub_server import COMMIT, OLDER, Hub, Repository
+from tests.models.hub_server import COMMIT, OLDER, Hub, Repository, _Handler
 
 
 def found(given: str = NAME) -> Model:
@@ -123,3 +128,162 @@ def test_a_repository_of_pickles_or_without_a_tokenizer_is_refused(hub: Hub) -> 
 def test_what_is_no_name_is_never_looked_up(hub: Hub, given: str) -> None:
     assert "is no folder; give a Hugging Face folder, a .gguf file, or OWNER/NAME" in refused(given)
     assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    "given", ["", "a" * 500, "a" * 5000 + "/b", "~nobody-of-that-name/x", "\0"]
+)
+def test_what_is_no_path_either_is_one_sentence(hub: Hub, given: str) -> None:
+    assert len(refused(given)) < 500
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("tokenizer.py", "tokenizer_evil.pkl", "tokenizer/evil.py", "chat_template.py"),
+        *("tokenizer.bin", "original/model.safetensors", "original/model.safetensors.index.json"),
+    ],
+)
+def test_names_like_those_of_a_model_are_not_fetched(hub: Hub, file: str) -> None:
+    hub.repositories[NAME].files[file] = b"raise SystemExit"
+    hub.repositories[NAME].files["chat_templates/tool.jinja"] = b"{{ messages }}"
+    folder = found().folder
+    assert not (folder / file).exists()
+    assert (folder / "chat_templates/tool.jinja").exists()
+    assert hub.fetched(file) == []
+
+
+@pytest.mark.parametrize(
+    "file", ["../../../../x.safetensors", "/x.safetensors", "..\\x.safetensors"]
+)
+def test_a_file_outside_the_folder_is_one_sentence(hub: Hub, tmp_path: Path, file: str) -> None:
+    hub.repositories[NAME].files[file] = b"outside"
+    with_tree = {path for path in tmp_path.rglob("*") if path.name.endswith("x.safetensors")}
+    try:
+        found()
+    except UserError as error:
+        assert "cannot be " in str(error)
+    assert with_tree == {p for p in tmp_path.rglob("*") if p.name.endswith("x.safetensors")}
+
+
+def _answer(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, **head: str
+) -> None:
+    """Let the hub say one thing to everything."""
+
+    def answer(self: _Handler) -> None:
+        self._send(
+            body, {name.replace("_", "-"): text for name, text in head.items()}, status=status
+        )
+
+    monkeypatch.setattr(_Handler, "_answer", answer)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "head", "sentence"),
+    [
+        (200, b"<html>", {"Content_Type": "text/html"}, "does not answer as a hub"),
+        (200, b"[]", {}, "does not answer as a hub"),
+        (200, b"[" * 200_000, {}, "does not answer as a hub"),
+        (200, json.dumps({"id": NAME, "siblings": "abc"}).encode(), {}, "does not answer as a hub"),
+        (200, b"{}", {"Content_Encoding": "gzip"}, "compresses its answers"),
+        (429, b"", {}, "is asked too often; try again in some minutes, or set HF_TOKEN"),
+        (503, b"", {}, "answers with status 503; try again later"),
+        (302, b"", {"Location": "file:///etc/passwd"}, "unsupported protocol 'file://'"),
+        (302, b"", {"Location": "/api/models/x"}, "maximum allowed redirects"),
+    ],
+)
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_hub_that_answers_something_else_is_one_sentence(
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    body: bytes,
+    head: dict[str, str],
+    sentence: str,
+    weights: bool,
+) -> None:
+    _answer(hub, monkeypatch, status, body, **head)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        find_model(NAME, "--model", weights=weights)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_hub_that_never_ends_its_answer_is_left(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, weights: bool
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.5)
+
+    def answer(self: _Handler) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        try:
+            for _ in range(100):
+                self.wfile.write(b" ")
+                time.sleep(0.1)
+        except OSError:
+            self.close_connection = True
+
+    monkeypatch.setattr(_Handler, "_answer", answer)
+    with pytest.raises(UserError, match=f"{hub.endpoint} gave no whole answer within"):
+        find_model(NAME, "--model", weights=weights)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_hub_that_says_nothing_is_left(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, weights: bool
+) -> None:
+    monkeypatch.setattr(client, "SECONDS", 0.5)
+    monkeypatch.setattr(_Handler, "_answer", lambda self: time.sleep(5))
+    with pytest.raises(UserError, match=f"cannot be fetched from {hub.endpoint}"):
+        find_model(NAME, "--model", weights=weights)
+
+
+def test_an_answer_has_a_largest_size(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ANSWER_BYTES", 10)
+    assert "gave no whole answer within" in refused()
+
+
+def test_a_file_without_an_end_is_left(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(client, "free_memory_bytes", lambda: 1 << 20)
+    plain = _Handler._content
+
+    def content(self: _Handler, repository: Repository, file: str) -> None:
+        if self.command == "HEAD":
+            plain(self, repository, file)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for _ in range(200):
+                self.wfile.write(bytes(1 << 20))
+        except OSError:
+            return
+
+    monkeypatch.setattr(_Handler, "_content", content)
+    assert "sent more than 2.1 MB, all that fits here" in refused()
+
+
+@pytest.mark.parametrize("state", ["garbage", "folder"])
+def test_a_note_of_checked_files_that_cannot_be_used_is_made_anew(hub: Hub, state: str) -> None:
+    model = found()
+    note = model.folder.parent.parent / "swarm-checked"
+    note.unlink()
+    if state == "folder":
+        note.mkdir()
+    else:
+        note.write_bytes(b"\xff\xfe")
+    assert found() == model
+
+
+def test_an_endpoint_needs_a_scheme_and_keeps_its_password(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "hub.example.org")
+    assert "HF_ENDPOINT is hub.example.org; it must begin with https://" in refused()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://me:secret@127.0.0.1:1")
+    assert "secret" not in refused() and "http://127.0.0.1:1" in refused()
