@@ -154,10 +154,10 @@ _SIZES = (
     "max_position_embeddings",
 )
 
-_SIZE_MAX = 2**31 - 1
+SIZE_MAX = 2**31 - 1
 """Largest size in a config; the largest known, of vocabularies, is below a million."""
 
-_LAYERS_MAX = 10_000
+LAYERS_MAX = 10_000
 """Most layers; the deepest known models have about a hundred. Each costs memory here."""
 
 _POSITIVE = (
@@ -186,7 +186,7 @@ def _fill(config: Config, family: Family) -> dict[str, Any]:
     if family.shares_expert:
         sizes = (*sizes, "shared_expert_intermediate_size")
     for name in sizes:
-        most = _LAYERS_MAX if name == "num_hidden_layers" else _SIZE_MAX
+        most = LAYERS_MAX if name == "num_hidden_layers" else SIZE_MAX
         _check_size(name, filled.get(name), most)
     for name in ("sliding_window_pattern", "decoder_sparse_step"):
         if name in family.defaults:
@@ -218,7 +218,7 @@ def _refuse_cap(name: str, cap: object, family: str) -> None:
     raise Unsupported(f"{name} = {cap!r} is not supported in {family}; use another model")
 
 
-def _check_size(name: str, size: object, most: int = _SIZE_MAX) -> None:
+def _check_size(name: str, size: object, most: int = SIZE_MAX) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise Unsupported(f"{name} is {_shown(size)}; it must be a whole number of at least 1")
     if size > most:
@@ -264,7 +264,7 @@ def _heads(config: Config) -> tuple[int, int, int]:
             f"num_key_value_heads is {_shown(shared)}; it must divide num_attention_heads ({heads})"
         )
     size = config["head_dim"] or hidden / heads
-    if not is_positive(size) or not 2 <= size <= _SIZE_MAX or size % 2:
+    if not is_positive(size) or not 2 <= size <= SIZE_MAX or size % 2:
         raise Unsupported(f"head_dim is {_shown(size)}; it must be an even whole number")
     return heads, shared, int(size)
 

@@ -17,12 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from peers.engines.adapter_config import is_adapter
+from peers.engines.architecture import LAYERS_MAX, SIZE_MAX
 from peers.engines.cache import STATE_DTYPE
 from peers.engines.config import read_config
 from peers.engines.device import available_bytes
 from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
+from peers.engines.model import open_weights
 from peers.engines.noise import Ahead, draw
 from swarm.errors import UserError
+from swarm.terminal.figures import readable_bytes
 from swarm.version import __version__
 from swarm.world.progress import checkpoint
 
@@ -113,7 +117,10 @@ class GeneralEngine:
         self._model = load(folder, dtype).to(self._device).eval()
         self._dtype = next(self._model.parameters()).dtype
         self._config = config = self._model.config.get_text_config()
-        self._head, self._given = _head_of(self._model)
+        try:
+            self._head, self._given = _head_of(self._model)
+        except AttributeError as error:
+            raise self._unable(folder, error) from error
         self._slots, self._memory_share = slots or SLOTS, memory_share
         self._waiting: dict[int, Request] = {}
         self._batch: list[_Row] = []
@@ -276,6 +283,12 @@ class GeneralEngine:
     def load_weights(self, folder: Path, policy: int) -> None:
         """See `Engine.load_weights`. No request may be live."""
         loaded = load(folder, self._dtype)
+        kept, now = self._model.config.to_dict(), loaded.config.to_dict()
+        changed = sorted(name for name in kept.keys() | now.keys() if _differs(name, kept, now))
+        if changed:
+            raise UserError(
+                f"{folder} holds another model than the one loaded: {changed[0]} differs"
+            )
         known, given = self._model.state_dict(), loaded.state_dict()
         for name, value in known.items():
             if name not in given or given[name].shape != value.shape:
@@ -287,6 +300,12 @@ class GeneralEngine:
         self._model.load_state_dict(given)
         self._head, self._given = _head_of(self._model)
         self._policy = policy
+
+    def _unable(self, folder: Path, error: Exception) -> UserError:
+        return UserError(
+            f"model {folder}: its family, {self._config.model_type}, cannot generate here "
+            f"({_first_line(error)}); use vLLM for it"
+        )
 
     @torch.inference_mode()
     def _check(self, folder: Path) -> None:
@@ -303,14 +322,15 @@ class GeneralEngine:
             self._cache = DynamicCache(config=self._config)
             first = self._forward(tokens[:, : size // 2])
             rest = [self._forward(tokens[:, at : at + 1]) for at in range(size // 2, size)]
-        except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
-            raise UserError(
-                f"model {folder}: its family, {self._config.model_type}, cannot generate here "
-                f"({type(error).__name__}: {str(error).splitlines()[0][:200]}); use vLLM for it"
-            ) from error
+            own = torch.stack([self.logits(each) for each in torch.cat((first, *rest), dim=1)])
+        except Exception as error:  # whatever a family of transformers raises
+            raise self._unable(folder, error) from error
         finally:
             self._cache = None
-        own = torch.stack([self.logits(each) for each in torch.cat((first, *rest), dim=1)])
+        if plain.isnan().any():
+            raise UserError(
+                f"model {folder} gives logits that are not numbers; its weights are broken"
+            )
         likely = plain.log_softmax(-1)
         apart = (likely.exp() * (own.log_softmax(-1) - likely).abs()).sum(-1).mean().item()
         if not apart <= TOLERANCES[self._dtype]:
@@ -324,27 +344,122 @@ class GeneralEngine:
 def load(folder: Path, dtype: torch.dtype | None) -> Any:
     """The transformers model in a folder; `dtype` None: as stored.
 
-    Runs no code from the folder and never uses the network. Raises `UserError`.
+    Runs no code from the folder and never uses the network. Raises `UserError`, also for a model
+    that lacks tensors, because transformers would make them up.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    config = read_config(folder)
-    if "auto_map" in config:
-        raise UserError(
-            f"model {folder} brings its own programs (auto_map), which are never run; use a "
-            "family that transformers has"
-        )
+    _refuse_variants(folder)
+    open_weights(folder)
+    how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", local_files_only=True, trust_remote_code=False
+        config = AutoConfig.from_pretrained(folder, **how)
+        _check_sizes(config.get_text_config(), folder)
+        with torch.device("meta"):
+            shapes: Any = AutoModelForCausalLM.from_config(
+                config, dtype=dtype or config.dtype or torch.float32
+            )
+        _check_room(shapes, folder)
+        model, said = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True, **how
         )
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # a config's values reach all of transformers
         raise UserError(
-            f"model {folder} cannot be loaded by transformers "
-            f"({str(error).strip().splitlines()[0][:200]})"
+            f"model {folder} cannot be loaded by transformers ({_first_line(error)})"
         ) from error
+    missing = sorted(said["missing_keys"])
+    if missing:
+        raise UserError(
+            f"the weights in {folder} lack {missing[0]}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + ", which a model with this config.json has; get the whole model again"
+        )
+    if model.dtype not in TOLERANCES:
+        raise UserError(
+            f"model {folder} is stored as {str(model.dtype).removeprefix('torch.')}; set dtype to "
+            "float32, bfloat16 or float16"
+        )
+    return model
+
+
+_SAID_ONLY = frozenset(
+    (
+        *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
+        *("bos_token_id", "eos_token_id", "pad_token_id"),
+    )
+)
+"""Fields of a config that change nothing about what a loaded model computes."""
+
+
+def _differs(name: str, kept: dict[str, Any], now: dict[str, Any]) -> bool:
+    return name not in _SAID_ONLY and kept.get(name) != now.get(name)
+
+
+def _refuse_variants(folder: Path) -> None:
+    """Raise `UserError` for a folder that asks for programs, quantisation or an adapter."""
+    config = read_config(folder)
+    inner: list[Any] = [config]
+    while inner:
+        found = inner.pop()
+        if isinstance(found, list):
+            inner += found
+        elif isinstance(found, dict):
+            inner += found.values()
+            # An implementation OWNER/NAME is one that the package kernels would fetch and run.
+            programs = [
+                name
+                for name, value in found.items()
+                if name == "auto_map" or ("_implementation" in name and "/" in str(value))
+            ]
+            if programs:
+                raise UserError(
+                    f"model {folder} brings its own programs ({programs[0][:100]}), which are "
+                    "never run; use a family that transformers has"
+                )
+    if config.get("quantization_config") is not None:
+        raise UserError(
+            f"model {folder} is quantised (quantization_config), which is refused, because "
+            "validators compute with the trainer's own weights; use the model that is not"
+        )
+    if is_adapter(folder):
+        raise UserError(
+            f"{folder} holds an adapter of a family that only the general engine knows; merge it "
+            "into its base first"
+        )
+
+
+def _check_sizes(config: Any, folder: Path) -> None:
+    """Raise `UserError` for a config whose sizes the engine cannot work with."""
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
+        size = getattr(config, name, None)
+        most = LAYERS_MAX if name == "num_hidden_layers" else SIZE_MAX
+        if type(size) is not int or not 1 <= size <= most:
+            raise UserError(
+                f"model config {folder / 'config.json'}: {name} is {size!r:.100}; it must be a "
+                f"whole number from 1 to {most}"
+            )
+
+
+def _check_room(model: Any, folder: Path) -> None:
+    """Raise `UserError` for a model (without weights) that is larger than the free memory."""
+    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    needed = sum(each.numel() * each.element_size() for each in tensors.values())
+    free = available_bytes(torch.device("cpu"))
+    if needed > free:
+        raise UserError(
+            f"model {folder} takes {readable_bytes(needed)} of memory, and {readable_bytes(free)} "
+            "are free; choose a smaller model, or a larger machine"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, for a sentence."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}" if lines else type(error).__name__
 
 
 def _head_of(model: Any) -> tuple[Any, _Given]:

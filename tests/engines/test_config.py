@@ -10,8 +10,8 @@ import pytest
 import transformers
 import trio
 
-from peers.engines.config import why_unsupported
-from peers.engines.registry import make_engine
+from peers.engines.config import CONFIG_BYTES_MAX, read_config, why_unsupported
+from peers.engines.native import NativeEngine
 from peers.learning.scorer import Scorer
 from peers.tuning.service import Tuning
 from swarm.errors import UserError
@@ -63,7 +63,7 @@ def test_every_use_refuses_by_name(name: str, tmp_path: Path) -> None:
     model = save_random(config, tmp_path, seed=4)
     tuning = StartTuning(model=str(tmp_path), settings=TuningSettings(), data="unread")
     for use in (
-        lambda: make_engine("native", tmp_path),
+        lambda: NativeEngine(tmp_path),
         lambda: Scorer(model),
         lambda: trio.run(Tuning().start, tuning),
     ):
@@ -94,4 +94,21 @@ def test_a_config_that_lacks_something_is_a_sentence(
     assert why_unsupported(fine) is None
     (tmp_path / "config.json").write_text(json.dumps({**fine, **change}))
     with pytest.raises(UserError, match=f"config.json: {sentence}"):
-        make_engine("native", tmp_path)
+        NativeEngine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"[]", "is not a JSON object"),
+        (b"[" * 200_000, "is not JSON"),
+        (b'{"a": ' * 200_000, "is not JSON"),
+        (b"\xff\xfe\0", "is not JSON"),
+        (b" " * (CONFIG_BYTES_MAX + 1), "has more than 16777216 bytes; it is no model's"),
+    ],
+    ids=["list", "deep", "deep objects", "binary", "large"],
+)
+def test_a_config_that_is_none_is_a_sentence(text: bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(UserError, match=f"config.json {sentence}"):
+        read_config(tmp_path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from peers.engines.engine import Engine, Request
@@ -126,6 +128,99 @@ def test_a_family_that_generates_something_else_is_refused_with_the_figure(
     changes = {"num_heads": 8, "state_size": 16, "n_groups": 1} if family == "mamba2" else {}
     with pytest.raises(UserError, match=r"generates other tokens one by one .*[(]by 0\.\d+ nats"):
         GeneralEngine(policy_of(family, tmp_path, **changes))
+
+
+@pytest.fixture
+def phi(tmp_path: Path) -> Path:
+    return policy_of("phi3", tmp_path / "phi")
+
+
+def _say(folder: Path, **changes: Any) -> Path:
+    """Change what a folder's config.json says."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+def _hold(folder: Path, **changes: torch.Tensor | None) -> Path:
+    """Change tensors of a folder; None: they are gone."""
+    path = folder / "model.safetensors"
+    weights = {**safetensors.torch.load_file(path), **changes}
+    kept = {name: value for name, value in weights.items() if value is not None}
+    safetensors.torch.save_file(kept, path, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_hidden_layers": 6}, "lack model.layers.4.* and 11 more"),
+        ({"model_type": "bert"}, "the weights in .* lack bert"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be a whole"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0; it must be a whole"),
+        ({"vocab_size": 0}, "vocab_size is 0; it must be a whole"),
+        ({"vocab_size": "x"}, "cannot be loaded by transformers .*expected int, got str"),
+        ({"model_type": ["phi3"]}, "cannot be loaded by transformers"),
+        ({"hidden_size": 10**9}, r"takes [\d.]+ TB of memory, and .* are free"),
+        ({"dtype": "float64"}, "is stored as float64; set dtype to"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "is quantised"),
+        ({"attn_implementation": "someone/kernel"}, r"its own programs [(]attn_implementation"),
+        ({"text_config": {"auto_map": {"AutoConfig": "x.Y"}}}, r"its own programs [(]auto_map"),
+    ],
+)
+def test_a_config_that_lies_is_one_sentence(
+    phi: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        GeneralEngine(_say(phi, **changes))
+
+
+def test_weights_that_are_not_whole_are_one_sentence(phi: Path) -> None:
+    engine = GeneralEngine(phi)
+    _hold(phi, **{"lm_head.weight": torch.full((128, 64), torch.nan)})
+    with pytest.raises(UserError, match="logits that are not numbers; its weights are broken"):
+        GeneralEngine(phi)
+    _hold(phi, **{"lm_head.weight": None})
+    with pytest.raises(UserError, match=r"lack lm_head\.weight"):
+        GeneralEngine(phi)
+    with pytest.raises(UserError, match=r"lack lm_head\.weight"):  # nor made up for a new policy
+        engine.load_weights(phi, 2)
+    (phi / "model.safetensors").write_bytes((10**11).to_bytes(8, "little") + b"{}")
+    with pytest.raises(UserError, match="is no safetensors file"):
+        GeneralEngine(phi)
+
+
+def test_pickles_adapters_and_files_outside_the_folder_are_never_read(phi: Path) -> None:
+    outside = (phi / "model.safetensors").rename(phi.parent / "outside.safetensors")
+    torch.save(safetensors.torch.load_file(outside), phi / "pytorch_model.bin")
+    with pytest.raises(UserError, match="pickled weights"):
+        GeneralEngine(phi)
+    names = dict.fromkeys(safetensors.torch.load_file(outside), "../outside.safetensors")
+    index = phi / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    with pytest.raises(UserError, match="which is no safetensors file beside it"):
+        GeneralEngine(phi)
+    index.unlink()
+    outside.rename(phi / "model.safetensors")
+    (phi / "adapter_config.json").write_text('{"base_model_name_or_path": ".."}')
+    with pytest.raises(UserError, match="holds an adapter"):
+        GeneralEngine(phi)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 6},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+    ],
+)
+def test_a_policy_of_another_model_is_refused_before_it_is_loaded(
+    phi: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    engine = GeneralEngine(phi)
+    other = policy_of("phi3", tmp_path / "other", **changes)
+    with pytest.raises(UserError, match="another model than the one loaded"):
+        engine.load_weights(other, 1)
 
 
 def test_programs_in_a_folder_are_never_run(tmp_path: Path) -> None:
