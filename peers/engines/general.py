@@ -23,7 +23,7 @@ from peers.engines.cache import STATE_DTYPE
 from peers.engines.config import read_config
 from peers.engines.device import available_bytes
 from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
-from peers.engines.model import open_weights
+from peers.engines.model import STORED, open_weights
 from peers.engines.noise import Ahead, draw
 from swarm.errors import UserError
 from swarm.terminal.figures import readable_bytes
@@ -191,13 +191,15 @@ class GeneralEngine:
     def _rows_max(self, length: int) -> int:
         """Rows of a length whose caches fit into the memory for them."""
         config = self._config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        row = 2 * config.num_hidden_layers * heads * width * self._dtype.itemsize * length
+        try:
+            heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+            width = getattr(config, "head_dim", None)
+            across = int(heads * (width or config.hidden_size // config.num_attention_heads))
+        except Exception:  # the family has none, or others in each layer
+            across = config.hidden_size
+        row = 2 * config.num_hidden_layers * max(1, across) * self._dtype.itemsize * length
         memory = int(self._memory_share * available_bytes(self._device))
-        return max(1, min(self._slots, memory // int(row)))
+        return max(1, min(self._slots, int(memory // row)))
 
     def _append(
         self, live: Sequence[_Row], states: Tensor, drawn: Sequence[tuple[int, float]]
@@ -323,6 +325,8 @@ class GeneralEngine:
             first = self._forward(tokens[:, : size // 2])
             rest = [self._forward(tokens[:, at : at + 1]) for at in range(size // 2, size)]
             own = torch.stack([self.logits(each) for each in torch.cat((first, *rest), dim=1)])
+            if own.shape != plain.shape:
+                raise ValueError(f"{own.shape[1]} states for {plain.shape[1]} tokens")
         except Exception as error:  # whatever a family of transformers raises
             raise self._unable(folder, error) from error
         finally:
@@ -352,7 +356,7 @@ def load(folder: Path, dtype: torch.dtype | None) -> Any:
 
     logging.disable_progress_bar()
     _refuse_variants(folder)
-    open_weights(folder)
+    open_weights(folder, stored=STORED | {"I64"})  # some families hold tables of indices
     how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(folder, **how)

@@ -10,7 +10,7 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,9 @@ def _no_room(folder: Path, aside: Path, why: str) -> UserError:
 
 
 def open_weights(
-    folder: Path, wanted: Callable[[str], bool] = lambda name: True
+    folder: Path,
+    wanted: Callable[[str], bool] = lambda name: True,
+    stored: Set[str] = STORED,
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """The open files that hold the wanted tensors of a model folder, and their shapes, by name.
 
@@ -168,7 +170,7 @@ def open_weights(
                 if not wanted(name):
                     continue
                 values = file.get_slice(name)
-                if values.get_dtype() not in STORED:
+                if values.get_dtype() not in stored:
                     raise UserError(
                         f"{name} in {folder} is stored as {values.get_dtype()}; quantised weights "
                         "are refused, because validators compute with the trainer's own"

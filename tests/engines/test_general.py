@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,6 +222,20 @@ def test_a_policy_of_another_model_is_refused_before_it_is_loaded(
     other = policy_of("phi3", tmp_path / "other", **changes)
     with pytest.raises(UserError, match="another model than the one loaded"):
         engine.load_weights(other, 1)
+
+
+def test_heads_that_a_config_does_not_tell_do_not_end_a_batch(phi: Path) -> None:
+    engine = GeneralEngine(phi)
+    engine._config = SimpleNamespace(
+        num_hidden_layers=2, hidden_size=64, num_key_value_heads=[2, 4]
+    )
+    assert engine._rows_max(20) >= 1
+
+
+@pytest.mark.parametrize("family", ["bart", "rwkv"])
+def test_a_family_that_cannot_generate_here_is_one_sentence(family: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot generate here .*; use vLLM for it"):
+        GeneralEngine(policy_of(family, tmp_path))
 
 
 def test_programs_in_a_folder_are_never_run(tmp_path: Path) -> None:
