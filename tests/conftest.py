@@ -4,12 +4,15 @@ than its default and without wall-clock limits, which a busy machine would fail.
 from __future__ import annotations
 
 import inspect
+import os
 from functools import partial
 
 import pytest
 import trio
 import trio.testing
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name of a model that is no folder asks nobody
 
 settings.register_profile(
     "swarm",

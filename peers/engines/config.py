@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.engines.architecture import Unsupported, describe
+from peers.engines.families import FAMILIES
 from swarm.errors import UserError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -45,6 +46,12 @@ def read_supported_config(folder: Path) -> dict[str, Any]:
     if problem is not None:
         raise UserError(f"model config {folder / 'config.json'}: {problem}")
     return config
+
+
+def is_described(config: Mapping[str, Any]) -> bool:
+    """Whether a model is of a family that `families.py` describes. Of any other the general engine
+    finds out by itself whether it can generate."""
+    return config.get("model_type") in FAMILIES
 
 
 def why_unsupported(config: Mapping[str, Any]) -> str | None:

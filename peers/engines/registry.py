@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from peers.engines.config import read_config, why_unsupported
+from peers.engines.config import is_described, read_config
 from peers.engines.device import available_bytes, find_device, find_dtype
 from peers.engines.engine import Engine
 from peers.engines.general import GeneralEngine
@@ -65,7 +65,7 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
         "slots": hardware.slots,
         "memory_share": hardware.memory_share,
     }
-    if why_unsupported(read_config(folder)) is not None:
+    if not is_described(read_config(folder)):
         return GeneralEngine(folder, device, dtype, **given)
     check_fits(need_of(folder, hardware), available_bytes(device))
     return NativeEngine(folder, device, dtype, **given, merge=merges(hardware, dtype))

@@ -244,7 +244,10 @@ def explained(error: Exception, name: str, called: str, *, pushing: bool = False
             "it, or set HF_TOKEN if it is private"
         )
     elif is_one(errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
-        why = "is not whole in the cache, and HF_HUB_OFFLINE is set; fetch it once without it"
+        why = (
+            "is no folder here and not whole in the cache, and HF_HUB_OFFLINE is set; correct the "
+            "name, or fetch it once without that"
+        )
     elif is_one(errors.HFValidationError):
         why = "is no name of the hub; names are OWNER/NAME"
     elif isinstance(error, OSError) and error.errno is not None:

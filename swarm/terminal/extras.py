@@ -9,9 +9,13 @@ import importlib.util
 
 from swarm.errors import UserError
 
+_COMPUTING = (
+    *("torch", "transformers", "tokenizers", "jinja2", "safetensors", "huggingface_hub"),
+    "pyarrow",
+)
 EXTRAS = {
-    "infer": ("torch", "transformers", "tokenizers", "jinja2", "safetensors", "pyarrow"),
-    "train": ("torch", "transformers", "tokenizers", "jinja2", "safetensors", "pyarrow"),
+    "infer": _COMPUTING,
+    "train": _COMPUTING,
     "plots": ("matplotlib",),
     "endpoint": ("hypercorn", "starlette"),
     "dashboard": ("hypercorn", "starlette"),

@@ -60,8 +60,9 @@ def test_a_model_that_is_no_folder_is_named(tmp_path: Path) -> None:
     *arguments, _, _ = create(tmp_path)
     said = complaint(*arguments)
     assert said == (
-        f"{tmp_path}/run.toml: model is 'demo/qwen2', which is no folder here; correct it, or name "
-        "the folder of its tokenizer with --tokenizer"
+        f"{tmp_path}/run.toml: model demo/qwen2 is no folder here and not whole in the cache, and "
+        "HF_HUB_OFFLINE is set; correct the name, or fetch it once without that; or name its "
+        "tokenizer's folder with --tokenizer"
     )
 
 

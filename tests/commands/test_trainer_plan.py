@@ -92,14 +92,14 @@ def test_a_plan_reads_no_more_than_the_model_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "give --model FOLDER, or --run FILE with --config FILE"),
-        (("--model", "nowhere"), "model config nowhere/config.json cannot be read"),
-        (("--model", "m", "--set", "optimiser"), "--set is 'optimiser'; write it as NAME=VALUE"),
-        (("--model", "m", "--set", "optimiser=sgd"), "optimiser is 'sgd'"),
+        ((), "give --model MODEL, or --run FILE with --config FILE"),
+        (("--model", "nowhere"), "--model nowhere is no folder; give a Hugging Face folder"),
+        (("--model", ".", "--set", "optimiser"), "--set is 'optimiser'; write it as NAME=VALUE"),
+        (("--model", ".", "--set", "optimiser=sgd"), "optimiser is 'sgd'"),
         (("--model", "m", "--device", "tpu"), "--device is 'tpu'; it must be one of cuda"),
         (("--model", "m", "--memory-gb", "inf"), "--memory-gb is inf; it must be at most"),
         (("--model", "m", "--host-memory-gb", "1e300"), "it must be at most 1e+06"),
-        (("--model", __file__), "give a folder or its config.json"),
+        (("--model", __file__), "is a file; give a Hugging Face folder"),
     ],
 )
 def test_wrong_options_are_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:

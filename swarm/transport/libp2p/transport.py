@@ -465,7 +465,12 @@ class Libp2pTransport(BaseTransport):
                 stream = await self._host.new_stream(ID.from_string(peer), [TProtocol(protocol)])
             except StreamFailure as error:
                 unknown = "not supported" in str(error.__cause__)
-                why = "the peer does not speak it" if unknown else "the peer reset it"
+                why = (
+                    "the peer does not speak it: its Swarm is of another version, or it is no peer "
+                    "of Swarm"
+                    if unknown
+                    else "the peer reset it"
+                )
                 raise StreamError(f"stream {protocol} with {peer}: {why}") from error
             except BROKEN_STREAM as error:
                 raise StreamError(
