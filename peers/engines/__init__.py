@@ -26,6 +26,6 @@ For other rooms:
 - `sampling`: Drawn, gumbel_noise
 - `service`: EngineService
 - `stored`: readable_as_folder
-- `tokenizer`: check_tokenizer, copy_tokenizer
+- `tokenizer`: BYTES_MAX, PATTERNS, check_tokenizer, copy_tokenizer
 - `winners`: margins
 """

@@ -11,7 +11,7 @@ from swarm.errors import UserError
 
 _COMPUTING = (
     *("torch", "transformers", "tokenizers", "jinja2", "safetensors", "huggingface_hub"),
-    "pyarrow",
+    *("httpx2", "pyarrow"),
 )
 EXTRAS = {
     "infer": _COMPUTING,
