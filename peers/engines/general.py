@@ -24,7 +24,7 @@ from peers.engines.config import read_config
 from peers.engines.device import available_bytes
 from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
 from peers.engines.model import STORED, open_weights
-from peers.engines.noise import Ahead, draw
+from peers.engines.noise import Ahead, OfRequest, draw
 from swarm.errors import UserError
 from swarm.terminal.figures import readable_bytes
 from swarm.version import __version__
@@ -42,8 +42,8 @@ attention mask or position changes it by several nats; rounding in 16 bits by so
 
 
 @dataclass(eq=False)
-class _Row:
-    """A request being generated; `peers.engines.noise.Noisy`."""
+class _Row(OfRequest):
+    """A request being generated."""
 
     request: Request
     position: int
@@ -53,14 +53,6 @@ class _Row:
     hidden: list[Tensor] = field(default_factory=list)
     prompt_hidden: Tensor = field(default_factory=lambda: torch.empty(0))
     over: bool = False
-
-    @property
-    def noise_key(self) -> tuple[int, int] | None:
-        return self.request.noise_key
-
-    @property
-    def noise_row(self) -> int:
-        return self.request.row
 
 
 class _Output:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from peers.engines.device import upload
+from peers.engines.engine import Request
 from peers.engines.sampling import Drawn, gumbel_noise
 from peers.engines.winners import largest, pays
 
@@ -49,6 +50,20 @@ class Noisy(Protocol):
     position: int
     """Model tokens sampled so far: the index of the next token."""
     noise: Ahead | None
+
+
+class OfRequest:
+    """A row whose noise is that of its request; `Noisy`."""
+
+    request: Request
+
+    @property
+    def noise_key(self) -> tuple[int, int] | None:
+        return self.request.noise_key
+
+    @property
+    def noise_row(self) -> int:
+        return self.request.row
 
 
 def draw(

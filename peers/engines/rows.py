@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peers.engines.cache import Cache, Cached, Copy
 from peers.engines.engine import PROMPT_ROWS_MAX, Piece, Request
-from peers.engines.noise import Ahead
+from peers.engines.noise import Ahead, OfRequest
 from swarm.errors import UserError
 
 PREFILL_TOKENS_MAX = 1 << 14
@@ -25,7 +25,7 @@ PREFILL_TOKENS_MAX = 1 << 14
 
 
 @dataclass(eq=False, kw_only=True)
-class Row(Cached):
+class Row(OfRequest, Cached):
     """A request that is waiting or being generated."""
 
     request: Request
@@ -50,14 +50,6 @@ class Row(Cached):
 
     def __post_init__(self) -> None:
         self.position = self.request.start
-
-    @property
-    def noise_key(self) -> tuple[int, int] | None:
-        return self.request.noise_key
-
-    @property
-    def noise_row(self) -> int:
-        return self.request.row
 
     def append(self, token: int, log_probability: float) -> None:
         """Add a sampled token."""

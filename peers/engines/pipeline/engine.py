@@ -20,7 +20,7 @@ from peers.engines.embedding_and_head import EmbeddingAndHead
 from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
 from peers.engines.fitting import check_same, check_shapes
 from peers.engines.model import StoredTensors
-from peers.engines.noise import Ahead, draw
+from peers.engines.noise import Ahead, OfRequest, draw
 from peers.engines.pipeline.remote import RemoteStage
 from peers.engines.pipeline.stage import LocalStage, Work, split_layers
 from peers.engines.weights import Weights
@@ -39,7 +39,7 @@ SLOTS = 64
 
 
 @dataclass(eq=False)
-class _Row:
+class _Row(OfRequest):
     """A request being generated, or one whose cache is kept."""
 
     request: Request
@@ -61,14 +61,6 @@ class _Row:
 
     def __post_init__(self) -> None:
         self.position = self.request.start
-
-    @property
-    def noise_key(self) -> tuple[int, int] | None:
-        return self.request.noise_key
-
-    @property
-    def noise_row(self) -> int:
-        return self.request.row
 
 
 class PipelineEngine:
