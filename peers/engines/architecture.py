@@ -97,10 +97,16 @@ class Unsupported(ValueError):
     """A model that Swarm would compute wrongly; its text is a sentence without a full stop."""
 
 
+def family_of(config: Config) -> Family | None:
+    """The described family of a config; None for any other, whatever `model_type` holds."""
+    name = config.get("model_type")
+    return FAMILIES.get(name) if isinstance(name, str) else None
+
+
 def describe(config: Config) -> Architecture:
     """The architecture that a config asks for; raises `Unsupported` for any that is not exact."""
     name = config.get("model_type")
-    family = FAMILIES.get(name) if isinstance(name, str) else None
+    family = family_of(config)
     if not isinstance(name, str) or family is None:
         raise Unsupported(
             f"model_type is {_shown(name)}, which is not supported; the families supported are "

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.engines.architecture import Unsupported, describe
-from peers.engines.families import FAMILIES
+from peers.engines.architecture import Unsupported, describe, family_of
 from swarm.errors import UserError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -51,7 +50,7 @@ def read_supported_config(folder: Path) -> dict[str, Any]:
 def is_described(config: Mapping[str, Any]) -> bool:
     """Whether a model is of a family that `families.py` describes. Of any other the general engine
     finds out by itself whether it can generate."""
-    return config.get("model_type") in FAMILIES
+    return family_of(config) is not None
 
 
 def why_unsupported(config: Mapping[str, Any]) -> str | None:

@@ -13,6 +13,7 @@ import torch
 
 from peers.engines.engine import Engine, Request
 from peers.engines.general import GeneralEngine, load
+from peers.engines.registry import make_engine
 from swarm.errors import UserError
 from tests.engines.conformance import Conformance, drain
 
@@ -246,3 +247,11 @@ def test_programs_in_a_folder_are_never_run(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="its own programs"):
         GeneralEngine(folder)
+
+
+@pytest.mark.parametrize("said", [[], {}, 7, None, "no-such-family"])
+def test_a_family_of_any_value_is_refused_in_a_sentence(said: object, tmp_path: Path) -> None:
+    config = json.loads((policy_of("llama", tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": said}))
+    with pytest.raises(UserError, match="cannot be loaded by transformers"):
+        make_engine("native", tmp_path)
