@@ -168,9 +168,7 @@ class GeneralEngine:
         for each in alike:
             del self._waiting[each.id]
         self._batch = [_Row(each, each.start) for each in alike]
-        from transformers import DynamicCache
-
-        self._cache = DynamicCache(config=self._config)
+        self._cache = self._new_cache()
         hidden = self._forward(
             torch.tensor([list(each.tokens) for each in alike], device=self._device)
         )
@@ -226,10 +224,14 @@ class GeneralEngine:
 
     # --- the model ---------------------------------------------------------------------------
 
+    def _new_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self._config)
+
     def _forward(self, tokens: Tensor) -> Tensor:
         """Final hidden states [rows, tokens, hidden] of the next tokens of the batch."""
-        body = getattr(self._model, self._model.base_model_prefix)
-        hidden: Tensor = body(
+        hidden: Tensor = _body_of(self._model)(
             input_ids=tokens, past_key_values=self._cache, use_cache=True
         ).last_hidden_state
         return hidden
@@ -240,7 +242,7 @@ class GeneralEngine:
     ) -> Prefill:
         """See `Engine.prefill`."""
         self.capabilities.check_prefill(sequences, sampled)
-        body = getattr(self._model, self._model.base_model_prefix)
+        body = _body_of(self._model)
         found: dict[int, tuple[Tensor, Tensor]] = {}
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
         while order:
@@ -304,8 +306,6 @@ class GeneralEngine:
     @torch.inference_mode()
     def _check(self, folder: Path) -> None:
         """Compare generation, a token at a time, with one pass; raises `UserError`."""
-        from transformers import DynamicCache
-
         chance = torch.Generator().manual_seed(0)
         size = min(CHECK_TOKENS, self.capabilities.length_max)
         shape = (2, size)
@@ -313,7 +313,7 @@ class GeneralEngine:
         tokens = tokens.to(self._device)
         try:
             plain = self._model(input_ids=tokens, use_cache=False).logits.float()
-            self._cache = DynamicCache(config=self._config)
+            self._cache = self._new_cache()
             first = self._forward(tokens[:, : size // 2])
             rest = [self._forward(tokens[:, at : at + 1]) for at in range(size // 2, size)]
             own = torch.stack([self.logits(each) for each in torch.cat((first, *rest), dim=1)])
@@ -458,9 +458,14 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}" if lines else type(error).__name__
 
 
+def _body_of(model: Any) -> Any:
+    """All of a model but its head."""
+    return getattr(model, model.base_model_prefix)
+
+
 def _head_of(model: Any) -> tuple[Any, _Given]:
     """The model with its body replaced by `_Given`, and with a head in fp32."""
-    given = _Given(getattr(model, model.base_model_prefix))
+    given = _Given(_body_of(model))
     head = copy.copy(model)
     head._modules = dict(model._modules)
     head._modules[model.base_model_prefix] = given

@@ -33,9 +33,13 @@ class Model:
         return self.name.partition("@")[0] if is_hub_name(self.name) else self.folder.resolve().name
 
 
+def _hub_name(text: str) -> re.Match[str] | None:
+    return None if text.startswith(_HERE) else _HUB_NAME.fullmatch(text)
+
+
 def is_hub_name(text: str) -> bool:
     """Whether a text has the form of a name of the hub, OWNER/NAME or OWNER/NAME@REVISION."""
-    return not text.startswith(_HERE) and _HUB_NAME.fullmatch(text) is not None
+    return _hub_name(text) is not None
 
 
 def find_model(given: str | Path, option: str, *, weights: bool = True) -> Model:
@@ -58,8 +62,8 @@ def find_model(given: str | Path, option: str, *, weights: bool = True) -> Model
         from peers.models.gguf import converted
 
         return Model(converted(path, option), text)
-    named = None if text.startswith(_HERE) or path.exists() else _HUB_NAME.fullmatch(text)
-    if named is None:
+    named = _hub_name(text)
+    if named is None or path.exists():
         raise UserError(
             f"{option} {text[:300]} is {'a file' if path.is_file() else 'no folder'}; give {FORMS}"
         )

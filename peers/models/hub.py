@@ -32,7 +32,6 @@ ABOUT = ("config.json", "adapter_config.json", *PATTERNS)
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 ELSEWHERE = tuple(f"*/{pattern}" for pattern in WEIGHTS)
 """Weights in folders of a repository, which no engine reads."""
-INDEX = "model.safetensors.index.json"
 
 SECONDS = 20.0
 """Silence of the hub after which it counts as unreachable."""
