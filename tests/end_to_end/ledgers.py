@@ -118,10 +118,11 @@ def check_accounts(swarm: Swarm, unreadable: Collection[str] = ()) -> Accounts:
             fine = {"consumed", "zero-advantage", "stale", "carried"}
             assert set(outcomes) <= fine, (outcomes, why)
 
-    # Nothing is lost except verdicts that came when no more groups were wanted.
+    # Nothing is lost except verdicts that came when no more groups were wanted. A peer that still
+    # runs writes a verdict to its log before this process reads the event of it.
     missing = accounts.accepted.keys() - accounts.trained - accounts.stale - accounts.pool
-    late = _judged_late(swarm)
-    lost = {_place(accounts.state.verdicts[submission]) for submission in missing} - late
+    early = _judged_in_time(swarm)
+    lost = {_place(accounts.state.verdicts[submission]) for submission in missing} & early
     assert not lost, f"accepted, and neither used nor held: {sorted(lost)}"
 
     # The learner's record agrees with the log, for the steps that it still remembers.
@@ -170,13 +171,14 @@ def _place(verdict: Judged) -> tuple[str, int, int]:
     return (verdict.worker, verdict.step, verdict.number)
 
 
-def _judged_late(swarm: Swarm) -> set[tuple[str, int, int]]:
-    """List (worker, step, number) of the verdicts that came as the last policy was published."""
+def _judged_in_time(swarm: Swarm) -> set[tuple[str, int, int]]:
+    """List (worker, step, number) of the verdicts that came well before the last policy was
+    published."""
     steps = swarm.manifest.schedule.steps
     end = swarm["trainer"].heard("trainer.checkpoint_published", step=steps)[0]["time"]
     return {
         (event["worker"], event["step"], event["number"])
         for validator in swarm.of_role("validator")
         for event in validator.heard("validator.verdict")
-        if event["time"] >= end - IN_FLIGHT_SECONDS
+        if event["time"] < end - IN_FLIGHT_SECONDS
     }
