@@ -405,13 +405,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"another branch of the run has more tokens; {len(f['rounds'])} rounds with "
         f"{f['contributions']} contributions ({f['tokens']:,} tokens) of this one are lost"
     ),
-    "outer.answered": lambda f: (
-        f"snapshot {f['number']} of the RL trainer is answered with the outer state after round "
-        f"{f['round']}, which includes {f['trainers']} other trainers since the last"
-    ),
-    "outer.snapshot_refused": lambda f: (
-        f"snapshot {f['number']} of the RL trainer is not merged: {f['reason']}"
-    ),
     "outer.contributed": lambda f: (
         f"round {f['round']}: contributed {f['tokens']:,} tokens in {_megabytes(f['bytes'])}, "
         f"after {f['seconds']:.1f} s"
@@ -518,25 +511,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "trainer.rollouts_missing": lambda f: (
         f"{f['submissions']} accepted submissions stored here cannot be read and are copied again "
         "if their validators still offer them"
-    ),
-    "trainer.merged": lambda f: (
-        f"the policy after step {f['step']} includes the merge of round {f['round']}"
-        + (
-            f" with {f['trainers']} other trainers; its weights changed by {f['norm']:.3g}"
-            if f["trainers"]
-            else "; nobody else has contributed"
-        )
-    ),
-    "trainer.merge_missing": lambda f: (
-        (
-            f"snapshot {f['number']} has no answer yet"
-            if f["number"]
-            else "no replica is at the exchange folder"
-        )
-        + f"; going on alone with step {f['step']}"
-    ),
-    "trainer.merge_refused": lambda f: (
-        f"the answer to snapshot {f['number']} is left out: {f['reason']}; going on alone"
     ),
     "trainer.planned": lambda f: (
         f"{f['parameters']:,} parameters on {f['ranks']} ranks, passes of {f['pass_tokens']:,} "

@@ -12,7 +12,6 @@ For other rooms:
 - `lead`: follow, lead
 - `learner`: Learner
 - `masks`: why_not
-- `merging_folder`: *, ANSWER, AnswerFacts, FACTS, SNAPSHOT, SnapshotFacts
 - `metrics`: *
 - `objective`: *, Tokens, Totals
 - `packing`: *, Rows, lay_out

@@ -26,14 +26,12 @@ from swarm.world import Job, job_type
 LEADS_ONLY = frozenset(
     {
         *("finish_save", "record"),
-        *("look_for_answer", "tidy_exchange"),
         *("first_state", "check_state", "inspect", "merge", "export_state", "draw_model"),
     }
 )
 """Methods that rank 0 does alone, while all ranks may be training. The first two wait for rank 0's
-own threads; the threads that write states agree on success or failure among all ranks. The next two
-are about an exchange folder. The others are of the service of one of several trainers, and compute
-from files alone."""
+own threads; the threads that write states agree on success or failure among all ranks. The others
+are of the service of one of several trainers, and compute from files alone."""
 
 ANSWER_SECONDS = 60.0
 """Time after which a question to the store is repeated, so that Ctrl-C can end the wait. torch

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.learning import merging_folder as exchange
 from peers.learning import states
 from peers.learning.batch import AcceptedGroups
 from peers.learning.implicit import ProcessModel
@@ -28,8 +27,6 @@ from peers.learning.settings import LearnerSettings
 from peers.learning.step import GrpoStep
 from peers.learning.work import NO_WORK
 from swarm.errors import UserError
-from swarm.jobs.training import Adopted
-from swarm.jobs.training import Snapshot as HandedOut
 
 
 class Learner:
@@ -163,23 +160,6 @@ class Learner:
             parts.append(list(groups.items()))
         return parts
 
-    def adopt(self, exchange_folder: Path, number: int) -> Adopted:
-        """Add the change of an answer in an exchange folder to the policy just reached.
-
-        Nothing may have been made of this policy yet. A change that does not fit, or is not finite,
-        is left out on all ranks.
-        """
-        problem, change = "", None
-        try:
-            facts, change = exchange.read_change(exchange_folder, number, self.policy.trained())
-        except (UserError, OSError) as error:
-            problem = str(error)
-        if any(self._ranks.max([float(bool(problem))])) or change is None:
-            return Adopted(problem=problem or "another rank cannot read it")
-        self.policy.add(change)
-        self._remember()
-        return Adopted(round=facts.round, trainers=facts.trainers, norm=facts.norm)
-
     def _remember(self) -> None:
         """Add the policy just reached to the past policies."""
         count = self.settings.schedule.max_staleness + 2
@@ -210,11 +190,9 @@ class Learner:
         policy: Path | None = None,
         *,
         base: bool = False,
-        handed: HandedOut | None = None,
     ) -> None:
-        """Copy training state and policy, as far as folders are given for them, and the policy to
-        be handed to a replica, if any, to host memory, and write the copies in the background until
-        `finish_save`.
+        """Copy training state and policy, as far as folders are given for them, to host memory, and
+        write the copies in the background until `finish_save`.
 
         The learner may train meanwhile. `base` is as in `export`.
         """
@@ -233,9 +211,6 @@ class Learner:
         if policy is not None:
             snapshot = self.policy.snapshot(is_base=base or self.step == 0)
             writes.append(partial(self._write_policy, self.step, policy, snapshot))
-        if handed is not None:
-            in_full = self.policy.snapshot(dtype=torch.float32)
-            writes.append(partial(self._hand_out, handed, in_full))
 
         def write() -> None:
             for each in writes:
@@ -266,16 +241,6 @@ class Learner:
         self.policy.write(folder, snapshot)
         with suppress(UserError):  # moved already: the policy stays in memory
             self._published[step] = self.policy.read_weights(folder)
-
-    def _hand_out(self, handed: HandedOut, snapshot: Snapshot) -> None:
-        folder = exchange.folder_of(Path(handed.exchange), exchange.SNAPSHOT, handed.number)
-
-        def add_facts(aside: Path) -> None:
-            base = exchange.base_of(self._base)
-            facts = exchange.SnapshotFacts(handed.number, handed.adopted, handed.steps, base)
-            exchange.write_facts(facts, aside / exchange.FACTS)
-
-        self.policy.write(folder, snapshot, add_facts)
 
     def _state(self, has_process: bool = True) -> dict[str, Tensor]:
         """Every tensor of the state, by its name on disk; `load` fills them in place."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,16 +175,8 @@ class TrainedPolicy:
                 )
 
     @torch.no_grad()
-    def add(self, change: Mapping[str, Tensor]) -> None:
-        """Add to this rank's part of some of the trained parameters."""
-        trained = self.trained()
-        for name in change:
-            report()
-            part = local(trained[name])
-            part.add_(change[name].to(part.device))
-
-    def snapshot(self, *, is_base: bool = False, dtype: torch.dtype | None = None) -> Snapshot:
-        """Copy the policy to host memory, in the base's dtype or in `dtype`, for `write`.
+    def snapshot(self, *, is_base: bool = False) -> Snapshot:
+        """Copy the policy to host memory, in the base's dtype, for `write`.
 
         With several ranks each gathers all parameters and keeps its share of them; adapters are
         rank 0's. `is_base`: it is the policy that training began with.
@@ -195,22 +187,15 @@ class TrainedPolicy:
         for name, parameter in self.trained().items():
             owners[name] = 0 if self._adapter.rank else loads.index(min(loads))
             loads[owners[name]] += parameter.numel()
-            full = whole(parameter.detach().to(dtype or self.published_dtype))
+            full = whole(parameter.detach().to(self.published_dtype))
             if owners[name] == self.ranks.rank:
                 mine[name] = full.to("cpu", copy=True)
         return Snapshot(mine, owners, is_base)
 
-    def write(
-        self,
-        folder: Path,
-        snapshot: Snapshot,
-        add_files: Callable[[Path], None] = lambda folder: None,
-    ) -> None:
+    def write(self, folder: Path, snapshot: Snapshot) -> None:
         """Write a snapshot as a plain Hugging Face folder, or an adapter's, durably; in the thread
-        that saves. `add_files`: adds more files to the folder, on rank 0."""
+        that saves."""
         with whole_folder(folder, self.ranks, saving=True) as aside:
-            if self.ranks.rank == 0:
-                add_files(aside)
             if self._adapter.rank:
                 if self.ranks.rank == 0:
                     self._write_adapter(aside, snapshot)

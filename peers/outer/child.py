@@ -7,17 +7,6 @@ from dataclasses import dataclass
 
 from peers.outer.artifacts import FOLDER
 from peers.outer.settings import ReplicaSettings
-from swarm.jobs.merging_exchange import (
-    AnswerSnapshot,
-    ContributeSnapshot,
-    ExchangeService,
-    ExchangeStarted,
-    KeepAnchor,
-    LookForSnapshot,
-    RefuseSnapshot,
-    SnapshotSeen,
-    StartExchange,
-)
 from swarm.jobs.outer import (
     CheckState,
     Contributed,
@@ -38,72 +27,17 @@ from swarm.wire.manifest import RunManifest
 from swarm.world import Disk
 
 SERVICE = "peers.outer.learning.service:open_service"
-EXCHANGE_SERVICE = "peers.outer.learning.exchange_service:open_service"
 START_DEADLINE_SECONDS = 600.0
 """Time for the child to import torch."""
 
 
 @dataclass(eq=False)
 class ReplicaChild:
-    """Calls `OuterService`, whose jobs say what each call does; with a folder to exchange with an
-    RL trainer the part that computes from files, and `ExchangeService`."""
+    """Calls `OuterService`, whose jobs say what each call does."""
 
     service: OuterService
-    exchange: ExchangeService
     disk: Disk
     settings: ReplicaSettings
-
-    async def start_exchange(self, manifest: RunManifest, number: int) -> ExchangeStarted:
-        """`number`: the highest number of a snapshot that this replica knows."""
-        job = StartExchange(
-            model=self.settings.model,
-            exchange=self.settings.exchange,
-            inner_steps=manifest.outer.inner_steps,
-            compression=manifest.outer.compression,
-            number=number,
-        )
-        return await self.exchange.start_exchange(job)
-
-    async def look_for_snapshot(self) -> SnapshotSeen:
-        return await self.exchange.look_for_snapshot(LookForSnapshot())
-
-    async def contribute_snapshot(self, number: int, anchor: str, contribution: str) -> str:
-        """Return in one sentence why the snapshot cannot be contributed; empty if it was."""
-        job = ContributeSnapshot(
-            number=number, anchor=self._local(anchor), contribution=self._local(contribution)
-        )
-        return await self.exchange.contribute_snapshot(job)
-
-    async def keep_anchor(self, state: str, keep: str) -> None:
-        job = KeepAnchor(state=self._local(state), keep=self._local(keep))
-        await self.exchange.keep_anchor(job)
-
-    async def answer_snapshot(
-        self,
-        number: int,
-        *,
-        state: str,
-        anchor: str,
-        contribution: str,
-        keep: str,
-        round: int,
-        trainers: int,
-    ) -> str:
-        """`anchor` and `contribution` may be empty. Return in one sentence why there is no answer;
-        empty if there is one."""
-        job = AnswerSnapshot(
-            number=number,
-            state=self._local(state),
-            anchor=self._local(anchor) if anchor else "",
-            contribution=self._local(contribution) if contribution else "",
-            keep=self._local(keep),
-            round=round,
-            trainers=trainers,
-        )
-        return await self.exchange.answer_snapshot(job)
-
-    async def refuse_snapshot(self, number: int, problem: str) -> None:
-        await self.exchange.refuse_snapshot(RefuseSnapshot(number=number, problem=problem))
 
     async def start(self, manifest: RunManifest, trainer: str) -> ReplicaStarted:
         job = StartReplica(

@@ -22,14 +22,8 @@ from peers.models.find import find_model
 from peers.outer import asking
 from peers.outer.artifacts import FOLDER, Artifacts
 from peers.outer.chain import Chain, tokens_in
-from peers.outer.child import (
-    EXCHANGE_SERVICE,
-    SERVICE,
-    START_DEADLINE_SECONDS,
-    ReplicaChild,
-)
+from peers.outer.child import SERVICE, START_DEADLINE_SECONDS, ReplicaChild
 from peers.outer.closing import Gathered, ranking
-from peers.outer.exchanging import Exchanging
 from peers.outer.following import Following
 from peers.outer.gathering import Gathering
 from peers.outer.loop import OuterLoop
@@ -38,7 +32,6 @@ from peers.outer.settings import ReplicaSettings
 from peers.outer.store import OuterState, OuterStore, Own
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN, WORK
-from swarm.jobs.merging_exchange import ExchangeService
 from swarm.jobs.outer import OuterService, OuterSetup
 from swarm.jobs.training import Figures
 from swarm.node.run_node import RunNode
@@ -73,12 +66,9 @@ class ReplicaRole:
 
     @staticmethod
     def check(settings: PeerSettings) -> None:
-        """Fetch a model that has a name, and make the exchange folder: the child may read only what
-        is there before it starts."""
+        """Fetch a model that has a name."""
         own = settings.of("replica", ReplicaSettings)
         settings.tables["replica"]["model"] = str(find_model(own.model, "replica.model").folder)
-        if own.exchange:
-            Path(own.exchange).expanduser().mkdir(parents=True, exist_ok=True)
 
     @staticmethod
     async def doctor(
@@ -103,7 +93,7 @@ class ReplicaRole:
                 "must set the number of rounds under [outer], or this peer be a trainer instead"
             )
         step_tokens = self._settings.batch_sequences * self._settings.sequence_tokens
-        if step_tokens > self._outer.step_tokens_max and not self._settings.exchange:
+        if step_tokens > self._outer.step_tokens_max:
             raise UserError(
                 f"replica.batch_sequences times replica.sequence_tokens is {step_tokens}; run "
                 f"{self._run.id} allows {self._outer.step_tokens_max} (outer.step_tokens_max): "
@@ -160,21 +150,16 @@ class ReplicaRole:
     async def _live(self) -> None:
         """Train while the child lives."""
         async with self._node.compute.child(
-            EXCHANGE_SERVICE if self._settings.exchange else SERVICE,
+            SERVICE,
             OuterSetup(hardware=self._settings.hardware),
             name="replica",
             interpreter=self._settings.interpreter or None,
             start_deadline_seconds=START_DEADLINE_SECONDS,
         ) as process:
-            child = ReplicaChild(
-                client(OuterService, process),
-                client(ExchangeService, process),
-                self._node.disk,
-                self._settings,
-            )
+            child = ReplicaChild(client(OuterService, process), self._node.disk, self._settings)
             self._peer.status.doing = "loading"
             own = self._store.own()
-            bytes_max = await self._start(child, own[-1].number if own else 0)
+            started = await child.start(self._run.manifest, self._peer.peer_id)
             await self._following.begin(child)
             self._own = own[-1] if own else None
             self._bases = {each.contribution.base for each in own}
@@ -185,7 +170,9 @@ class ReplicaRole:
                 self._gathering.add(self._own.contribution)
             async with open_guarded() as tasks:
                 head = self._head
-                tasks.start_soon(lambda: self._gathering.run(head, child, bytes_max))
+                tasks.start_soon(
+                    lambda: self._gathering.run(head, child, started.contribution_bytes_max)
+                )
                 tasks.start_soon(self._hear_records)
                 tasks.start_soon(self._keep_announcing)
                 await self._meet()
@@ -193,17 +180,8 @@ class ReplicaRole:
                 tasks.start_soon(self._following.hash_states)
                 tasks.start_soon(self._close_rounds)
                 tasks.start_soon(self._report_waiting)
-                train = self._merge_swarms if self._settings.exchange else self._train
-                await tasks.guard(lambda: train(child))
+                await tasks.guard(lambda: self._train(child))
                 tasks.nursery.cancel_scope.cancel()
-
-    async def _start(self, child: ReplicaChild, number: int) -> int:
-        """Load the model; return the most bytes of a contribution to it. `number`: of the newest
-        contribution."""
-        manifest = self._run.manifest
-        if self._settings.exchange:
-            return (await child.start_exchange(manifest, number)).contribution_bytes_max
-        return (await child.start(manifest, self._peer.peer_id)).contribution_bytes_max
 
     async def _clear_leftovers(self) -> None:
         """Delete what a killed process left in `outer/` and no job would write again."""
@@ -334,22 +312,6 @@ class ReplicaRole:
             figures=figures,
         )
         self._gathering.add(own.contribution)
-
-    # --- merging an RL trainer's policy ------------------------------------------------------
-
-    async def _merge_swarms(self, child: ReplicaChild) -> None:
-        """Contribute the RL trainer's snapshots until the last round is merged."""
-
-        async def publish(folder: str, number: int, steps: int) -> None:
-            self._following.takes_part = True
-            with trio.CancelScope(shield=True):
-                begun = self._node.world.now()
-                await self._publish(folder, number, self._following.state, steps, begun, {})
-            await self._following.publish()
-
-        exchanging = Exchanging(self._loop, self._following, self._store, child, publish)
-        await exchanging.run(lambda: self._following.state.round >= self._outer.rounds)
-        await self._finish(child)
 
     async def _finish(self, child: ReplicaChild) -> None:
         """Export the last outer state, and stay until the others have it, or a while."""

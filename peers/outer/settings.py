@@ -21,10 +21,6 @@ class ReplicaSettings(ComputeSettings):
     model: str = ""
     """The model before the first round, the same for every trainer: a Hugging Face folder, a .gguf
     file, or OWNER/NAME[@REVISION] of the hub; required."""
-    exchange: str = ""
-    """Folder through which an RL trainer on this machine hands out its policy to be merged with
-    those of other swarms; the same as its `trainer.exchange`. The replica then needs no data, and
-    takes no steps itself. Empty: none."""
     data: list[str] = pydantic.Field(default=[])
     """Files with this trainer's data: text, JSONL or Parquet. Trainers may have the same files:
     each trains on other blocks of them."""
@@ -48,11 +44,6 @@ class ReplicaSettings(ComputeSettings):
             raise UserError(
                 "the replica needs a model: set model under [replica] in --config to a Hugging "
                 "Face folder"
-            )
-        if self.exchange and self.data:
-            raise UserError(
-                "replica.exchange and replica.data are both set; a replica contributes either an "
-                "RL trainer's steps or its own: omit one"
             )
         return self
 

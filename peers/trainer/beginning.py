@@ -70,7 +70,6 @@ class Beginning:
                 "start the trainer with --resume, or with another --home"
             )
         takes_over = is_outrun or (newest is None and await self.place.has_begun(self._begun))
-        self._training.merging.check(manifest)
         self._peer.status.doing = "loading"
         self._begun = True
         self._publisher.begin_life()

@@ -14,19 +14,15 @@ from peers.trainer.settings import TrainerSettings
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
-    Adopt,
-    Adopted,
     BasePrepared,
     BeginSave,
     Compare,
     Evaluate,
     Evaluated,
-    ExchangeSeen,
     Export,
     Figures,
     FinishSave,
     Follow,
-    LookForAnswer,
     PlanTraining,
     PrepareBase,
     Record,
@@ -34,10 +30,8 @@ from swarm.jobs.training import (
     Resume,
     RollBack,
     ScoreAhead,
-    Snapshot,
     StartTraining,
     StateValue,
-    TidyExchange,
     Trained,
     TrainingService,
     TrainingTerms,
@@ -146,22 +140,10 @@ class TrainerChild:
             for accepted in batch
         ]
 
-    async def begin_save(self, state: str, policy: str, snapshot: Snapshot | None = None) -> None:
-        """Write what is given of state, policy and snapshot; an empty folder: not given."""
+    async def begin_save(self, state: str, policy: str) -> None:
+        """Write what is given of state and policy; an empty folder: not given."""
         folders = [self._local(folder) if folder else "" for folder in (state, policy)]
-        await self.service.begin_save(
-            BeginSave(state=folders[0], policy=folders[1], snapshot=snapshot)
-        )
-
-    async def look_for_answer(self, exchange: str) -> ExchangeSeen:
-        """`exchange` is a path on this machine, here and below."""
-        return await self.service.look_for_answer(LookForAnswer(exchange=exchange))
-
-    async def adopt(self, exchange: str, number: int) -> Adopted:
-        return await self.service.adopt(Adopt(exchange=exchange, number=number))
-
-    async def tidy_exchange(self, exchange: str, number: int) -> None:
-        await self.service.tidy_exchange(TidyExchange(exchange=exchange, number=number))
+        await self.service.begin_save(BeginSave(state=folders[0], policy=folders[1]))
 
     async def finish_save(self) -> None:
         await self.service.finish_save(FinishSave())

@@ -13,7 +13,6 @@ from peers.trainer.child import TrainerChild
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from peers.trainer.saving import SavedStates, State
 from swarm.errors import SwarmError
-from swarm.jobs.training import Snapshot
 from swarm.ledger.entries import CheckpointPublished, Consumed, TrainingFigures
 from swarm.node.run_node import RunNode
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS
@@ -132,17 +131,10 @@ class Publisher:
         await self.peer.node.disk.remove(folder)
         return folder
 
-    async def begin_save(
-        self,
-        child: TrainerChild,
-        step: int,
-        state: State | None,
-        snapshot: Snapshot | None = None,
-    ) -> None:
-        """Begin to write policy `step`, which the child holds, and this state and snapshot of it,
-        if any."""
+    async def begin_save(self, child: TrainerChild, step: int, state: State | None) -> None:
+        """Begin to write policy `step`, which the child holds, and this state, if any."""
         folder = await self.clear_export(step)
-        await self.states.begin(child, folder, state, snapshot)
+        await self.states.begin(child, folder, state)
 
     async def finish_save(self, child: TrainerChild, step: int, state: State | None) -> None:
         """Wait until they are durable. Announce nothing before."""

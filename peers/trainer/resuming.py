@@ -121,11 +121,6 @@ class Resumption:
             if result.unreadable:
                 why = f"step {step} cannot be repeated: {result.unreadable[0].reason}"
                 break
-            if batch.merged and (
-                why := await self.training.merging.adopt_again(child, batch.merged)
-            ):
-                why = f"step {step} cannot be repeated: {why}"
-                break
             times.trained = self.peer.node.world.now()
             if step + 1 > newest:
                 trained = TrainedStep(taken, result.figures, batch, result.group_tokens)

@@ -60,12 +60,9 @@ class TrainerRole:
 
     @staticmethod
     def check(settings: PeerSettings) -> None:
-        """Fetch a model that has a name, and make the exchange folder: the child may read only what
-        is there before it starts."""
+        """Fetch a model that has a name."""
         own = settings.of("trainer", TrainerSettings)
         settings.tables["trainer"]["model"] = str(find_model(own.model, "trainer.model").folder)
-        if own.exchange:
-            Path(own.exchange).expanduser().mkdir(parents=True, exist_ok=True)
 
     @staticmethod
     async def doctor(

@@ -10,7 +10,6 @@ from peers.learning.state_format import STATES
 from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
 from peers.trainer.settings import TrainerSettings
-from swarm.jobs.training import Snapshot
 from swarm.world import Disk, World
 
 ANCHORS_KEPT = 3
@@ -72,16 +71,9 @@ class SavedStates:
         """Note that the child has loaded a state."""
         self.newest, self.saved_at = state.step, self.world.now()
 
-    async def begin(
-        self,
-        child: TrainerChild,
-        policy: str,
-        state: State | None,
-        snapshot: Snapshot | None = None,
-    ) -> None:
-        """Begin to write the policy held to the folder `policy`, and this state and snapshot of it,
-        if any."""
-        await child.begin_save(state.folder if state else "", policy, snapshot)
+    async def begin(self, child: TrainerChild, policy: str, state: State | None) -> None:
+        """Begin to write the policy held to the folder `policy`, and this state, if any."""
+        await child.begin_save(state.folder if state else "", policy)
 
     async def finish(self, child: TrainerChild, state: State | None) -> None:
         """Wait until they are durable, then delete old states. Announce nothing before."""

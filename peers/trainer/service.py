@@ -17,7 +17,6 @@ from peers.demo.warmup import prepare_base
 from peers.engines.device import use_hardware
 from peers.environments.collection import Environments
 from peers.evaluation.accuracy import evaluate
-from peers.learning import merging_folder as exchange
 from peers.learning import metrics
 from peers.learning.batch import AcceptedGroups
 from peers.learning.compiling import check_compiler
@@ -35,18 +34,14 @@ from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
-    Adopt,
-    Adopted,
     BasePrepared,
     BeginSave,
     Compare,
     Evaluate,
     Evaluated,
-    ExchangeSeen,
     Export,
     FinishSave,
     Follow,
-    LookForAnswer,
     PlanTraining,
     PrepareBase,
     Record,
@@ -57,7 +52,6 @@ from swarm.jobs.training import (
     ScoreAhead,
     Sharding,
     StartTraining,
-    TidyExchange,
     Trained,
     TrainingService,
     TrainingSetup,
@@ -291,17 +285,7 @@ class TrainerService:
     @in_job_thread
     def begin_save(self, job: BeginSave) -> None:
         state, policy = (Path(folder) if folder else None for folder in (job.state, job.policy))
-        self._held().begin_save(state, policy, handed=job.snapshot)
-
-    @in_job_thread
-    def adopt(self, job: Adopt) -> Adopted:
-        return self._held().adopt(Path(job.exchange), job.number)
-
-    async def look_for_answer(self, job: LookForAnswer) -> ExchangeSeen:
-        return await trio.to_thread.run_sync(exchange.look, Path(job.exchange))
-
-    async def tidy_exchange(self, job: TidyExchange) -> None:
-        await trio.to_thread.run_sync(exchange.tidy, Path(job.exchange), job.number)
+        self._held().begin_save(state, policy)
 
     async def finish_save(self, job: FinishSave) -> None:
         """Not in the job thread, which may be training."""

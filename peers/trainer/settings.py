@@ -79,9 +79,6 @@ class TrainerSettings(EvaluationSettings):
     states_every: int = pydantic.Field(default=0, ge=0)
     """Also keep the last three states of steps that this number divides, as targets of a rollback.
     0: none, or 10 where `alarm_action` is rollback."""
-    exchange: str = ""
-    """Folder through which a replica on this machine merges the policy with those of other RL
-    trainers; the same as its `replica.exchange`. Empty: none."""
     mirrors: list[str] = pydantic.Field(default=[], max_length=limits.MIRRORS_MAX)
     """Addresses of web servers or buckets that each published manifest names as sources of the
     policy. Upload to them what `swarm checkpoint export` writes."""

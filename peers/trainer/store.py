@@ -27,17 +27,12 @@ _TABLES = (
     "message BLOB NOT NULL, PRIMARY KEY (lineage, step))",
     "CREATE TABLE IF NOT EXISTS batches (lineage INTEGER, step INTEGER, reward REAL NOT NULL, "
     "consumed BLOB NOT NULL, PRIMARY KEY (lineage, step))",
-    "CREATE TABLE IF NOT EXISTS handed_out (number INTEGER PRIMARY KEY, lineage INTEGER NOT NULL, "
-    "policy INTEGER NOT NULL, steps INTEGER NOT NULL, merged INTEGER)",
     "CREATE TABLE IF NOT EXISTS state_values (lineage INTEGER, step INTEGER, "
     "given BLOB NOT NULL, PRIMARY KEY (lineage, step))",
 )
 
 ORDERS_KEPT = 512
 """Step orders kept from before the oldest batch."""
-
-REFUSED = -1
-"""In place of the step that adopted an answer: it could not be adopted."""
 
 
 class Batch(NamedTuple):
@@ -47,22 +42,8 @@ class Batch(NamedTuple):
     """Their log entries, in the order of the batch."""
     reward: float
     """Their mean reward."""
-    merged: int = 0
-    """Number of the snapshot whose answer was added to the policy after the step; 0: none."""
     values: Sequence[list[StateValue]] = ()
     """[submissions] Values of states that the step has used, or nothing."""
-
-
-class HandedOut(NamedTuple):
-    """A snapshot that was handed to a replica to be merged with others."""
-
-    number: int
-    lineage: int
-    policy: int
-    steps: int
-    """Steps since the snapshot before."""
-    merged: int | None
-    """The step that adopted the answer, or `REFUSED`; None: there is no answer yet."""
 
 
 class TrainerStore:
@@ -193,18 +174,14 @@ class TrainerStore:
                 "INSERT OR REPLACE INTO state_values (lineage, step, given) VALUES (?, ?, ?)",
                 (lineage, step, values),
             )
-            connection.execute(
-                "UPDATE handed_out SET merged = ? WHERE number = ?", (step, batch.merged)
-            )
 
         await self._database.transact(keep)
 
     def batches_from(self, lineage: int, step: int) -> dict[int, Batch]:
         """The batches of this and all later steps of a lineage, by step, in order."""
         rows = self._database.read(
-            "SELECT step, reward, consumed, IFNULL(number, 0) FROM batches LEFT JOIN handed_out "
-            "ON handed_out.lineage = batches.lineage AND merged = step "
-            "WHERE batches.lineage = ? AND step >= ? ORDER BY step",
+            "SELECT step, reward, consumed FROM batches WHERE lineage = ? AND step >= ? "
+            "ORDER BY step",
             (lineage, step),
         )
         values = dict(
@@ -217,10 +194,9 @@ class TrainerStore:
             step: Batch(
                 _decode(raw, list[Consumed]),
                 reward,
-                merged,
                 _decode(values[step], list[list[StateValue]]) if step in values else [],
             )
-            for step, reward, raw, merged in rows
+            for step, reward, raw in rows
         }
 
     async def drop_batches_before(self, lineage: int, step: int) -> None:
@@ -232,56 +208,6 @@ class TrainerStore:
         await self._write(
             "DELETE FROM state_values WHERE (lineage, step) < (?, ?)", (lineage, step)
         )
-
-    # --- snapshots handed to a replica -------------------------------------------------------
-
-    async def hand_out(self, handed: HandedOut) -> None:
-        """Record a snapshot before it is written."""
-        await self._write(
-            "INSERT INTO handed_out (number, lineage, policy, steps, merged) "
-            "VALUES (?, ?, ?, ?, ?)",
-            handed,
-        )
-
-    async def settle(self, number: int, merged: int) -> None:
-        """Record what became of a snapshot without a step's batch."""
-        await self._write("UPDATE handed_out SET merged = ? WHERE number = ?", (merged, number))
-
-    def newest_handed_out(self, lineage: int) -> HandedOut | None:
-        rows = self._database.read(
-            "SELECT number, lineage, policy, steps, merged FROM handed_out WHERE lineage = ? "
-            "ORDER BY number DESC LIMIT 1",
-            (lineage,),
-        )
-        return HandedOut(*rows[0]) if rows else None
-
-    def highest_handed_out(self) -> int:
-        """The highest number of a snapshot, of any lineage; 0: there is none."""
-        return self._number("SELECT MAX(number) FROM handed_out", ())
-
-    def newest_merged(self, lineage: int) -> int:
-        """Number of the newest snapshot whose answer a lineage has adopted; 0: there is none."""
-        return self._number(
-            "SELECT MAX(number) FROM handed_out WHERE lineage = ? AND merged >= 0", (lineage,)
-        )
-
-    async def drop_settled(self, lineage: int, step: int) -> int:
-        """Forget snapshots that the state before `step`, and the next snapshot, do not need.
-
-        Returns the highest number of a snapshot whose files nobody needs any more; 0: none.
-        """
-        settled = self._number(
-            "SELECT MAX(number) FROM handed_out WHERE (lineage = ? AND merged < ?) OR lineage < ?",
-            (lineage, step, lineage),
-        )
-        await self._write(
-            "DELETE FROM handed_out WHERE number < ? AND number < ? AND number < ?",
-            (settled, self.newest_merged(lineage) or settled, self.highest_handed_out()),
-        )
-        return settled
-
-    def _number(self, sql: str, parameters: tuple[Any, ...]) -> int:
-        return int(self._database.read(sql, parameters)[0][0] or 0)
 
     async def _write(self, sql: str, parameters: tuple[Any, ...]) -> None:
         await self._database.transact(lambda connection: connection.execute(sql, parameters))

@@ -15,7 +15,6 @@ from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.batches import Batches
 from peers.trainer.child import TrainerChild
 from peers.trainer.environments import environment_figures
-from peers.trainer.merging import Merging
 from peers.trainer.orders import Orders
 from peers.trainer.pool import Accepted
 from peers.trainer.publishing import Publisher
@@ -71,7 +70,6 @@ class Training:
         self._accepted = accepted
         self._publisher, self._published = publisher, published
         self._batches = Batches(accepted, orders, settings.starved_seconds)
-        self.merging = Merging(peer, accepted.progress, accepted.store, settings.exchange)
         self.evaluations = Evaluations(peer, settings)
         self._followed: Envelope | None = None
         """The run manifest that the child follows."""
@@ -134,8 +132,7 @@ class Training:
             Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
             for accepted, outcomes in zip(batch, result.outcomes, strict=True)
         ]
-        merged = await self.merging.adopt(child, step)
-        record = Batch(consumed, result.figures["reward"], merged, values)
+        record = Batch(consumed, result.figures["reward"], values)
         return TrainedStep(batch, result.figures, record, result.group_tokens)
 
     async def hand_over(
@@ -148,8 +145,7 @@ class Training:
         progress.advance(step + 1)
         await self._background.idle()
         state = State(progress.lineage, step + 1) if publisher.states.due(step + 1) else None
-        snapshot = await self.merging.due(child, step + 1)
-        await publisher.begin_save(child, step + 1, state, snapshot)
+        await publisher.begin_save(child, step + 1, state)
         times.handed_over = self._world.now()
         figures = self._figures(step, trained, times)
 
@@ -168,7 +164,6 @@ class Training:
             await self._report(child, step, trained, figures)
             if state is not None:
                 await self._accepted.saved(state.step)
-                await self.merging.saved(child, state.step)
 
         self._background.start(publish)
 

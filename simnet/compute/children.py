@@ -14,7 +14,6 @@ from simnet.compute.deltas import DeltaModel
 from simnet.compute.environment import EnvironmentModel
 from simnet.compute.evaluation import EvaluationModel
 from simnet.compute.inference import EngineModel
-from simnet.compute.merging_exchange import ExchangeModel
 from simnet.compute.outer import OuterModel
 from simnet.compute.rollouts import Crash
 from simnet.compute.setting import Setting
@@ -22,7 +21,6 @@ from simnet.compute.training import TrainerModel
 from simnet.compute.validation import InspectorModel, PrefillModel
 from simnet.disk import PowerCut, SimulatedDisk
 from swarm.jobs import environment, evaluation, inference, outer, training, validation
-from swarm.jobs import merging_exchange as exchange
 from swarm.shardcast.jobs import DeltaService
 from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, kind_of, setup_type
 
@@ -39,7 +37,6 @@ EVALUATION: type[evaluation.EvaluationService] = EvaluationModel
 DELTAS: type[DeltaService] = DeltaModel
 ENVIRONMENT: type[environment.EnvironmentService] = EnvironmentModel
 OUTER: type[outer.OuterService] = OuterModel
-EXCHANGE: type[exchange.ExchangeService] = ExchangeModel
 MODELS: dict[str, Callable[..., Any]] = {
     "swarm.shardcast.delta:DeltaService": DELTAS,
     "peers.environment.service:EnvironmentPeerService": ENVIRONMENT,
@@ -49,7 +46,6 @@ MODELS: dict[str, Callable[..., Any]] = {
     "peers.validator.prefill:PrefillService": PREFILL,
     "peers.trainer.service:open_service": TRAINER,
     "peers.outer.learning.service:open_service": OUTER,
-    "peers.outer.learning.exchange_service:open_service": EXCHANGE,
 }
 
 

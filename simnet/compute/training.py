@@ -16,9 +16,6 @@ from simnet.extents import Symbol
 from swarm.jobs import training
 from swarm.jobs.memory import MemoryPart, MemoryPlan, shown
 
-MERGED_STEPS = 3
-"""Steps between two snapshots that a simulated replica wants."""
-
 
 class _State(NamedTuple):
     """A training state."""
@@ -28,19 +25,12 @@ class _State(NamedTuple):
     """Digest of all submissions ever trained on, in order."""
     consumed: dict[int, list[str]]
     """Submissions that each step trained on, while rollouts of its policy may be trained on."""
-    merged: list[int]
 
 
 class TrainerModel:
-    """Cost model of `peers.trainer.service.TrainerService`.
+    """Cost model of `peers.trainer.service.TrainerService`."""
 
-    An exchange folder is one of the peer's disk. Somebody writes the file `answer-N` there, which
-    holds the reason why snapshot N was not merged, if any.
-    """
-
-    BESIDE: ClassVar[frozenset[str]] = frozenset(
-        {"finish_save", "record", "look_for_answer", "tidy_exchange"}
-    )
+    BESIDE: ClassVar[frozenset[str]] = frozenset({"finish_save", "record"})
     """Methods that run while another one does; all others take turns."""
 
     def __init__(self, setting: Setting, setup: training.TrainingSetup) -> None:
@@ -50,8 +40,6 @@ class TrainerModel:
         self._learnt_from = ""
         self._consumed: dict[int, list[str]] = {}
         self._name = ""
-        self._merged: list[int] = []
-        """Numbers of the answers adopted."""
         self._saving: tuple[training.BeginSave, _State] | None = None
 
     async def plan(self, job: training.PlanTraining) -> MemoryPlan:
@@ -78,7 +66,7 @@ class TrainerModel:
 
     async def resume(self, job: training.Resume) -> training.Resumed:
         await self.start(job.start)
-        self._step, self._learnt_from, self._consumed, self._merged = await self._state(job.folder)
+        self._step, self._learnt_from, self._consumed = await self._state(job.folder)
         return training.Resumed(
             step=self._step,
             consumed=[bytes.fromhex(name) for names in self._consumed.values() for name in names],
@@ -142,7 +130,7 @@ class TrainerModel:
         )
 
     async def roll_back(self, job: training.RollBack) -> None:
-        self._step, _, _, self._merged = await self._state(job.folder)
+        self._step = (await self._state(job.folder)).step
 
     async def record_to(self, job: training.RecordTo) -> int:
         return 1
@@ -165,39 +153,12 @@ class TrainerModel:
             self._setting.tell("saved", step=state.step, consumed=consumed)
         if job_before.policy:
             await self._export(job_before.policy, state)
-        if job_before.snapshot is not None:
-            handed = job_before.snapshot
-            raw = msgspec.json.encode([state.step, handed.adopted, handed.steps])
-            await self._disk.write(f"{handed.exchange}/snapshot-{handed.number}", raw)
-
-    async def look_for_answer(self, job: training.LookForAnswer) -> training.ExchangeSeen:
-        names = self._disk.list(job.exchange)
-        numbers = {name: int(name.partition("-")[2]) for name in names if name != "replica"}
-        return training.ExchangeSeen(
-            inner_steps=MERGED_STEPS if "replica" in names else 0,
-            highest=max(numbers.values(), default=0),
-            answers=[number for name, number in numbers.items() if name.startswith("answer-")],
-        )
-
-    async def adopt(self, job: training.Adopt) -> training.Adopted:
-        problem = (await self._disk.read(f"{job.exchange}/answer-{job.number}")).decode()
-        if not problem:
-            if job.number in self._merged:
-                raise ValueError(f"answer {job.number} was adopted already")
-            self._merged.append(job.number)
-        return training.Adopted(problem=problem, round=job.number, trainers=1, norm=1.0)
-
-    async def tidy_exchange(self, job: training.TidyExchange) -> None:
-        for name in self._disk.list(job.exchange):
-            kind, _, number = name.partition("-")
-            if kind != "replica" and int(number) <= job.number:
-                await self._disk.remove(f"{job.exchange}/{name}")
 
     def _held(self) -> _State:
-        return _State(self._step, self._learnt_from, dict(self._consumed), list(self._merged))
+        return _State(self._step, self._learnt_from, dict(self._consumed))
 
     async def export(self, job: training.Export) -> None:
-        await self._export(job.folder, _State(0, "", {}, []) if job.base else self._held())
+        await self._export(job.folder, _State(0, "", {}) if job.base else self._held())
 
     async def compare(self, job: training.Compare) -> bool:
         path = f"{self._disk.path_of(job.folder)}/{WEIGHTS}"
@@ -206,8 +167,8 @@ class TrainerModel:
         return bool(held == symbol.digest())
 
     def _weights(self, state: _State) -> Symbol:
-        learnt_from = _digest([state.learnt_from, *map(str, state.merged)])[:16]
-        return Symbol(f"policy {state.step} of {self._name} from {learnt_from}", 0, self._bytes())
+        name = f"policy {state.step} of {self._name} from {state.learnt_from[:16]}"
+        return Symbol(name, 0, self._bytes())
 
     async def _export(self, folder: str, state: _State) -> None:
         path = self._disk.path_of(folder)

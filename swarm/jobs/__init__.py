@@ -15,18 +15,15 @@ For other rooms:
 - `inference`: *, AskedTurn, Generate, Generated, GiveTurn, InferenceService, InferenceSetup,
   Loaded, Probe, SignedPrompt, Surveyed, Swap, Swapping
 - `memory`: MemoryPart, MemoryPlan, Phase, fullest, shown, total
-- `merging_exchange`: *, AnswerSnapshot, ContributeSnapshot, ExchangeService, ExchangeStarted,
-  KeepAnchor, LookForSnapshot, RefuseSnapshot, SnapshotSeen, StartExchange
 - `offline`: Reading, SaveState, StartTuning, TUNING_START_SECONDS, Tune, Tuned, TuningService,
   TuningSettings, TuningStarted, Validate, Validated
 - `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState, FromUpdate,
   Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
   OuterState, ReplicaStarted, RoundTrained, StartReplica, ToUpdate, TrainRound
-- `training`: *, AcceptedSubmission, Accuracy, Adopt, Adopted, BasePrepared, BeginSave, Compare,
-  Evaluate, Evaluated, ExchangeSeen, Export, Figures, FinishSave, Follow, LookForAnswer,
-  PlanTraining, PrepareBase, Record, RecordTo, Resume, Resumed, RollBack, ScoreAhead, Sharding,
-  Snapshot, StartTraining, StateValue, TidyExchange, TrainStep, Trained, TrainingService,
-  TrainingSetup, TrainingTerms, Unreadable
+- `training`: *, AcceptedSubmission, Accuracy, BasePrepared, BeginSave, Compare, Evaluate,
+  Evaluated, Export, Figures, FinishSave, Follow, PlanTraining, PrepareBase, Record, RecordTo,
+  Resume, Resumed, RollBack, ScoreAhead, Sharding, StartTraining, StateValue, TrainStep, Trained,
+  TrainingService, TrainingSetup, TrainingTerms, Unreadable
 - `validation`: *, Grade, Graded, Inspect, Inspected, InspectionService, InspectionSetup, Judge,
   Judged, PrefillService, PrefillSetup, ProofFigures, Report, SamplingFigures, ServedEpisode,
   UngradedGroup

@@ -191,60 +191,6 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: list[Unreadable] = []
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy to hand to a replica, which merges it (`swarm.jobs.merging_exchange`)."""
-
-    exchange: str
-    """The exchange folder."""
-    number: int
-    adopted: int
-    """Number of the newest answer that the policy includes; 0: none."""
-    steps: int
-    """Steps since the snapshot before."""
-
-
-class LookForAnswer(Job, frozen=True, kw_only=True):
-    """Look into the exchange folder. It may run beside `TrainStep`."""
-
-    exchange: str
-
-
-class ExchangeSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """What an exchange folder holds."""
-
-    inner_steps: int = 0
-    """Steps after which the replica wants the next snapshot; 0: no replica is there."""
-    highest: int = 0
-    """The highest number of a snapshot so far, also of those that were removed."""
-    answers: list[int] = []
-    """Numbers of the snapshots that are answered."""
-
-
-class Adopt(SavingJob, frozen=True, kw_only=True):
-    """Add the change of an answer to the policy just reached, before it is saved or published."""
-
-    exchange: str
-    number: int
-
-
-class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    problem: str = ""
-    """One sentence if the weights stay as they are."""
-    round: int = 0
-    """Of the outer state that the policy now includes."""
-    trainers: int = 0
-    """Other trainers whose contributions it now includes."""
-    norm: float = 0.0
-    """Euclidean norm of the change."""
-
-
-class TidyExchange(SavingJob, frozen=True, kw_only=True):
-    """Delete snapshots and answers up to a number. It may run beside `TrainStep`."""
-
-    exchange: str
-    number: int
-
-
 class BeginSave(SavingJob, frozen=True, kw_only=True):
     """Copy the policy and the state that an exact resume needs, and begin to write them.
 
@@ -254,7 +200,6 @@ class BeginSave(SavingJob, frozen=True, kw_only=True):
     state: str = ""
     policy: str = ""
     """A plain Hugging Face folder."""
-    snapshot: Snapshot | None = None
 
 
 class FinishSave(SavingJob, frozen=True, kw_only=True):
@@ -387,12 +332,6 @@ class TrainingService(Protocol):
         ...
 
     async def evaluate(self, job: Evaluate) -> Evaluated: ...
-
-    async def look_for_answer(self, job: LookForAnswer) -> ExchangeSeen: ...
-
-    async def adopt(self, job: Adopt) -> Adopted: ...
-
-    async def tidy_exchange(self, job: TidyExchange) -> None: ...
 
     async def roll_back(self, job: RollBack) -> None: ...
 
