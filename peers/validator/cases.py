@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from peers.validator.checks.history import Speed
+from peers.validator.checks.history import speed
 from peers.validator.inbox import Key
 from swarm.jobs.validation import Graded, Inspected, Report, UngradedGroup
 from swarm.rollouts.rollouts import parts_of
@@ -143,7 +143,7 @@ class Outcome(Inspected, kw_only=True):
         return "quarantined" if self.quarantined else "refused"
 
 
-UNCREDITED = frozenset({Speed.name})
+UNCREDITED = frozenset({speed.name})
 """Checks that withhold a submission for a reason of the worker's own. It earns no credit."""
 
 

@@ -10,9 +10,8 @@ import trio
 
 from peers.validator.cases import Case, Outcome, quarantine_ungraded
 from peers.validator.checks.base import first_failure, run
-from peers.validator.checks.history import CHECKS as HISTORY
-from peers.validator.checks.history import RECORD, History, Record
-from peers.validator.checks.standing import POLICY, SPANS, Age, Named
+from peers.validator.checks.history import History, Record, rising, speed
+from peers.validator.checks.standing import published, staleness
 from peers.validator.grades import ServedGrades
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
@@ -137,7 +136,7 @@ class Examiner:
         age = newest.step - case.submission.policy if newest is not None else 0
         if newest is not None and case.submission.lineage < newest.lineage:
             age = manifest.schedule.max_staleness + 1  # a rollback abandoned it: nobody has it
-        stale = first_failure(POLICY, Age(age, manifest.schedule.max_staleness))
+        stale = first_failure([staleness], (age, manifest.schedule.max_staleness))
         if stale is not None:
             return Outcome.of(stale)
         if newest is not None:
@@ -186,7 +185,7 @@ class Examiner:
         outcome, thresholds = Outcome.of(inspected), manifest.thresholds
         if max(inspected.policies, default=0) > case.submission.policy:
             newest = self._peer.announced.newest_of(case.submission.lineage)
-            run(SPANS, Named(max(inspected.policies), newest or 0), outcome)
+            run([published], (max(inspected.policies), newest or 0), outcome)
         history = History(
             worker=case.worker,
             policy=(case.submission.lineage, case.submission.policy),
@@ -240,9 +239,9 @@ class Examiner:
             quarantine_ungraded(outcome)
         # After the recomputation, so that no unchecked text is quarantined. The record decides
         # nothing while the run observes: then there are no bets.
-        run(HISTORY, history, outcome)
+        run([speed], history, outcome)
         if outcome.evidence.sampler and case.first is None:
-            run(RECORD, record, outcome)
+            run([rising], record, outcome)
         return outcome
 
     async def _sample(

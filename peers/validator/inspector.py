@@ -6,7 +6,7 @@ The hostile file itself is opened in a separate process (`peers.validator.parsin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,6 @@ class InspectorService:
         self._references = setup.environments
         """As the manifest has them."""
         self._environments = Environments(setup.environments)
-        self._grades_served = setup.grades_served
-        if setup.grades_served:
-            for each in setup.environments:
-                self._environments.of(each)
         self._reader = Reader()
         self._alike: set[tuple[bytes, str, str, bytes]] = set()
         """Tokenizers and environments that render the probe tasks like the run's owner."""
@@ -117,7 +113,7 @@ class InspectorService:
         Otherwise it would find proven faults in honest work. Empty if all render alike.
         """
         for each in [*self._references, *order.environments]:
-            if each.where == "served" and not self._grades_served:
+            if each.where == "served":
                 continue
             key = (renderer.files_hash, each.name, each.version, each.probe_hash)
             if each.probe_hash != UNKNOWN_HASH and key not in self._alike:
@@ -125,13 +121,6 @@ class InspectorService:
                     return renders_otherwise(each)
                 self._alike.add(key)
         return ""
-
-    def _own(self, order: SubmissionOrder, room: PromptRoom) -> Callable[[int], GroupTask]:
-        """Draws the task of a served group from this machine's copy of its environment."""
-        seed = order.seed()
-        return lambda group: self._environments.task(
-            order.environments, seed, group, order.step, room
-        )
 
     def _inspection(
         self,
@@ -170,7 +159,6 @@ class InspectorService:
             run=order.run,
             seed=order.seed(),
             environment_peers=job.environment_peers,
-            own=self._own(order, room) if self._grades_served else None,
         )
 
     async def run(self) -> None:
@@ -203,36 +191,18 @@ def _grade(inspection: Inspection, found: Graded) -> None:
     Rewards are computed from the same token arrays that proofs and training use.
     """
     rollouts = inspection.rollouts
-    own = inspection.own
     for group, drawn in enumerate(inspection.groups):
         found.graded.append([])
         found.penalties.append([])
         found.parts.append([])
         if inspection.is_given_up(group):
             continue
-        if drawn is None and own is None:
+        if drawn is None:
             found.episodes.extend(_episodes(rollouts, inspection, group))
             continue
-        with inspection.asking(group):
-            if drawn is None and own is not None:
-                drawn = _served_task(rollouts, inspection, group, own(group))
-        if drawn is not None and not inspection.is_given_up(group):
-            found.has_target |= bool(drawn.task.length_weight)
-            _grade_group(rollouts, inspection, group, drawn, found)
+        found.has_target |= bool(drawn.task.length_weight)
+        _grade_group(rollouts, inspection, group, drawn, found)
     found.ungraded = list(inspection.ungraded.values())
-
-
-def _served_task(
-    rollouts: Rollouts, inspection: Inspection, group: int, drawn: GroupTask
-) -> GroupTask:
-    """The task of a served group; raises `UserError` unless it has the signed prompt."""
-    if drawn.tokens != rollouts.prompt(group * inspection.group_size):
-        raise UserError(
-            f"this validator's copy of {drawn.environment.name} draws another prompt than the "
-            "environment peer; install the same version and data, or set served_grades = "
-            '"asked"'
-        )
-    return drawn
 
 
 def _rows(inspection: Inspection, group: int) -> range:

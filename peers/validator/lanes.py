@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from peers.validator.cases import Case, Outcome, crashed, quarantine
-from peers.validator.checks.standing import Staleness
+from peers.validator.checks.standing import staleness
 from peers.validator.examiner import Children, Examiner, PutDown
 from peers.validator.inbox import Inbox
 from peers.validator.queue import CaseQueue
@@ -69,8 +69,6 @@ class Lanes:
     examiner: Examiner
     verdicts: Verdicts
     interpreter: str | None
-    grades_served: bool
-    """See `InspectionSetup.grades_served`."""
     equipped: trio.Event
     """Set once a child has found engine and environment, so that policies are needed."""
     next_case: Callable[[int], Awaitable[Case]]
@@ -113,10 +111,7 @@ class Lanes:
             lane.case = lane.case or await self.next_case(lane.number)
         async with self.peer.node.compute.child(
             "peers.validator.inspector:InspectorService",
-            InspectionSetup(
-                environments=self.peer.run.manifest.environments,
-                grades_served=self.grades_served,
-            ),
+            InspectionSetup(environments=self.peer.run.manifest.environments),
             name=lane.name,
             memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
             interpreter=self.interpreter,
@@ -144,7 +139,7 @@ class Lanes:
             if outcome is None:
                 return  # it stays in the lane
             seconds = self.peer.node.world.now() - started
-            if case.first is not None and outcome.failed == Staleness.name:
+            if case.first is not None and outcome.failed == staleness.name:
                 # Too late for a second opinion, which would say nothing of the worker.
                 await self.verdicts.leave_to(PeerId(case.first.sender), case)
             else:

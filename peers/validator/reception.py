@@ -10,9 +10,9 @@ from peers.validator.cases import Case, Outcome, Slot, slot_of, verdict_on
 from peers.validator.checks.announcement import (
     CHECKS,
     PENDING,
-    Admitted,
     Announcement,
-    Pushed,
+    admitted,
+    pushed,
 )
 from peers.validator.checks.base import first_failure
 from peers.validator.docket import Docket
@@ -121,13 +121,13 @@ class Reception:
         )
         refusal = first_failure(CHECKS, announcement)
         if refusal is not None:
-            if not self._penalties.may_refuse(worker, stranger=refusal.failed == Admitted.name):
+            if not self._penalties.may_refuse(worker, stranger=refusal.failed == admitted.name):
                 return []
             answer = await self._refuse(worker, submission, refusal)
             return [answer, *self._rival(worker, submission)]
         pending = first_failure(PENDING, announcement)
         if pending is not None:
-            if pending.failed == Pushed.name:
+            if pending.failed == pushed.name:
                 self._penalties.waste(worker)
                 self._tell(worker, submission, pending)
             return []
@@ -186,7 +186,7 @@ class Reception:
         return waiting
 
     async def _refuse(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
-        if refusal.failed == Admitted.name:  # a stranger gets an answer, but never a verdict
+        if refusal.failed == admitted.name:  # a stranger gets an answer, but never a verdict
             reason = refusal.detail
             self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
             word = AdmissionRefused(peer=worker, reason=reason[:500])

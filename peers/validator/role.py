@@ -79,9 +79,6 @@ class ValidatorSettings(EvaluationSettings):
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
     """Whether LoRA adapters become part of the weights, or are computed beside them. auto: part of
     them in fp32, beside them in bf16."""
-    served_grades: Literal["asked", "own"] = "asked"
-    """Where the grades of served environments come from: an environment peer is asked, or this
-    validator grades with its own copies of them, which must be installed for `interpreter`."""
 
     @property
     def hardware(self) -> Hardware:
@@ -149,7 +146,6 @@ class ValidatorRole:
             self._examiner,
             self._verdicts,
             self._settings.interpreter or None,
-            self._settings.served_grades == "own",
             self._equipped,
             next_case=self._next_case,
             inbox=self._inbox,

@@ -99,7 +99,7 @@ class Duplicates:
 
 @dataclass
 class Pace:
-    """A worker's claimed generation speed, for `peers.validator.checks.history.Speed`."""
+    """A worker's claimed generation speed, for `peers.validator.checks.history.speed`."""
 
     started: float = -math.inf
     tokens: int = 0

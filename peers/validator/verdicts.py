@@ -9,7 +9,7 @@ import trio
 
 from peers.validator.cases import Case, Outcome, verdict_on, without_training
 from peers.validator.checks.base import first_failure
-from peers.validator.checks.standing import WORKER
+from peers.validator.checks.standing import not_evicted
 from peers.validator.docket import Docket
 from peers.validator.evidence.submission import without_bets
 from peers.validator.inbox import Inbox, Key, canonical_path_of, path_of
@@ -196,7 +196,7 @@ class Verdicts:
 
     def if_evicted(self, worker: str) -> Outcome | None:
         """The outcome for a submission of an evicted worker; None for any other worker."""
-        refusal = first_failure(WORKER, self._peer.run.evicted(worker))
+        refusal = first_failure([not_evicted], self._peer.run.evicted(worker))
         return None if refusal is None else Outcome.of(refusal)
 
     async def leave_to(self, quicker: PeerId, case: Case) -> None:

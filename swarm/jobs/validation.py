@@ -21,8 +21,6 @@ from swarm.world import Job, Setup
 
 class InspectionSetup(Setup, frozen=True, kw_only=True):
     environments: list[EnvironmentReference]
-    grades_served: bool = False
-    """Whether served environments are graded here too, by copies that are installed here."""
 
 
 class PrefillSetup(Setup, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 import torch
 import trio
-from blake3 import blake3
 
 from peers.engines import demo
 from peers.engines.service import EngineService
@@ -20,17 +19,16 @@ from peers.environments import Renderer
 from peers.environments.episodes import EpisodeLimits
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
-from peers.validator.inspector import InspectorService, expected_header
+from peers.validator.inspector import expected_header
 from peers.validator.parsing import Contents
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.environment import EnvironmentSetup, GradeEpisode, PlayTurn
 from swarm.jobs.inference import Generate, GiveTurn, InferenceSetup, SignedPrompt
-from swarm.jobs.validation import Inspect, InspectionSetup, Report
+from swarm.jobs.validation import Report
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from swarm.wire.envelope import open_envelope
 from swarm.wire.identity import Identity
 from swarm.wire.turns import Turn, unpack
-from tests.background import in_background, inspect_whole
 from tests.environment.served import ECHO, LonePeer, install, without
 from tests.orders import policy as policy_reference
 from tests.orders import submission_order
@@ -216,42 +214,3 @@ def test_another_environment_peer_takes_over(made: Made) -> None:
             other.grade,
             GradeEpisode(order=ORDER, group=row // size, sample=row % size, segments=wrong),
         )
-
-
-def test_a_validator_may_grade_with_its_own_copy(made: Made, tmp_path: Path) -> None:
-    inspector = InspectorService(InspectionSetup(environments=[], grades_served=True))
-    inspector._environments = made.peer.service._environments
-    file = made.folder.parent / "file"
-    job = Inspect(
-        order=ORDER,
-        path=str(file),
-        digest=blake3(file.read_bytes()).digest(),
-        canonical_path=str(tmp_path / "canonical"),
-        tokenizer_folder=str(made.folder),
-        bytes_max=1 << 24,
-        environment_peers=[made.peer.identity.peer_id],
-    )
-    size = ORDER.sampling.group_size
-    rollouts = [made.submission.rollouts.rollout(row) for row in range(ORDER.rows())]
-    expected = [
-        trio.run(
-            made.peer.service.grade,
-            GradeEpisode(
-                order=ORDER,
-                group=row // size,
-                sample=row % size,
-                segments=[list(each.tokens) for each in rollout.segments],
-            ),
-        ).reward
-        for row, rollout in enumerate(rollouts)
-    ]
-    with in_background(inspector.run) as ask:
-        found = inspect_whole(ask, inspector, job)
-        assert (found.failed, found.ungraded) == ("", [])
-        assert found.rewards == [expected[:size], expected[size:]]
-        hung = inspect_whole(ask, inspector, job, "it hung")
-        assert [each.reason for each in hung.ungraded] == ["it hung"] * 2
-        own = inspector._own
-        inspector._own = lambda order, room: lambda group: own(order, room)(0)  # type: ignore[method-assign]
-        (other,) = inspect_whole(ask, inspector, job).ungraded
-    assert other.group == 1 and "draws another prompt than the environment peer" in other.reason

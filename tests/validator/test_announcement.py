@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peers.validator.checks.announcement import Announcement, Step
+from peers.validator.checks.announcement import Announcement, step
 from swarm.ledger.record import Rules
 from swarm.run.run import Run
 from swarm.wire.messages import CheckpointReference, StepOrder, Submission
@@ -39,22 +39,22 @@ def announced(of: StepOrder, newest: StepOrder, **changes: Any) -> Announcement:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("step", [4, 5, 9, 900])
-def test_steps_of_an_abandoned_lineage_are_refused(step: int) -> None:
+@pytest.mark.parametrize("at", [4, 5, 9, 900])
+def test_steps_of_an_abandoned_lineage_are_refused(at: int) -> None:
     """After a rollback, their policies can be fetched nowhere: each would hold the lane until the
     deadline, for credit of work that nobody trains on."""
-    finding = Step().examine(announced(order(0, step), order(1, 5)))
+    finding = step.examine(announced(order(0, at), order(1, 5)))
     assert not finding.passed
     assert "abandoned" in finding.detail
 
 
 def test_open_steps_are_accepted() -> None:
-    assert Step().examine(announced(order(1, 5), order(1, 5))).passed
-    assert Step().examine(announced(order(2, 3), order(1, 5))).passed, "the order came first"
+    assert step.examine(announced(order(1, 5), order(1, 5))).passed
+    assert step.examine(announced(order(2, 3), order(1, 5))).passed, "the order came first"
 
 
 def test_a_submission_of_a_sealed_epoch_is_refused() -> None:
     """Its verdict may be pruned, so nothing here knows that it was judged."""
     newest = 500
     sealed = newest - Rules.of(RUN.manifest).hold_steps
-    assert not Step().examine(announced(order(0, sealed), order(0, newest))).passed
+    assert not step.examine(announced(order(0, sealed), order(0, newest))).passed

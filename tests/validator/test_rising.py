@@ -6,7 +6,7 @@ import math
 
 from peers.demo.recipes import THRESHOLDS
 from peers.validator.checks.base import run as run_checks
-from peers.validator.checks.history import RECORD, Record
+from peers.validator.checks.history import Record, rising
 from swarm.jobs.validation import Report
 from swarm.ledger.evidence import Standing
 from swarm.run.verdict_figures import failed_check, nearest
@@ -30,7 +30,7 @@ def test_a_worker_whose_evidence_rises_is_quarantined_and_told_before_it_is_evic
 
 def odds(log10: float) -> Report:
     standing = Standing(log10 * math.log(10), "policy")
-    return run_checks(RECORD, Record(standing, THRESHOLDS), Report())
+    return run_checks([rising], Record(standing, THRESHOLDS), Report())
 
 
 def test_evidence_below_the_limit_is_reported_and_quarantines_nothing() -> None:

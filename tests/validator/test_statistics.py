@@ -6,7 +6,7 @@ import pytest
 
 from peers.validator.cases import Outcome, verdict_on
 from peers.validator.checks.base import run
-from peers.validator.checks.history import CHECKS, History
+from peers.validator.checks.history import History, speed
 from peers.validator.statistics import Duplicates, Pace, Paces, prefill_wanted
 from tests.validator.test_queue import case
 
@@ -83,7 +83,7 @@ def test_a_copy_is_recomputed_and_not_refused() -> None:
     assert not history("alice", duplicates, Pace()).is_striking
     copied = history("mallory", duplicates, Pace())
     assert copied.is_striking
-    assert not run(CHECKS, copied, Outcome()).failed
+    assert not run([speed], copied, Outcome()).failed
 
 
 @pytest.mark.parametrize(("tokens", "outcome"), [(10, "accepted"), (2_000_000, "quarantined")])
@@ -93,7 +93,7 @@ def test_implausible_speed_is_recomputed_and_earns_no_credit(tokens: int, outcom
     found = history("mallory", Duplicates(), pace, tokens)
     assert found.is_striking == (outcome == "quarantined")
     judged = Outcome(rewards=[[1.0, 0.0]], environments=[0])
-    run(CHECKS, found, judged)
+    run([speed], found, judged)
     verdict = verdict_on("mallory" * 8, case(0).submission, judged, 0)
     assert verdict.outcome == outcome
     assert bool(verdict.rewards) == (outcome == "accepted")

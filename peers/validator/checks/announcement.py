@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peers.validator.checks.base import Check, Finding, at_most
+from peers.validator.checks.base import Finding, at_most, check
 from swarm.run.admission import check_admission, is_worker
 from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
@@ -50,219 +50,168 @@ class Announcement:
         return self.order
 
 
-class Admitted(Check[Announcement]):
+@check("admission")
+def admitted(evidence: Announcement) -> Finding:
     """The worker is a trusted peer or presents a valid admission as a worker.
 
     Admissions in other roles have slots of their own, more of them than workers, and no entry.
     Figure: 1 for a trusted peer or a valid admission, else 0.
     """
-
-    name = "admission"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        if evidence.worker in evidence.run.manifest.trusted_ids():
+    if evidence.worker in evidence.run.manifest.trusted_ids():
+        return Finding(1, 1, passed=True)
+    shown, problem = evidence.admission, "none was shown"
+    if shown is not None:
+        refused = check_admission(shown, evidence.run, evidence.worker, evidence.wall_time)
+        if refused is None and is_worker(shown.expect(Admission).roles):
             return Finding(1, 1, passed=True)
-        problem = self._problem(evidence.admission, evidence)
-        if problem is None:
-            return Finding(1, 1, passed=True)
-        return Finding(0, 1, passed=False, detail=f"no valid admission: {problem}")
-
-    def _problem(self, shown: Envelope | None, evidence: Announcement) -> str | None:
-        if shown is None:
-            return "none was shown"
-        problem = check_admission(shown, evidence.run, evidence.worker, evidence.wall_time)
-        if problem is None and not is_worker(shown.expect(Admission).roles):
-            return "it is not for the role inference"
-        return problem
+        problem = refused or "it is not for the role inference"
+    return Finding(0, 1, passed=False, detail=f"no valid admission: {problem}")
 
 
-class Entry(Check[Announcement]):
+@check("entry")
+def entry(evidence: Announcement) -> Finding:
     """The submission was drawn with the entry of the worker's admission.
 
     So an identity that is made after the nonce is known cannot be chosen by its prompts and noise.
     Figure: 1 for that entry, else 0.
     """
-
-    name = "entry"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        drawn = b""
-        if evidence.worker not in evidence.run.manifest.trusted_ids():
-            assert evidence.admission is not None
-            drawn = evidence.admission.expect(Admission).entry
-        return Finding(
-            figure=int(evidence.submission.entry == drawn),
-            threshold=1,
-            passed=evidence.submission.entry == drawn,
-            detail="it was drawn with another entry than that of its worker's admission; the next "
-            "submission must use the one of the admission that is shown with it",
-        )
+    drawn = b""
+    if evidence.worker not in evidence.run.manifest.trusted_ids():
+        assert evidence.admission is not None
+        drawn = evidence.admission.expect(Admission).entry
+    return Finding(
+        figure=int(evidence.submission.entry == drawn),
+        threshold=1,
+        passed=evidence.submission.entry == drawn,
+        detail="it was drawn with another entry than that of its worker's admission; the next "
+        "submission must use the one of the admission that is shown with it",
+    )
 
 
-class Step(Check[Announcement]):
+@check("step")
+def step(evidence: Announcement) -> Finding:
     """The step is known, not abandoned by a rollback, and recent enough to be trained on.
 
     Figure: the step; threshold: the oldest step that is still trained on.
     """
-
-    name = "step"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        step, order = evidence.submission.step, evidence.order
-        if order is None:
-            return Finding(step, 0, passed=False, detail="no such step is known")
-        newest_order = evidence.newest_order
-        newest = newest_order.step if newest_order else 0
-        if newest_order is not None and order.lineage < newest_order.lineage:
-            detail = "the trainer went back to an earlier policy and abandoned that step"
-            return Finding(step, newest, passed=False, detail=detail)
-        oldest = max(0, newest - evidence.manifest.schedule.max_staleness)
-        return Finding(step, oldest, step >= oldest, "that step is too old to be trained on")
+    step, order = evidence.submission.step, evidence.order
+    if order is None:
+        return Finding(step, 0, passed=False, detail="no such step is known")
+    newest_order = evidence.newest_order
+    newest = newest_order.step if newest_order else 0
+    if newest_order is not None and order.lineage < newest_order.lineage:
+        detail = "the trainer went back to an earlier policy and abandoned that step"
+        return Finding(step, newest, passed=False, detail=detail)
+    oldest = max(0, newest - evidence.manifest.schedule.max_staleness)
+    return Finding(step, oldest, step >= oldest, "that step is too old to be trained on")
 
 
-class Version(Check[Announcement]):
+@check("version")
+def version(evidence: Announcement) -> Finding:
     """The submission follows the version of the run manifest that its step order names.
 
     Figure: the submission's version of the manifest (0: unknown); threshold: the order's.
     """
-
-    name = "version"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        submission, order = evidence.submission, evidence.step_order
-        made_under = evidence.run.version(submission.run_digest)
-        return Finding(
-            figure=manifest_in(made_under).version if made_under else 0,
-            threshold=order.run_version,
-            passed=submission.run_digest == order.run_digest,
-            detail="the step order names another version of the run",
-        )
+    submission, order = evidence.submission, evidence.step_order
+    made_under = evidence.run.version(submission.run_digest)
+    return Finding(
+        figure=manifest_in(made_under).version if made_under else 0,
+        threshold=order.run_version,
+        passed=submission.run_digest == order.run_digest,
+        detail="the step order names another version of the run",
+    )
 
 
-class Policy(Check[Announcement]):
+@check("policy")
+def policy(evidence: Announcement) -> Finding:
     """The submission was sampled from the policy that its step order names.
 
     Figure: the submission's policy; threshold: the order's.
     """
-
-    name = "policy"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        used, ordered = evidence.submission.policy, evidence.step_order.policy
-        return Finding(used, ordered, used == ordered, "the step order names another policy")
+    used, ordered = evidence.submission.policy, evidence.step_order.policy
+    return Finding(used, ordered, used == ordered, "the step order names another policy")
 
 
-class Number(Check[Announcement]):
+@check("number")
+def number(evidence: Announcement) -> Finding:
     """The step order allows the submission number.
 
     Figure: the submission number; threshold: the highest allowed number.
     """
-
-    name = "number"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        return at_most(
-            evidence.submission.number,
-            evidence.step_order.submissions_max - 1,
-            "more submissions than the step order allows one worker",
-        )
+    return at_most(
+        evidence.submission.number,
+        evidence.step_order.submissions_max - 1,
+        "more submissions than the step order allows one worker",
+    )
 
 
-class Groups(Check[Announcement]):
+@check("groups")
+def groups(evidence: Announcement) -> Finding:
     """The submission has as many groups as the manifest says, so that none can be left out.
 
     Figure: the number of groups announced.
     """
-
-    name = "groups"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        groups = evidence.submission.groups
-        wanted = evidence.manifest.sampling.groups_per_submission
-        detail = "another number of groups than the manifest says"
-        return Finding(groups, wanted, groups == wanted, detail)
+    groups = evidence.submission.groups
+    wanted = evidence.manifest.sampling.groups_per_submission
+    detail = "another number of groups than the manifest says"
+    return Finding(groups, wanted, groups == wanted, detail)
 
 
-class FreeSlot(Check[Announcement]):
+@check("number")
+def free_slot(evidence: Announcement) -> Finding:
     """The worker delivered no other file under this number of this step.
 
     Figure: the submission number.
     """
-
-    name = "number"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        submission = evidence.submission
-        free = evidence.slot_taken_by in (None, submission.digest)
-        detail = "another file was delivered under this number"
-        return Finding(submission.number, 1, free, detail)
+    submission = evidence.submission
+    free = evidence.slot_taken_by in (None, submission.digest)
+    detail = "another file was delivered under this number"
+    return Finding(submission.number, 1, free, detail)
 
 
-class InTurn(Check[Announcement]):
+@check("number")
+def in_turn(evidence: Announcement) -> Finding:
     """The preceding number is taken, so that a worker cannot skip a number it dislikes.
 
     Figure: the submission number; threshold: the number before it.
     """
-
-    name = "number"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        number = evidence.submission.number
-        detail = f"submission {number - 1} of this step was not delivered yet"
-        return Finding(number, number - 1, evidence.is_next, detail)
+    number = evidence.submission.number
+    detail = f"submission {number - 1} of this step was not delivered yet"
+    return Finding(number, number - 1, evidence.is_next, detail)
 
 
-class Trial(Check[Announcement]):
+@check("trial")
+def trial(evidence: Announcement) -> Finding:
     """A worker without verified work has one unjudged submission, which is its trial.
 
     Figure: the worker's other unjudged submissions.
     """
-
-    name = "trial"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        detail = "until work of this worker is verified, each submission waits for the last verdict"
-        passed = not (evidence.on_trial and evidence.unjudged)
-        return Finding(evidence.unjudged, 0, passed, detail)
+    detail = "until work of this worker is verified, each submission waits for the last verdict"
+    passed = not (evidence.on_trial and evidence.unjudged)
+    return Finding(evidence.unjudged, 0, passed, detail)
 
 
-class Pushed(Check[Announcement]):
+@check("file")
+def pushed(evidence: Announcement) -> Finding:
     """The worker pushed the file before it announced the submission.
 
     Figure: 1 for a pushed file, else 0.
     """
-
-    name = "file"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        pushed = evidence.pushed_bytes is not None
-        return Finding(int(pushed), 1, pushed, "the file was not pushed before it was announced")
+    pushed = evidence.pushed_bytes is not None
+    return Finding(int(pushed), 1, pushed, "the file was not pushed before it was announced")
 
 
-class Size(Check[Announcement]):
+@check("size")
+def size(evidence: Announcement) -> Finding:
     """The pushed file has the announced size. Figure: bytes announced; threshold: bytes pushed."""
-
-    name = "size"
-
-    def examine(self, evidence: Announcement) -> Finding:
-        announced, pushed = evidence.submission.size_bytes, evidence.pushed_bytes
-        if pushed is None:
-            return Finding(announced, announced, passed=True)
-        detail = "the announced size is not the file's"
-        return Finding(announced, pushed, announced == pushed, detail)
+    announced, pushed = evidence.submission.size_bytes, evidence.pushed_bytes
+    if pushed is None:
+        return Finding(announced, announced, passed=True)
+    detail = "the announced size is not the file's"
+    return Finding(announced, pushed, announced == pushed, detail)
 
 
-CHECKS: tuple[Check[Announcement], ...] = (
-    Admitted(),
-    Entry(),
-    Step(),
-    Version(),
-    Policy(),
-    Number(),
-    Groups(),
-    FreeSlot(),
-    Size(),
-)
-PENDING: tuple[Check[Announcement], ...] = (InTurn(), Trial(), Pushed())
+CHECKS = (admitted, entry, step, version, policy, number, groups, free_slot, size)
+PENDING = (in_turn, trial, pushed)
 """Conditions that the worker may still fulfil: a failure is answered with "not yet", which settles
 nothing."""

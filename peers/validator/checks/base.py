@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from swarm.jobs.validation import Report
 from swarm.wire import messages
 
-Evidence = TypeVar("Evidence", contravariant=True)
 Given = TypeVar("Given")
 
 
@@ -34,21 +32,26 @@ def at_most(figure: float, threshold: float, detail: str = "") -> Finding:
     return Finding(figure, threshold, figure <= threshold, detail)
 
 
-class Check(ABC, Generic[Evidence]):
-    """One stateless test of a submission, based on `Evidence`."""
+@dataclass(frozen=True)
+class Check(Generic[Given]):
+    """One stateless test of a submission, based on evidence of one kind."""
 
-    name: ClassVar[str]
+    name: str
     """The check's name in verdicts and in `docs/protocol.md`."""
-    proven: ClassVar[bool] = False
+    examine: Callable[[Given], Finding]
+    proven: bool = False
     """Whether anyone can recompute a fault exactly from signed bytes. If so, a fault evicts the
     worker."""
-    quarantines: ClassVar[bool] = False
+    quarantines: bool = False
     """Whether a failure is not the worker's fault and only withholds the submission from
     training."""
 
-    @abstractmethod
-    def examine(self, evidence: Evidence) -> Finding:
-        """Run the check."""
+
+def check(
+    name: str, *, proven: bool = False, quarantines: bool = False
+) -> Callable[[Callable[[Given], Finding]], Check[Given]]:
+    """Make a check of a function."""
+    return lambda examine: Check(name, examine, proven, quarantines)
 
 
 def run(checks: Iterable[Check[Given]], evidence: Given, report: Report) -> Report:

@@ -19,7 +19,7 @@ from peers.environments import NotGradable, Renderer, episodes_of
 from peers.environments.collection import GroupTask
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.proofs.format import ProofFormatError, check_format, split
-from peers.validator.checks.base import Check, Finding, at_most
+from peers.validator.checks.base import Finding, at_most, check
 from peers.validator.parsing import Contents
 from swarm.errors import UserError
 from swarm.jobs.validation import UngradedGroup
@@ -58,8 +58,6 @@ class Inspection:
     """The submission's, which signed turns name."""
     environment_peers: Sequence[str] = ()
     """Peers whose signed turns count."""
-    own: Callable[[int], GroupTask] | None = None
-    """Draws the task of a served group that is graded here; None: an environment peer grades it."""
     hung: str = ""
     """Why environments must not be asked: their code did not return before."""
     grading_seconds: float = math.inf
@@ -79,7 +77,7 @@ class Inspection:
 
     def is_given_up(self, group: int) -> bool:
         """Whether no environment is asked about a group any more."""
-        is_here = (self.groups[group] or self.own) is not None
+        is_here = self.groups[group] is not None
         if self.hung and is_here:
             self.give_up(group, self.hung)
         if self._asked_seconds >= self.grading_seconds and is_here:
@@ -123,316 +121,277 @@ class Inspection:
         return self.contents.rollouts
 
 
-class Schema(Check[Inspection]):
+@check("schema", proven=True)
+def schema(evidence: Inspection) -> Finding:
     """The file is sound Parquet with exactly a submission's columns, within every bound.
 
     Figure: the first fault's, 0 without a fault. It may be a fault of the check `header`.
     """
-
-    name = "schema"
-    proven = True
-
-    def examine(self, evidence: Inspection) -> Finding:
-        try:
-            evidence.contents  # noqa: B018 - reads the file
-        except BadSubmission as fault:
-            return Finding(
-                fault.figure,
-                fault.threshold,
-                passed=False,
-                detail=fault.detail,
-                check=fault.check,
-                proven=fault.proven,
-            )
-        return at_most(0, 0)
+    try:
+        evidence.contents  # noqa: B018 - reads the file
+    except BadSubmission as fault:
+        return Finding(
+            fault.figure,
+            fault.threshold,
+            passed=False,
+            detail=fault.detail,
+            check=fault.check,
+            proven=fault.proven,
+        )
+    return at_most(0, 0)
 
 
-class HeaderFields(Check[Inspection]):
+@check("header", proven=True)
+def header_fields(evidence: Inspection) -> Finding:
     """The header agrees with the signed announcement, the step order and the manifest.
 
     Figure: header fields that differ.
     """
-
-    name = "header"
-    proven = True
-
-    def examine(self, evidence: Inspection) -> Finding:
-        header, expected = evidence.contents.header, evidence.header
-        wrong = [name for name, value in expected.items() if getattr(header, name) != value]
-        detail = ""
-        if wrong:
-            said = getattr(header, wrong[0])
-            detail = f"the header gives {wrong[0]} as {said!r}, not {expected[wrong[0]]!r}"[:300]
-        return at_most(len(wrong), 0, detail)
+    header, expected = evidence.contents.header, evidence.header
+    wrong = [name for name, value in expected.items() if getattr(header, name) != value]
+    detail = ""
+    if wrong:
+        said = getattr(header, wrong[0])
+        detail = f"the header gives {wrong[0]} as {said!r}, not {expected[wrong[0]]!r}"[:300]
+    return at_most(len(wrong), 0, detail)
 
 
-class Counts(Check[Inspection]):
+@check("counts", proven=True)
+def counts(evidence: Inspection) -> Finding:
     """The file holds all announced groups, complete and in the seed's order.
 
     Figure: the number of rows if that is wrong, else the number of rows out of order.
     """
-
-    name = "counts"
-    proven = True
-
-    def examine(self, evidence: Inspection) -> Finding:
-        rollouts, group_size = evidence.rollouts, evidence.group_size
-        rows = np.arange(len(evidence.groups) * group_size)
-        if len(rollouts) != len(rows):
-            detail = f"{len(rollouts)} rows instead of {len(rows)}"
-            return Finding(len(rollouts), len(rows), passed=False, detail=detail)
-        misplaced = (rollouts.group != rows // group_size) | (rollouts.sample != rows % group_size)
-        return at_most(int(misplaced.sum()), 0, "rows are missing, repeated or out of order")
+    rollouts, group_size = evidence.rollouts, evidence.group_size
+    rows = np.arange(len(evidence.groups) * group_size)
+    if len(rollouts) != len(rows):
+        detail = f"{len(rollouts)} rows instead of {len(rows)}"
+        return Finding(len(rollouts), len(rows), passed=False, detail=detail)
+    misplaced = (rollouts.group != rows // group_size) | (rollouts.sample != rows % group_size)
+    return at_most(int(misplaced.sum()), 0, "rows are missing, repeated or out of order")
 
 
-class Prompts(Check[Inspection]):
+@check("prompts", proven=True)
+def prompts(evidence: Inspection) -> Finding:
     """Environments and prompts are the ones that the seed determines.
 
     Figure: rows with another environment or prompt.
     """
-
-    name = "prompts"
-    proven = True
-
-    def examine(self, evidence: Inspection) -> Finding:
-        rollouts, group_size = evidence.rollouts, evidence.group_size
-        wrong = [
-            row
-            for row in range(len(rollouts))
-            if evidence.prompts[row // group_size] not in (None, rollouts.prompt(row))
-            or rollouts.environment[row] != evidence.environments[row // group_size]
-        ]
-        detail = ""
-        if wrong:
-            detail = f"row {wrong[0]} does not have the prompt that the seed determines"
-        return at_most(len(wrong), 0, detail)
+    rollouts, group_size = evidence.rollouts, evidence.group_size
+    wrong = [
+        row
+        for row in range(len(rollouts))
+        if evidence.prompts[row // group_size] not in (None, rollouts.prompt(row))
+        or rollouts.environment[row] != evidence.environments[row // group_size]
+    ]
+    detail = ""
+    if wrong:
+        detail = f"row {wrong[0]} does not have the prompt that the seed determines"
+    return at_most(len(wrong), 0, detail)
 
 
-class Tokens(Check[Inspection]):
+@check("tokens", proven=True)
+def tokens(evidence: Inspection) -> Finding:
     """Every token id is in the model's vocabulary, and every row fits into its context.
 
     Figure: tokens outside the vocabulary, and those beyond the model's context.
 
     All segments count: an environment that fails may leave its turns without a replay.
     """
-
-    name = "tokens"
-    proven = True
-
-    def examine(self, evidence: Inspection) -> Finding:
-        tokens = evidence.rollouts.tokens
-        outside = int(((tokens < 0) | (tokens >= evidence.vocabulary)).sum())
-        lengths = np.diff(evidence.rollouts.token_offsets)
-        beyond = int((lengths - evidence.limits.positions_max).clip(min=0).sum())
-        return at_most(
-            outside + beyond,
-            0,
-            f"{outside} token ids lie outside the vocabulary, {beyond} tokens beyond the context",
-        )
+    tokens = evidence.rollouts.tokens
+    outside = int(((tokens < 0) | (tokens >= evidence.vocabulary)).sum())
+    lengths = np.diff(evidence.rollouts.token_offsets)
+    beyond = int((lengths - evidence.limits.positions_max).clip(min=0).sum())
+    return at_most(
+        outside + beyond,
+        0,
+        f"{outside} token ids lie outside the vocabulary, {beyond} tokens beyond the context",
+    )
 
 
-class Spans(Check[Inspection]):
+@check("spans", proven=True)
+def spans(evidence: Inspection) -> Finding:
     """Every token was sampled from the policy that the step order names, or, where the run allows
     swaps, from later ones, each row's in order and at most `swaps_max` + 1 in the submission.
 
     Figure: spans of another policy than allowed; else the number of policies.
     """
-
-    name = "spans"
-    proven = True
-
-    def examine(self, evidence: Inspection) -> Finding:
-        named, swaps_max = evidence.contents.header.policy, evidence.swaps_max
-        policies, offsets = evidence.rollouts.span_policies, evidence.rollouts.span_offsets
-        if not swaps_max:
-            others = int((policies != named).sum())
-            return at_most(others, 0, f"{others} spans come from another policy than {named}")
-        earlier = policies < named
-        falls = policies[1:] < policies[:-1]
-        falls[offsets[1:-1] - 1] = False  # from one row to the next
-        wrong = int(earlier.sum() + falls.sum())
-        if wrong:
-            return at_most(
-                wrong,
-                0,
-                f"{wrong} spans come from a policy before {named}, which the step order names, or "
-                "before that of the span they follow",
-            )
-        count = len(np.unique(policies))
+    named, swaps_max = evidence.contents.header.policy, evidence.swaps_max
+    policies, offsets = evidence.rollouts.span_policies, evidence.rollouts.span_offsets
+    if not swaps_max:
+        others = int((policies != named).sum())
+        return at_most(others, 0, f"{others} spans come from another policy than {named}")
+    earlier = policies < named
+    falls = policies[1:] < policies[:-1]
+    falls[offsets[1:-1] - 1] = False  # from one row to the next
+    wrong = int(earlier.sum() + falls.sum())
+    if wrong:
         return at_most(
-            count,
-            swaps_max + 1,
-            f"{count} policies sampled the submission; the run allows {swaps_max} swaps",
+            wrong,
+            0,
+            f"{wrong} spans come from a policy before {named}, which the step order names, or "
+            "before that of the span they follow",
         )
+    count = len(np.unique(policies))
+    return at_most(
+        count,
+        swaps_max + 1,
+        f"{count} policies sampled the submission; the run allows {swaps_max} swaps",
+    )
 
 
-class Ending(Check[Inspection]):
+@check("ending", proven=True)
+def ending(evidence: Inspection) -> Finding:
     """Every model segment ends at its first stop token or at the token limit.
 
     Figure: rollouts with a segment that ends elsewhere or contradicts its finish reason.
     """
-
-    name = "ending"
-    proven = True
-
-    def examine(self, evidence: Inspection) -> Finding:
-        rollouts, limits = evidence.rollouts, evidence.limits
-        stops = np.isin(rollouts.tokens, list(limits.stop_ids))
-        ends = np.cumsum(rollouts.segment_lengths, dtype=np.int64)
-        stops_in_segment = np.add.reduceat(stops.astype(np.int64), ends - rollouts.segment_lengths)
-        stopped = stops[ends - 1]
-        model = rollouts.segment_kinds == MODEL
-        after = model & (stops_in_segment != stopped)  # a stop token that is not the last
-        said = rollouts.segment_finishes == FINISHES.index("stop")
-        longest = limits.max_new_tokens - evidence.tokens_before()
-        full = np.repeat(rollouts.model_lengths() == longest, rollouts.segment_counts())
-        elsewhere = model & ((said != stopped) | (~stopped & ~full))
-        starts = rollouts.segment_offsets[:-1]
-        rows_after = np.logical_or.reduceat(after, starts)
-        too_long = rollouts.model_lengths() > longest
-        wrong = rows_after | np.logical_or.reduceat(elsewhere, starts) | too_long
-        detail = ""
-        if wrong.any():
-            row = int(wrong.argmax())
-            what = "continues after a stop token"
-            if not rows_after[row]:
-                what = "ends before a stop token and the token limit, after the limit, "
-                what += "or with a wrong finish reason"
-            detail = f"a model segment of row {row} {what}"
-        return at_most(int(wrong.sum()), 0, detail)
+    rollouts, limits = evidence.rollouts, evidence.limits
+    stops = np.isin(rollouts.tokens, list(limits.stop_ids))
+    ends = np.cumsum(rollouts.segment_lengths, dtype=np.int64)
+    stops_in_segment = np.add.reduceat(stops.astype(np.int64), ends - rollouts.segment_lengths)
+    stopped = stops[ends - 1]
+    model = rollouts.segment_kinds == MODEL
+    after = model & (stops_in_segment != stopped)  # a stop token that is not the last
+    said = rollouts.segment_finishes == FINISHES.index("stop")
+    longest = limits.max_new_tokens - evidence.tokens_before()
+    full = np.repeat(rollouts.model_lengths() == longest, rollouts.segment_counts())
+    elsewhere = model & ((said != stopped) | (~stopped & ~full))
+    starts = rollouts.segment_offsets[:-1]
+    rows_after = np.logical_or.reduceat(after, starts)
+    too_long = rollouts.model_lengths() > longest
+    wrong = rows_after | np.logical_or.reduceat(elsewhere, starts) | too_long
+    detail = ""
+    if wrong.any():
+        row = int(wrong.argmax())
+        what = "continues after a stop token"
+        if not rows_after[row]:
+            what = "ends before a stop token and the token limit, after the limit, "
+            what += "or with a wrong finish reason"
+        detail = f"a model segment of row {row} {what}"
+    return at_most(int(wrong.sum()), 0, detail)
 
 
-class ProofFormat(Check[Inspection]):
+@check("proof_format", proven=True)
+def proof_format(evidence: Inspection) -> Finding:
     """Proofs have the right number and format; checking their content needs the policy.
 
     Figure: rows with a malformed proof.
     """
-
-    name = "proof_format"
-    proven = True
-
-    def examine(self, evidence: Inspection) -> Finding:
-        rollouts = evidence.rollouts
-        faults = []
-        for row in range(len(rollouts)):
-            try:
-                check_format(split(rollouts.proof(row)), rollouts.span_lengths_of(row))
-            except ProofFormatError as error:
-                faults.append(f"row {row}: {error}")
-        return at_most(len(faults), 0, faults[0] if faults else "")
+    rollouts = evidence.rollouts
+    faults = []
+    for row in range(len(rollouts)):
+        try:
+            check_format(split(rollouts.proof(row)), rollouts.span_lengths_of(row))
+        except ProofFormatError as error:
+            faults.append(f"row {row}: {error}")
+    return at_most(len(faults), 0, faults[0] if faults else "")
 
 
-class SignedTurns(Check[Inspection]):
+@check("signed_turns", proven=True)
+def signed_turns(evidence: Inspection) -> Finding:
     """The prompt and every turn of a served environment are signed by an environment peer for their
     place in this submission, after the tokens before them; none is missing.
 
     Figure: groups with another prompt or turn.
     """
+    turns = evidence.contents.turns or [[] for _ in range(len(evidence.rollouts))]
+    faults = []
+    for group, drawn in enumerate(evidence.groups):
+        rows = range(group * evidence.group_size, (group + 1) * evidence.group_size)
+        if drawn is not None:
+            if any(turns[row] for row in rows):
+                faults.append(f"row {rows[0]} has signed turns of an environment that is local")
+            continue
+        try:
+            _check_group(evidence, group, [turns[row] for row in rows])
+        except BadTurn as error:
+            faults.append(f"group {group}: {error}")
+    return at_most(len(faults), 0, faults[0] if faults else "")
 
-    name = "signed_turns"
-    proven = True
 
-    def examine(self, evidence: Inspection) -> Finding:
-        turns = evidence.contents.turns or [[] for _ in range(len(evidence.rollouts))]
-        faults = []
-        for group, drawn in enumerate(evidence.groups):
-            rows = range(group * evidence.group_size, (group + 1) * evidence.group_size)
-            if drawn is not None:
-                if any(turns[row] for row in rows):
-                    faults.append(f"row {rows[0]} has signed turns of an environment that is local")
-                continue
-            try:
-                self._check_group(evidence, group, [turns[row] for row in rows])
-            except BadTurn as error:
-                faults.append(f"group {group}: {error}")
-        return at_most(len(faults), 0, faults[0] if faults else "")
-
-    def _check_group(
-        self, evidence: Inspection, group: int, turns: Sequence[Sequence[bytes]]
-    ) -> None:
-        if not turns[0]:
-            raise BadTurn("its first row has no signed prompt")
-        run, peers = evidence.run, evidence.environment_peers
-        prompt = open_turn(
-            turns[0][0],
+def _check_group(evidence: Inspection, group: int, turns: Sequence[Sequence[bytes]]) -> None:
+    if not turns[0]:
+        raise BadTurn("its first row has no signed prompt")
+    run, peers = evidence.run, evidence.environment_peers
+    prompt = open_turn(
+        turns[0][0],
+        run=run,
+        peers=peers,
+        seed=evidence.seed,
+        group=group,
+        sample=0,
+        index=0,
+        before=(),
+    )
+    for sample, own in enumerate(turns):
+        checkpoint()
+        failed = check_turns(
+            prompt,
+            own[1:] if sample == 0 else own,
+            evidence.rollouts.rollout(group * evidence.group_size + sample).segments,
             run=run,
             peers=peers,
-            seed=evidence.seed,
-            group=group,
-            sample=0,
-            index=0,
-            before=(),
+            sample=sample,
+            max_new_tokens=evidence.limits.max_new_tokens,
         )
-        for sample, own in enumerate(turns):
-            checkpoint()
-            failed = check_turns(
-                prompt,
-                own[1:] if sample == 0 else own,
-                evidence.rollouts.rollout(group * evidence.group_size + sample).segments,
-                run=run,
-                peers=peers,
-                sample=sample,
-                max_new_tokens=evidence.limits.max_new_tokens,
-            )
-            if failed:
-                evidence.give_up(group, failed)
+        if failed:
+            evidence.give_up(group, failed)
 
 
-class Turns(Check[Inspection]):
+@check("turns", proven=True)
+def turns(evidence: Inspection) -> Finding:
     """Environment segments are the environment's answers, and episodes end where it ends them.
 
     Figure: rows in which an environment's turn differs; none of a group over which it fails.
 
     It runs the environment's code, which may not return; see `Inspection.hung`.
     """
+    counts = evidence.rollouts.segment_counts().tolist()
+    wrong = [row for row, count in enumerate(counts) if not _replays(evidence, row, count)]
+    detail = ""
+    if wrong:
+        detail = f"row {wrong[0]} differs from the environment's answer"
+    return at_most(len(wrong), 0, detail)
 
-    name = "turns"
-    proven = True
 
-    def examine(self, evidence: Inspection) -> Finding:
-        counts = evidence.rollouts.segment_counts().tolist()
-        wrong = [row for row, count in enumerate(counts) if not self._replays(evidence, row, count)]
-        detail = ""
-        if wrong:
-            detail = f"row {wrong[0]} differs from the environment's answer"
-        return at_most(len(wrong), 0, detail)
-
-    def _replays(self, evidence: Inspection, row: int, length: int) -> bool:
-        group = row // evidence.group_size
-        drawn = evidence.groups[group]
-        if drawn is None:
-            return True  # its turns are signed
-        if drawn.prefix or episodes_of(drawn.environment) is None:
-            return length == 2
-        if evidence.is_given_up(group):
-            return True
-        with evidence.asking(group):
-            return self._is_replayed(evidence, row, drawn)
+def _replays(evidence: Inspection, row: int, length: int) -> bool:
+    group = row // evidence.group_size
+    drawn = evidence.groups[group]
+    if drawn is None:
+        return True  # its turns are signed
+    if drawn.prefix or episodes_of(drawn.environment) is None:
+        return length == 2
+    if evidence.is_given_up(group):
         return True
-
-    def _is_replayed(self, evidence: Inspection, row: int, drawn: GroupTask) -> bool:
-        segments = evidence.rollouts.rollout(row).segments
-        replies = Replies(drawn.environment, drawn.task, evidence.renderer, evidence.limits)
-        for count in range(2, len(segments) + 1, 2):
-            checkpoint()
-            answer = replies.next(segments[:count])
-            given = None if count == len(segments) else list(segments[count].tokens)
-            if answer != given:
-                return False
-        return True
+    with evidence.asking(group):
+        return _is_replayed(evidence, row, drawn)
+    return True
 
 
-CHECKS: tuple[Check[Inspection], ...] = (
-    Schema(),
-    HeaderFields(),
-    Counts(),
-    Prompts(),
-    Tokens(),
-    Spans(),
-    Ending(),
-    ProofFormat(),
-    SignedTurns(),
+def _is_replayed(evidence: Inspection, row: int, drawn: GroupTask) -> bool:
+    segments = evidence.rollouts.rollout(row).segments
+    replies = Replies(drawn.environment, drawn.task, evidence.renderer, evidence.limits)
+    for count in range(2, len(segments) + 1, 2):
+        checkpoint()
+        answer = replies.next(segments[:count])
+        given = None if count == len(segments) else list(segments[count].tokens)
+        if answer != given:
+            return False
+    return True
+
+
+CHECKS = (
+    schema,
+    header_fields,
+    counts,
+    prompts,
+    tokens,
+    spans,
+    ending,
+    proof_format,
+    signed_turns,
 )
 """The checks that run no code over what a worker wrote."""
 
-REPLAYS: tuple[Check[Inspection], ...] = (Turns(),)
+REPLAYS = (turns,)

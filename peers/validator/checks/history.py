@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from peers.validator.checks.base import Check, Finding, at_most
+from peers.validator.checks.base import Finding, at_most, check
 from peers.validator.statistics import Duplicates, Pace, PolicyKey
 from swarm.ledger.evidence import WORDS, Standing
 from swarm.wire.manifest import Thresholds
@@ -55,7 +55,8 @@ WORKER_TOKENS_PER_SECOND_MAX = 1e6
 or fabricates it."""
 
 
-class Speed(Check[History]):
+@check("speed", quarantines=True)
+def speed(evidence: History) -> Finding:
     """The worker does not generate faster than a single machine can.
 
     Figure: completion tokens per second.
@@ -63,19 +64,11 @@ class Speed(Check[History]):
     Other machines may have helped, so a failure only withholds the submission, without credit. It
     is recomputed first: no unchecked text is quarantined.
     """
-
-    name = "speed"
-    quarantines = True
-
-    def examine(self, evidence: History) -> Finding:
-        return at_most(
-            evidence.tokens_per_second,
-            WORKER_TOKENS_PER_SECOND_MAX,
-            "more tokens a second than any one machine generates",
-        )
-
-
-CHECKS: tuple[Check[History], ...] = (Speed(),)
+    return at_most(
+        evidence.tokens_per_second,
+        WORKER_TOKENS_PER_SECOND_MAX,
+        "more tokens a second than any one machine generates",
+    )
 
 
 @dataclass(frozen=True)
@@ -100,27 +93,20 @@ class Record:
         return self.odds > self.odds_max
 
 
-class Rising(Check[Record]):
+@check("evidence", quarantines=True)
+def rising(evidence: Record) -> Finding:
     """Honest chance explains the evidence of the worker's earlier submissions.
 
     Figure: log10 of the odds against it. Far below the odds that evict, so that an honest worker
     whose engine rounds unusually learns of it in time, and nobody trains on a cheat's work. The
     work is credited: by itself it may be good.
     """
-
-    name = "evidence"
-    quarantines = True
-
-    def examine(self, evidence: Record) -> Finding:
-        evicts = -math.log10(evidence.thresholds.eviction_p_value)
-        return at_most(
-            evidence.odds,
-            evidence.odds_max,
-            f"the evidence against this worker has risen to odds of 10^{evidence.odds:.1f} to 1, "
-            f"and 10^{evicts:.0f} to 1 evicts it; most shows "
-            f"{WORDS[evidence.standing.process]}. Compare its engine and precision with what the "
-            "run tolerates (swarm doctor)",
-        )
-
-
-RECORD: tuple[Check[Record], ...] = (Rising(),)
+    evicts = -math.log10(evidence.thresholds.eviction_p_value)
+    return at_most(
+        evidence.odds,
+        evidence.odds_max,
+        f"the evidence against this worker has risen to odds of 10^{evidence.odds:.1f} to 1, "
+        f"and 10^{evicts:.0f} to 1 evicts it; most shows "
+        f"{WORDS[evidence.standing.process]}. Compare its engine and precision with what the "
+        "run tolerates (swarm doctor)",
+    )

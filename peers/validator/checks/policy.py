@@ -7,10 +7,10 @@ submission; a worker is evicted only when chance cannot explain the evidence of 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peers.validator.checks.base import Check, Finding, at_most
+from peers.validator.checks.base import Finding, at_most, check
 from peers.validator.evidence.submission import bans
 from swarm.jobs.validation import ProofFigures, SamplingFigures
 from swarm.wire.manifest import Thresholds
@@ -27,101 +27,69 @@ class Recomputation:
     thresholds: Thresholds
 
 
-class Proofs(Check[Recomputation]):
+@check("proofs")
+def proofs(evidence: Recomputation) -> Finding:
     """The proofs fit the hidden states of the policy that the step order names (TOPLOC).
 
     Figure: the share of chunks whose proof fits.
     """
-
-    name = "proofs"
-
-    def examine(self, evidence: Recomputation) -> Finding:
-        proofs, least = evidence.proofs, evidence.thresholds.proof_chunks_share_min
-        return Finding(
-            figure=proofs.chunks_passed / proofs.chunks,
-            threshold=least,
-            passed=proofs.chunks_passed >= least * proofs.chunks,
-            detail=f"{proofs.chunks - proofs.chunks_passed} of {proofs.chunks} proofs do not fit "
-            "the policy's activations",
-        )
+    found, least = evidence.proofs, evidence.thresholds.proof_chunks_share_min
+    return Finding(
+        figure=found.chunks_passed / found.chunks,
+        threshold=least,
+        passed=found.chunks_passed >= least * found.chunks,
+        detail=f"{found.chunks - found.chunks_passed} of {found.chunks} proofs do not fit "
+        "the policy's activations",
+    )
 
 
-class _Pooled(Check[Recomputation]):
-    """Over the whole submission, honest rounding explains what the recomputation shows.
+def _pooled(evidence: Recomputation, bets: Sequence[int], what: str) -> Finding:
+    """Whether honest rounding explains, over the whole submission, what the recomputation shows.
 
-    Figure: log10 of the submission's own e-value, the odds against an honest one. If the run's
-    bounds on honest means hold, the e-value exceeds 1/p with a probability of at most p.
+    The figure is log10 of the submission's own e-value, the odds against an honest one. If the
+    run's bounds on honest means hold, the e-value exceeds 1/p with a probability of at most p.
     """
-
-    def examine(self, evidence: Recomputation) -> Finding:
-        figure = bans(getattr(evidence.evidence, self.process))
-        limit = -math.log10(evidence.thresholds.refusal_p_value)
-        odds = f"; the odds against honest rounding are 10^{figure:.1f} to 1"
-        return at_most(figure, limit, self.explain(evidence) + odds)
-
-    @property
-    @abstractmethod
-    def process(self) -> str:
-        """The field of `Evidence` with the bets."""
-
-    @abstractmethod
-    def explain(self, evidence: Recomputation) -> str:
-        """What does not fit, as the begin of a sentence."""
+    figure = bans(bets)
+    limit = -math.log10(evidence.thresholds.refusal_p_value)
+    odds = f"; the odds against honest rounding are 10^{figure:.1f} to 1"
+    return at_most(figure, limit, what + odds)
 
 
-class Activations(_Pooled):
+@check("activations")
+def activations(evidence: Recomputation) -> Finding:
     """The proofs are of the policy's activations."""
-
-    name = "activations"
-    process = "policy"
-
-    def explain(self, evidence: Recomputation) -> str:
-        error = evidence.proofs.error_mean
-        return f"the proofs differ from the policy's activations by {error:.2g} on average"
+    error = evidence.proofs.error_mean
+    what = f"the proofs differ from the policy's activations by {error:.2g} on average"
+    return _pooled(evidence, evidence.evidence.policy, what)
 
 
-class Sampling(_Pooled):
+@check("sampling")
+def sampling(evidence: Recomputation) -> Finding:
     """The tokens are the ones that policy and noise determine."""
-
-    name = "sampling"
-    process = "sampler"
-
-    def explain(self, evidence: Recomputation) -> str:
-        sampling = evidence.sampling
-        return (
-            f"{sampling.mismatches} of {sampling.tokens} tokens are not what the policy and the "
-            f"seed give, by {sampling.margin_mean:.2g} on average"
-        )
+    found = evidence.sampling
+    what = (
+        f"{found.mismatches} of {found.tokens} tokens are not what the policy and the "
+        f"seed give, by {found.margin_mean:.2g} on average"
+    )
+    return _pooled(evidence, evidence.evidence.sampler, what)
 
 
-class Selection(_Pooled):
+@check("selection")
+def selection(evidence: Recomputation) -> Finding:
     """Near ties do not depend on the rollouts' rewards, endings and lengths."""
-
-    name = "selection"
-    process = "selection"
-
-    def explain(self, evidence: Recomputation) -> str:
-        return "near ties fell to the side that suits the outcome of their rollouts"
+    what = "near ties fell to the side that suits the outcome of their rollouts"
+    return _pooled(evidence, evidence.evidence.selection, what)
 
 
-class SamplingBound(Check[Recomputation]):
+@check("sampling_bound")
+def sampling_bound(evidence: Recomputation) -> Finding:
     """Rounding can explain the margin of every single token. Figure: the largest margin."""
-
-    name = "sampling_bound"
-
-    def examine(self, evidence: Recomputation) -> Finding:
-        sampling = evidence.sampling
-        detail = (
-            f"a token's margin is {sampling.margin_max:.2f}, more than rounding explains; "
-            f"{sampling.mismatches} of {sampling.tokens} tokens are not what policy and seed give"
-        )
-        return at_most(sampling.margin_max, evidence.thresholds.margin_max, detail)
+    found = evidence.sampling
+    detail = (
+        f"a token's margin is {found.margin_max:.2f}, more than rounding explains; "
+        f"{found.mismatches} of {found.tokens} tokens are not what policy and seed give"
+    )
+    return at_most(found.margin_max, evidence.thresholds.margin_max, detail)
 
 
-CHECKS: tuple[Check[Recomputation], ...] = (
-    Proofs(),
-    Activations(),
-    Sampling(),
-    SamplingBound(),
-    Selection(),
-)
+CHECKS = (proofs, activations, sampling, sampling_bound, selection)
