@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,9 +18,7 @@ from swarm.terminal.untrusted import printable
 if TYPE_CHECKING:
     from swarm.shardcast.held import Held
 
-app = typer.Typer(
-    help="Put checkpoints on mirrors, fetch them, verify them, merge them.", no_args_is_help=True
-)
+app = typer.Typer(help="Put checkpoints on mirrors, fetch them, merge them.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of a checkpoint (Hugging Face layout).")]
 
@@ -52,46 +48,6 @@ def export_command(
     print(f"{index.total_bytes:,} bytes in {out}, manifest {index.manifest}")
     print("serve that folder with any web server, then:")
     print("  swarm checkpoint fetch http://HOST/PATH --out FOLDER")
-
-
-@app.command("publish")
-@exits
-def publish_command(
-    folder: Folder,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")
-    ] = 8080,
-    uplink_mbps: Annotated[
-        float | None, typer.Option(min=0.001, max=1e6, help="Upload limit in megabits per second.")
-    ] = None,
-) -> None:
-    """Serve a checkpoint to anyone, as a mirror, until Ctrl-C. Nothing is copied."""
-    from swarm.shardcast.mirror.folder import Index
-    from swarm.shardcast.mirror.publish import serve
-    from swarm.terminal.progress import progress_bar
-
-    bar = ExitStack()
-
-    def ready(bound: int, index: Index) -> None:
-        bar.close()
-        shown = "localhost" if host in ("0.0.0.0", "::") else host
-        shown = f"[{shown}]" if ":" in shown else shown
-        print(f"{index.total_bytes:,} bytes, manifest {index.manifest}")
-        print(f"  swarm checkpoint fetch http://{shown}:{bound} --out FOLDER", flush=True)
-
-    with bar:
-        bar.enter_context(progress_bar("reading"))
-        run_until_interrupted(
-            partial(
-                serve,
-                folder,
-                host=host,
-                port=port,
-                uplink_bytes_per_second=uplink_mbps and uplink_mbps * 1e6 / 8,
-                ready=ready,
-            )
-        )
 
 
 @app.command("fetch")
@@ -186,36 +142,3 @@ def _digest(text: str | None) -> bytes | None:
     if len(digest) != 32:
         raise UserError(f"--manifest {text!r} is not 64 hexadecimal digits")
     return digest
-
-
-@app.command("verify")
-@exits
-def verify_command(
-    folder: Folder,
-    as_json: AsJson = False,
-) -> int:
-    """Check a folder against its manifest, byte by byte; exit status 1 if they differ."""
-    from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
-    from swarm.shardcast.mirror.describe import read_bounded, verify
-    from swarm.terminal.progress import progress_bar
-
-    if not folder.is_dir():
-        raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
-    path = folder / MANIFEST_NAME
-    try:
-        blob = read_bounded(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    try:
-        with progress_bar("verifying") as progress:
-            problems = run_until_interrupted(verify, folder, blob, progress)
-    except BadManifest as error:
-        raise UserError(f"{path}: {error}") from error
-    if as_json:
-        print_json({"manifest": digest_of(blob).hex(), "problems": problems})
-    else:
-        for problem in problems:
-            print(printable(problem), file=sys.stderr)
-        if not problems:
-            print(f"{folder} matches manifest {digest_of(blob).hex()}")
-    return 1 if problems else 0

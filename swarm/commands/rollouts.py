@@ -138,38 +138,19 @@ def show(
     """Print rollouts: each prompt, then what followed it, with rewards and verdict."""
     chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
     source, found = chosen.open("show")
-    from swarm.look.rollouts.pager import print_lines
     from swarm.look.rollouts.seen import as_row
 
     shown = chosen.limited(found)
     if as_json:
         print_json({"source": str(source.path), "rollouts": [as_row(seen) for seen in shown]})
     else:
-        print_lines(_screen(shown))
+        from rich.console import Console
+
+        console = Console(soft_wrap=True, highlight=False, markup=False)
+        for line in _screen(shown):
+            console.print(line)
         if next(found, None) is not None:
-            print(f"\nmore follow: --limit 0 shows all, `swarm rollouts browse {path}` pages them")
-    _warn(source)
-
-
-@app.command("browse")
-@exits
-def browse(
-    path: Where,
-    environment: Environment = None,
-    reward: Reward = None,
-    worker: Worker = None,
-    step: Step = None,
-    limit: Annotated[int, typer.Option(min=0, help="Rollouts to show; 0 shows all.")] = 0,
-    tokenizer: Tokenizer = None,
-    ledger: Ledger = None,
-    run: WhichRun = None,
-) -> None:
-    """Page through rollouts on the terminal: n and N jump between groups, / searches, q leaves."""
-    chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
-    source, found = chosen.open("browse")
-    from swarm.look.rollouts.pager import page_lines
-
-    page_lines(_screen(chosen.limited(found)))
+            print("\nmore follow: --limit 0 shows all")
     _warn(source)
 
 

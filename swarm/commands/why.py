@@ -1,4 +1,4 @@
-"""`swarm why`: what happened to a submission, a peer or a step, and why."""
+"""`swarm why`: what happened to a submission or a peer, and why."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ _PART_OF_ID = re.compile(r"…?[1-9A-HJ-NP-Za-km-z]{4,}")
 def why(
     what: Annotated[
         str,
-        typer.Argument(
-            help="Hash of a submission or id of a peer, or its beginning or end; or a step."
-        ),
+        typer.Argument(help="Hash of a submission or id of a peer, or its beginning or end."),
     ],
     source: Annotated[
         Path | None,
@@ -45,27 +43,22 @@ def why(
     run: WhichRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain what happened: to a submission, to a peer, or in a step (a number).
+    """Explain what happened to a submission or a peer.
 
     The answer is in the ledger. Of the network it also asks what a peer does now.
     """
     from swarm.look import why as words
     from swarm.look.prefixes import peers_beside
-    from swarm.look.why_step import about_step, is_step, step_lines
 
     if source is not None:
         what = peers_beside(source.expanduser()).get(what, what)
-    if not (is_step(what) or _PART_OF_ID.fullmatch(what) or _HASH.fullmatch(what)):
+    if not (_PART_OF_ID.fullmatch(what) or _HASH.fullmatch(what)):
         raise UserError(
-            f"{what!r} is neither a step (a number), nor the beginning of a submission's hash "
-            "(hexadecimal) or of a peer's id (12D3…), nor its end; copy one from swarm status or "
-            "swarm ledger"
+            f"{what!r} is neither the beginning of a submission's hash (hexadecimal) or of a "
+            "peer's id (12D3…), nor its end; copy one from swarm status or swarm ledger"
         )
     archive, status = _asked(source, bootstrap, run)
-    if is_step(what):
-        told = about_step(archive, int(what), status)
-        lines = step_lines(told)
-    elif not _HASH.fullmatch(what):
+    if not _HASH.fullmatch(what):
         peer = words.peer_named(archive, what, status.present if status is not None else ())
         told = words.about_peer(archive, peer, status)
         lines = words.peer_lines(told)

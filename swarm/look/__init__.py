@@ -5,7 +5,7 @@
 | `onlooker.py` | ask a run's trusted peers for its status and for one worker's record |
 | `archives.py`, `kept_proofs.py` | logs and proofs |
 | `newest_policy.py`, `networks.py` | a run's policy, a network's runs |
-| `why.py`, `why_step.py`, `trace.py`, `refusals.py`, `prefixes.py` | what happened, and why |
+| `why.py`, `trace.py`, `refusals.py`, `prefixes.py` | what happened, and why |
 | `dashboard/`, `metrics/`, `alarms/`, `health.py` | the page, Prometheus, alarms, health checks |
 | `doctor/` | what would keep a peer from working |
 | `rollouts/` | rollouts as text, pages and tables |
@@ -30,11 +30,9 @@ For other rooms:
 - `rollouts`: export
 - `rollouts.export`: COLUMNS, ROLLOUTS, Table, write_card, write_parquet
 - `rollouts.filters`: Filters, Range, parse_range
-- `rollouts.pager`: page_lines, print_lines
 - `rollouts.screen`: LEGEND, lines
 - `rollouts.seen`: SeenRollout, Turn, as_row
 - `rollouts.sources`: Source, open_source
 - `trace`: as_otlp, read_events, trace_lines, trace_of
 - `why`: *, evidence_against, run_of
-- `why_step`: about_step, is_step, step_lines
 """

@@ -30,7 +30,6 @@ For other rooms:
 - `manifest`: BASE_NAME, BadManifest, CheckpointManifest, MANIFEST_NAME, build, digest_of,
   is_mirror, parse, piece_size_for
 - `mirror`: fetch
-- `mirror.describe`: read_bounded, verify
 - `mirror.fetch`: fetch
 - `mirror.folder`: BASE_FOLDER, Index, Progress, check_out, move_out, partial_of, watcher, writing
 - `mirror.publish`: export, serve

@@ -72,7 +72,7 @@ def static(folder: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_exported_served_fetched_verified(model: Path, tmp_path: Path) -> None:
+def test_exported_served_fetched(model: Path, tmp_path: Path) -> None:
     mirror, back = tmp_path / "www/mirror", tmp_path / "back"
     made = swarm("export", model, "--out", mirror, "--json")
     assert made.exit_code == 0, made.stderr
@@ -85,18 +85,6 @@ def test_exported_served_fetched_verified(model: Path, tmp_path: Path) -> None:
     assert got.exit_code == 0, got.stderr
     assert json.loads(got.stdout)["run"] == "nobody/published"
     assert same(back, model) and not (tmp_path / "back.partial").exists()
-    checked = swarm("verify", back)
-    assert checked.exit_code == 0 and digest in checked.stdout
-    with (back / "model.safetensors").open("r+b") as file:
-        file.seek(700_000)
-        file.write(b"!!!")
-    (back / "config.json").unlink()
-    checked = swarm("verify", back)
-    assert checked.exit_code == 1
-    assert "config.json is missing" in checked.stderr
-    assert "differs in 1 of 5 pieces, first at byte 524,288" in checked.stderr
-    (back / "config.json").mkdir()
-    assert "config.json is no file\n" in swarm("verify", back).stderr
 
 
 def test_an_export_can_be_interrupted_and_mends_what_is_damaged(
@@ -184,7 +172,6 @@ def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
     assert f"its base, policy 0 of lineage 0, is in {tmp_path / 'back/.base-policy'}" in got.stdout
     assert (tmp_path / "back/adapter_model.safetensors").read_bytes() == b"thin"
     assert same(tmp_path / "back" / (tmp_path / "back/.base").read_text(), model)
-    assert swarm("verify", tmp_path / "back").exit_code == 0
 
     async def fetch_from_folder() -> None:
         async with trio.open_nursery() as nursery:
@@ -218,10 +205,8 @@ def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
         (["export", "{tmp}/lacking", "--out", "{tmp}/x"], "names 'b.safetensors', which is not"),
         (["export", "{tmp}/unindexed", "--out", "{tmp}/x"], "is no index of safetensors files"),
         (["export", "{tmp}/cut", "--out", "{tmp}/x"], "config.json is not what its manifest says"),
-        (["publish", "{tmp}/cut"], "config.json is not what its manifest says"),
         (["export", "{tmp}/model/sub/..", "--out", "{tmp}/model/x"], "the checkpoint's own folder"),
         (["export", "{tmp}/model", "--out", "{tmp}/file"], "/file cannot be written (Not a dir"),
-        (["publish", "{tmp}/model", "--host", "a..b"], "choose another --port or --host"),
         (["fetch", "http://a..b", "--out", "{tmp}/x"], "cannot be reached: label empty or too"),
         (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/file/x"], "/x cannot be written (Not a"),
         (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/" + 250 * "x"], "File name too long"),
@@ -229,11 +214,6 @@ def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
         (["fetch", "http://127.0.0.1:1", "--out", "."], "is the current folder or a mount point"),
         (["fetch", "", "--out", "{tmp}/x"], "give either a mirror's address"),
         (["fetch", "127.0.0.1:1", "--out", "{tmp}/x"], "is no http:// or https:// address"),
-        (["verify", "{tmp}/none"], "/none is no folder"),
-        (["verify", "{tmp}/file"], "/file is no folder"),
-        (["verify", "{tmp}/endless"], "more than the 8388608 allowed"),
-        (["publish", "{tmp}/none"], "is no folder"),
-        (["publish", "{tmp}/model", "--host", "203.0.113.9"], "choose another --port"),
         (["fetch", "--out", "{tmp}/x"], "give either a mirror's address"),
         (
             ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x"],
@@ -249,8 +229,6 @@ def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
             ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x", "--run", "a/b"],
             "--run 'a/b' goes with --bootstrap",
         ),
-        (["verify", "{tmp}/model"], "/.manifest cannot be read"),
-        (["verify", "{tmp}/torn"], "cannot be decoded"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(
@@ -273,10 +251,6 @@ def test_wrong_arguments_are_one_sentence(
         shutil.copytree(model, tmp_path / name)
         (tmp_path / name / ".manifest").write_bytes(manifest_of(model))
     (tmp_path / "cut/config.json").write_text("{")
-    for name in ("torn", "endless"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "torn/.manifest").write_text("{}")
-    (tmp_path / "endless/.manifest").symlink_to("/dev/zero")
     result = swarm(*(argument.format(tmp=tmp_path) for argument in arguments))
     assert result.exit_code in (1, 2)
     assert sentence in result.stderr

@@ -31,7 +31,6 @@ from swarm.look.why import (
     submission_lines,
     submission_named,
 )
-from swarm.look.why_step import about_step, step_lines
 from swarm.run.run import Run
 from swarm.wire.envelope import open_envelope
 from swarm.wire.messages import Check, Eviction, Evidence, LogHead, Reinstatement
@@ -366,9 +365,6 @@ def test_a_worker_reads_its_receipts_without_the_network(
     explained = swarm("why", names[0], "--from", worker)
     assert explained.status == 0 and ALICE.peer_id in explained.output
     assert "has its worker's own receipts only, as of when it last asked" in explained.errors
-    assert "worker, which has its worker's own receipts only, has no work of step 99" in complaint(
-        "why", "99", "--from", worker
-    )
     assert "give either --peer ID or --from HOME" in complaint(
         "ledger", "--from", worker, "--peer", WORKER.peer_id
     )
@@ -407,16 +403,6 @@ def test_a_peer_is_explained_with_its_eviction(archive: Archive) -> None:
     assert f"swarm ledger check-eviction {WORKER.peer_id}" in page
     trainer = "\n".join(peer_lines(about_peer(archive, archive.manifest.trainers[0].peer)))
     assert "record   empty" in trainer and "evidence" not in trainer
-
-
-def test_a_step_is_explained_by_its_verdicts(archive: Archive) -> None:
-    told = about_step(archive, 0)
-    assert told["submissions"]["accepted"] == 3 and told["failed"] == {"proofs": 1}
-    assert told["workers"][WORKER.peer_id]["accepted"] == 3
-    page = "\n".join(step_lines(told))
-    assert "1 × proofs: the policy, run again over your text" in page
-    with pytest.raises(UserError, match="has no work of step 7; it has steps 0 to 0"):
-        about_step(archive, 7)
 
 
 def test_prefixes_must_name_one(archive: Archive) -> None:

@@ -70,7 +70,7 @@ def test_a_manifest_is_no_way_to_anybody_for_a_worker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["xyz", "", "12.5", "QmOfAnotherKind"])
 def test_why_says_at_once_what_can_be_asked_about(what: str) -> None:
-    assert "is neither a step (a number), nor the beginning of a sub" in complaint("why", what)
+    assert "is neither the beginning of a submission's hash" in complaint("why", what)
 
 
 @pytest.mark.parametrize("role", ["bootstrap", "relay", "trainer", "validator"])

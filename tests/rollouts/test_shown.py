@@ -157,7 +157,7 @@ def test_wrong_options_are_said_in_a_sentence(
 
 def test_wrong_sources_are_said_in_a_sentence(tmp_path: Path) -> None:
     assert "cannot be read" in complaint("rollouts", "show", tmp_path / "missing")
-    assert "holds no rollouts" in complaint("rollouts", "browse", tmp_path)
+    assert "holds no rollouts" in complaint("rollouts", "show", tmp_path)
     (tmp_path / "file.parquet").write_bytes(b"no parquet")
     assert "is no submission" in complaint("rollouts", "show", tmp_path / "file.parquet")
     a_submission(tmp_path / "whole.parquet")

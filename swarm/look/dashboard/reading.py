@@ -24,7 +24,7 @@ PER_SUBMISSION = 4
 """Rollouts of one group and of one submission: a page shows several workers' work."""
 
 TEXT_CHARACTERS_MAX = 4000
-"""Longest text of one turn; the rest is in `swarm rollouts browse`."""
+"""Longest text of one turn; the rest is in `swarm rollouts export`."""
 
 TURNS_MAX = 32
 
@@ -97,9 +97,7 @@ async def read_rollouts(home: Path, run: str, step: int | None) -> bytes:
             check=False,
         )
     if patience.cancelled_caught:
-        raise PeerError(
-            f"reading took more than {SECONDS_MAX:g} s; use swarm rollouts browse {home}"
-        )
+        raise PeerError(f"reading took more than {SECONDS_MAX:g} s; use swarm rollouts show {home}")
     if done.returncode or len(done.stdout) > OUTPUT_BYTES_MAX:
         last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it failed"]
         raise PeerError(f"no rollouts could be read: {last[0].removeprefix('error: ')}")

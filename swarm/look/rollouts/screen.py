@@ -29,7 +29,7 @@ TEXT_WIDTH_MIN = 10
 """Narrowest column of text; on a narrower terminal lines are longer than the terminal."""
 
 GROUP_MARK = "━━"
-"""Begins the line of each group: what a pager jumps to."""
+"""Begins the line of each group."""
 
 IN_LOSS, OUTSIDE = "┃", "│"
 LEGEND = f"{IN_LOSS} in the loss   {OUTSIDE} outside the loss"

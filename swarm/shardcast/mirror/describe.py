@@ -1,9 +1,8 @@
-"""A folder and its manifest: the one in it or a new one, and a comparison of the two."""
+"""A folder and its manifest: the one in it, or a new one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.errors import UserError, leaf_errors
@@ -12,12 +11,9 @@ from swarm.shardcast.manifest import (
     MANIFEST_NAME,
     BadManifest,
     CheckpointManifest,
-    ManifestFile,
-    ManifestPiece,
     build,
     parse,
 )
-from swarm.shardcast.mirror.folder import Progress
 from swarm.world.disk import LocalDisk
 
 NO_RUN = "nobody/published"
@@ -76,7 +72,7 @@ def own_manifest(folder: Path) -> tuple[CheckpointManifest, bytes] | None:
 
 
 def differs(path: Path) -> UserError:
-    return UserError(f"{path} is not what its manifest says; `swarm checkpoint verify` tells where")
+    return UserError(f"{path} is not what its manifest says; fetch it again")
 
 
 def _check_contents(folder: Path) -> Path:
@@ -112,61 +108,3 @@ def _check_contents(folder: Path) -> Path:
 
 def _visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-
-
-async def verify(
-    folder: Path, blob: bytes, progress: Progress = lambda done, total: None
-) -> list[str]:
-    """Compare a folder with its manifest; returns one line per wrong file, none if all are right.
-
-    Raises `BadManifest`.
-    """
-    manifest = parse(blob)
-    disk = LocalDisk(folder)
-    problems: list[str] = []
-    done = 0
-    pieces: list[list[ManifestPiece]] = [[] for _ in manifest.files]
-    for piece in manifest.pieces:
-        pieces[piece.file].append(piece)
-
-    def report(done_of_file: int) -> None:
-        progress(done + done_of_file, manifest.total_bytes)
-
-    for file, its_pieces in zip(manifest.files, pieces, strict=True):
-        try:
-            problem = await _verify_file(disk, file, its_pieces, report)
-        except OSError as error:
-            problem = f"{file.name} cannot be read ({error.strerror})"
-        if problem is not None:
-            problems.append(problem)
-        done += file.size_bytes
-        report(0)
-    return problems
-
-
-async def _verify_file(
-    disk: LocalDisk,
-    file: ManifestFile,
-    pieces: Sequence[ManifestPiece],
-    report: Callable[[int], None],
-) -> str | None:
-    """The problem with one file, or None; may raise `OSError`."""
-    if not disk.exists(file.name):
-        return f"{file.name} is missing"
-    if not disk.local_path(file.name).is_file():
-        return f"{file.name} is no file"
-    if (size := disk.size_bytes(file.name)) != file.size_bytes:
-        return f"{file.name} has {size:,} bytes, not {file.size_bytes:,}"
-    wrong = []
-    for piece in pieces:
-        if await disk.digest(file.name, piece.offset, piece.size_bytes) != piece.digest:
-            wrong.append(piece.offset)
-        report(piece.offset + piece.size_bytes)
-    if wrong:
-        return (
-            f"{file.name} differs in {len(wrong)} of {len(pieces)} pieces, first at byte "
-            f"{wrong[0]:,}"
-        )
-    if await disk.sha256(file.name) != file.sha256:
-        return f"{file.name} has another SHA-256 than its pieces add up to"
-    return None

@@ -121,7 +121,6 @@ async def serve(
     *,
     host: str,
     port: int,
-    uplink_bytes_per_second: float | None = None,
     ready: Callable[[int, Index], None] = lambda port, index: None,
 ) -> None:
     """Serve a folder as a mirror to all clients until cancelled, without copying it; an adapter
@@ -146,7 +145,7 @@ async def serve(
             peer_id=PeerId(""),
             disk=disk,
             get_service=lambda: service,
-            uplink=Uplink(uplink_bytes_per_second),
+            uplink=Uplink(),
             pages=pages,
         )
     )
