@@ -228,33 +228,6 @@ WhoseRun = Annotated[
     Path,
     typer.Argument(help="The run's TOML file or signed manifest, or the folder that has it."),
 ]
-OwnerKey = Annotated[
-    Path | None,
-    typer.Option(
-        help="The key that signed the run. [default: owner.key beside the manifest, else "
-        "~/.swarm/owner.key]"
-    ),
-]
-
-
-@app.command("invite")
-@exits
-def run_invite(
-    run: WhoseRun = Path(),
-    expires: Annotated[
-        str, typer.Option(help="Time until an unused invite expires: 30m, 12h or 7d.")
-    ] = "7d",
-    count: Annotated[int, typer.Option(help="Number of invites.")] = 1,
-    owner_key: OwnerKey = None,
-) -> None:
-    """Print invites, one a line, for a run with admissions.policy = "invite".
-
-    Each admits one peer: the first that starts with --invite TOKEN. It may leave and return with
-    the same key.
-    """
-    from peers.owner.invites import make_invites, owners_run
-
-    make_invites(owners_run(run), owner_key, expires=expires, count=count)
 
 
 @app.command("invites")
@@ -262,24 +235,10 @@ def run_invite(
 def run_invites(
     run: WhoseRun = Path(), bootstrap: Bootstrap = None, as_json: AsJson = False
 ) -> None:
-    """List the invites of a run: unused, used (by which peer), expired, revoked."""
+    """List the invites of a run that were used, and by which peer."""
     from peers.owner.invites import list_invites, owners_run
 
     list_invites(owners_run(run), bootstrap, as_json=as_json)
-
-
-@app.command("revoke-invite")
-@exits
-def run_revoke_invite(
-    invite: Annotated[str, typer.Argument(help="Id or token of the invite.")],
-    run: WhoseRun = Path(),
-    bootstrap: Bootstrap = None,
-    owner_key: OwnerKey = None,
-) -> None:
-    """Revoke an invite. A peer that used it loses its admission."""
-    from peers.owner.invites import owners_run, revoke_invite
-
-    revoke_invite(owners_run(run), owner_key, invite, bootstrap)
 
 
 @app.command("show")
@@ -349,10 +308,7 @@ async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> E
 
 @exits
 def run_link(
-    run: Annotated[
-        Path,
-        typer.Argument(help="The run's TOML file or signed manifest, or the folder that has it."),
-    ] = Path(),
+    run: WhoseRun = Path(),
     bootstrap: Bootstrap = None,
     role: Annotated[str, typer.Option(help="Role of the new peer.")] = "inference",
     count: Annotated[int, typer.Option(help="Number of links, each with its invite.")] = 1,

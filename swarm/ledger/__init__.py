@@ -7,8 +7,8 @@ For other rooms:
 - `capital`: UNITS_PER_NAT, log_mean, rounded
 - `client`: LedgerClient, fetch_log, open_ledger, own_head
 - `derived`: DerivedTables, deriving, keep_verdict
-- `entries`: CheckpointPublished, Consumed, Entry, Evicted, InviteRevoked, Judged, Outcome,
-  Redeemed, Reinstated, Sealed, TrainingFigures, decode, expulsions_in, judged, unfolded
+- `entries`: CheckpointPublished, Consumed, Entry, Evicted, Judged, Outcome, Redeemed, Reinstated,
+  Sealed, TrainingFigures, decode, expulsions_in, judged, unfolded
 - `epochs`: *, base_of
 - `evidence`: Standing, WORDS, WorkerEvidence, evidence_in
 - `faults`: Fault, FaultStore, decode_record, path_of

@@ -108,10 +108,6 @@ class LedgerClient:
         """Hand over the owner's signed reinstatement; the peer has logged it on return."""
         await self._ask(wire.ReinstateRequest(envelope.raw), wire.Expulsions)
 
-    async def revoke_invite(self, revocation: Envelope) -> None:
-        """Hand over the owner's signed revocation; the peer has logged it on return."""
-        await self._ask(wire.RevokeInviteRequest(revocation.raw), wire.Logged)
-
     async def fault(self, submission: bytes, worker: str) -> tuple[FaultRecord, int] | None:
         """Fetch the messages that prove a fault, and the size of its file; None if not kept."""
         answer = await self._ask(wire.FaultRequest(submission, worker), wire.FaultFound)

@@ -19,7 +19,6 @@ from swarm.ledger.entries import (
     Consumed,
     Entry,
     Evicted,
-    InviteRevoked,
     Judged,
     Redeemed,
     Reinstated,
@@ -266,7 +265,7 @@ def deriving(owner: str, entries: Sequence[Entry], *, anew: bool = False) -> Als
                 _keep_capitals(connection, owner, position, entry)
             if isinstance(entry, Carried):  # as if it were still at its own index
                 deriving(owner, [decode(entry.entry)])(connection, entry.position)
-            if isinstance(entry, (Redeemed, InviteRevoked)):
+            if isinstance(entry, Redeemed):
                 authority = capital.stored(connection)
                 invites.derive(connection, entry, authority.owners, authority.run)
             if isinstance(entry, Judged):

@@ -84,14 +84,6 @@ class Redeemed(_Struct, frozen=True, kw_only=True, tag="redeemed"):
     """The owner's signed `Invite`, without which the entry does not count."""
 
 
-class InviteRevoked(_Struct, frozen=True, kw_only=True, tag="invite_revoked"):
-    """The owner revoked an invite."""
-
-    invite: InviteId
-    envelope: _Raw
-    """The owner's signed `InviteRevocation`."""
-
-
 class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
     """This trusted peer evicted a peer from the run."""
 
@@ -224,7 +216,6 @@ class Sealed(_Struct, frozen=True, kw_only=True, tag="sealed"):
 
 Entry: TypeAlias = (
     Redeemed
-    | InviteRevoked
     | Judged
     | Evicted
     | Reinstated
@@ -235,7 +226,7 @@ Entry: TypeAlias = (
     | Sealed
 )
 
-LASTING = (Redeemed, InviteRevoked, Evicted, Reinstated)
+LASTING = (Redeemed, Evicted, Reinstated)
 """Entries that stay in force beyond their epoch. A seal carries no others."""
 
 _encoder = msgspec.msgpack.Encoder()

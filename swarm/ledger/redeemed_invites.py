@@ -9,15 +9,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from swarm.ledger.entries import InviteRevoked, Redeemed
+from swarm.ledger.entries import Redeemed
 from swarm.wire.envelope import Dropped, open_envelope
-from swarm.wire.messages import Invite, InviteRevocation
+from swarm.wire.messages import Invite
 from swarm.world import Database
 
 TABLES = (
     "redeemed (invite BLOB, redeemed_ms INTEGER, peer TEXT, PRIMARY KEY (invite, redeemed_ms, "
     "peer)) WITHOUT ROWID",
-    "revoked (invite BLOB PRIMARY KEY) WITHOUT ROWID",
 )
 
 
@@ -42,15 +41,9 @@ class RedeemedInvites:
         )
         return [invite for (invite,) in rows]
 
-    def is_revoked(self, invite: bytes) -> bool:
-        """Whether the owner revoked an invite."""
-        return bool(
-            self._database.read("SELECT 1 FROM revoked WHERE invite = ? ORDER BY 1", (invite,))
-        )
 
-
-def is_valid(entry: Redeemed | InviteRevoked, owners: Sequence[str], run: str) -> bool:
-    """Whether an entry holds the message of one of a run's owners that it tells of.
+def is_valid(entry: Redeemed, owners: Sequence[str], run: str) -> bool:
+    """Whether an entry holds the invite that it tells of, signed by one of a run's owners.
 
     A trusted peer may log anything, but it has only the invites that peers showed it.
     """
@@ -61,25 +54,16 @@ def is_valid(entry: Redeemed | InviteRevoked, owners: Sequence[str], run: str) -
     if envelope.sender not in owners or envelope.body.run != run:
         return False
     message = envelope.message
-    if isinstance(entry, InviteRevoked):
-        return isinstance(message, InviteRevocation) and message.invite == entry.invite
     is_named = isinstance(message, Invite) and message.id == entry.invite
     return is_named and envelope.body.issued_ms <= entry.redeemed_ms
 
 
 def derive(
-    connection: sqlite3.Connection,
-    entry: Redeemed | InviteRevoked,
-    owners: Sequence[str],
-    run: str,
+    connection: sqlite3.Connection, entry: Redeemed, owners: Sequence[str], run: str
 ) -> None:
     """Update the tables with an entry of a log, if it is valid in the run of these owners."""
-    if not is_valid(entry, owners, run):
-        return
-    if isinstance(entry, Redeemed):
+    if is_valid(entry, owners, run):
         connection.execute(
             "INSERT OR IGNORE INTO redeemed (invite, redeemed_ms, peer) VALUES (?, ?, ?)",
             (entry.invite, entry.redeemed_ms, entry.peer),
         )
-    else:
-        connection.execute("INSERT OR IGNORE INTO revoked (invite) VALUES (?)", (entry.invite,))

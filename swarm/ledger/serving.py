@@ -78,7 +78,6 @@ class Ledger(Reporting, Protocol):
     ) -> Sequence[tuple[int, bytes, bytes]]: ...
     def expulsions_of(self, peer: str) -> Sequence[bytes]: ...
     async def reinstate(self, raw: bytes) -> None: ...
-    async def revoke(self, raw: bytes) -> None: ...
 
 
 class _Share:
@@ -288,9 +287,6 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
         return _verdicts(ledger, request)
     if isinstance(request, wire.StatusRequest):
         return report(ledger)
-    if isinstance(request, wire.RevokeInviteRequest):
-        await ledger.revoke(request.envelope)
-        return wire.Logged()
     if isinstance(request, wire.ExpulsionsRequest):
         envelopes = list(ledger.expulsions_of(request.peer))[-wire.EXPULSIONS_MAX :]
         return wire.Expulsions(envelopes)

@@ -111,12 +111,6 @@ class ReinstateRequest(_Struct, frozen=True, tag="reinstate"):
     envelope: Annotated[bytes, Meta(max_length=REINSTATEMENT_BYTES_MAX)]
 
 
-class RevokeInviteRequest(_Struct, frozen=True, tag="revoke_invite"):
-    """Asks a trusted peer to log the owner's signed `InviteRevocation`."""
-
-    envelope: Annotated[bytes, Meta(max_length=900)]
-
-
 class StatusRequest(_Struct, frozen=True, tag="status"):
     """The progress of the run, and the peers that take part."""
 
@@ -149,7 +143,6 @@ Request = (
     | ConsistencyRequest
     | VerdictsRequest
     | StatusRequest
-    | RevokeInviteRequest
     | ExpulsionsRequest
     | ReinstateRequest
     | FaultRequest
@@ -223,10 +216,6 @@ class FaultBytes(_Struct, frozen=True, tag="fault_file"):
     data: Annotated[bytes, Meta(max_length=FAULT_BYTES_MAX)]
 
 
-class Logged(_Struct, frozen=True, tag="logged"):
-    """The owner's message is in the server's log."""
-
-
 class Refusal(_Struct, frozen=True, tag="refused"):
     reason: Annotated[str, Meta(max_length=500)]
 
@@ -242,7 +231,6 @@ Answer = (
     | Expulsions
     | FaultFound
     | FaultBytes
-    | Logged
     | Refusal
 )
 

@@ -20,10 +20,10 @@ from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror, forks_in
 from swarm.ledger.serving import serving_ledger
 from swarm.ledger.state import Authority
-from swarm.node.invite_records import Invites, of_owner
 from swarm.node.log_copies import LogCopies
 from swarm.node.node import Node
 from swarm.node.sealing import Sealing
+from swarm.run.invites import Invites
 from swarm.run.lease import GOODBYE_SECONDS
 from swarm.run.participant import Participant
 from swarm.run.registrar import Registrar
@@ -88,7 +88,7 @@ class TrustedPart:
         self._database = node.disk.database("ledger.sqlite")
         self.tables = DerivedTables(self._database, node.peer_id)
         self.faults = FaultStore(self._database, node.disk)
-        self.invites = Invites(node, run, self._database, self.append)
+        self.invites = Invites(self._database, node.world, node.events, self.append)
         self._log = Log(self._database, node.peer_id)
         self._copies = LogCopies(
             node, run, gossip, self._database, self._log, on_expulsion=self._on_expulsion
@@ -114,7 +114,6 @@ class TrustedPart:
             me,
             stake=self._stake_now,
             invites=self.invites,
-            redeem=self.invites.redeem,
             secret=node.identity.sign(b"swarm/1/entry\x00" + run.id.encode()),
             has_work=has_work,
             vouch=node.transport.vouch,
@@ -346,16 +345,18 @@ class TrustedPart:
 
     # --- evictions and reinstatements --------------------------------------------------------
 
-    async def revoke(self, raw: bytes) -> None:
-        """Log the owner's signed `InviteRevocation`; raises `ValueError`."""
-        await self.invites.revoke(raw)
-
     async def reinstate(self, raw: bytes) -> None:
         """Log and spread a reinstatement that anyone brings; it is durable on return.
 
         Raises `ValueError` unless the owner of this run signed it.
         """
-        envelope = of_owner(raw, self._run, Reinstatement, "reinstatement")
+        try:
+            envelope = open_envelope(raw)
+        except Dropped as dropped:
+            raise ValueError(f"the reinstatement is not valid ({dropped})") from dropped
+        is_owners = envelope.sender == self._run.owner and envelope.body.run == self._run.id
+        if not (isinstance(envelope.message, Reinstatement) and is_owners):
+            raise ValueError("this is no reinstatement signed by the owner of this run")
         if not self.tables.has_expulsion(raw):
             try:
                 self._gossip.publish(envelope)  # `_on_reinstatement` hears it too

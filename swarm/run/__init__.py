@@ -13,7 +13,7 @@ For other rooms:
 - `clock`: TrustedClock
 - `findings`: *, Finding, Work, attempt, lines, within
 - `heard_verdicts`: HeardVerdicts, Key, report_contradictions, verdict_in
-- `invites`: TOKEN_PREFIX, check_token, invite_in, make_invite, revoke
+- `invites`: Invites, check_token, invite_in, make_invite
 - `lease`: GOODBYE_SECONDS, HEARTBEAT_SECONDS, LeaseKeeper
 - `links`: Link, invite_of, make_link, parse_link
 - `manifest`: MANIFEST_LIFETIME_SECONDS, Outgrown, content_digest, load_manifest, manifest_in,

@@ -10,22 +10,25 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
+import trio
+
 from swarm.errors import UserError
+from swarm.events import Events
+from swarm.ledger.entries import Entry, Redeemed
 from swarm.ledger.redeemed_invites import RedeemedInvites
 from swarm.run.run import Run
 from swarm.wire.envelope import Dropped, Envelope, open_envelope, seal
 from swarm.wire.identity import Identity
-from swarm.wire.messages import INVITE_ID_BYTES, Invite, InviteRevocation
+from swarm.wire.messages import INVITE_ID_BYTES, Invite
+from swarm.world import Database, World
 
 TOKEN_PREFIX = "swarm-invite-"
 
 TOKEN_CHARACTERS_MAX = 2000
 """Longest token that is read; one with the longest run name has fewer than 600 characters."""
-
-REVOCATION_SECONDS = 600.0
-"""Lifetime of a revocation's signature; the ledger keeps the revocation for ever."""
 
 ASK = "ask its owner for another one"
 
@@ -41,18 +44,6 @@ def make_invite(owner: Identity, run: str, *, wall_time: float, lifetime_seconds
         lifetime_seconds=lifetime_seconds,
     )
     return token_of(envelope)
-
-
-def revoke(owner: Identity, run: str, invite: bytes, wall_time: float) -> Envelope:
-    """Sign the revocation of an invite as the owner of a run."""
-    return seal(
-        owner,
-        InviteRevocation(invite=invite),
-        run=run,
-        sequence=int(wall_time * 1000),
-        wall_time=wall_time,
-        lifetime_seconds=REVOCATION_SECONDS,
-    )
 
 
 def token_of(envelope: Envelope) -> str:
@@ -92,6 +83,35 @@ def check_token(token: str, run: Run) -> Envelope | None:
     return envelope
 
 
+class Invites(RedeemedInvites):
+    """The invites of a run at a trusted peer, which logs who redeems them."""
+
+    def __init__(
+        self,
+        database: Database,
+        world: World,
+        events: Events,
+        append: Callable[[list[Entry]], Awaitable[None]],
+    ) -> None:
+        """`append` makes entries of this peer's log durable."""
+        super().__init__(database)
+        self._world = world
+        self._events = events
+        self._append = append
+        self._writing = trio.Lock()
+
+    async def redeem(self, shown: Envelope, peer: str) -> None:
+        """Log that a peer redeems an invite, unless it is redeemed already."""
+        invite = shown.expect(Invite).id
+        async with self._writing:
+            if self.holder(invite) is None:
+                now_ms = max(int(self._world.wall_time() * 1000), shown.body.issued_ms)
+                await self._append(
+                    [Redeemed(invite=invite, peer=peer, redeemed_ms=now_ms, envelope=shown.raw)]
+                )
+                self._events.emit("membership.invite_redeemed", remote=peer, invite=invite.hex())
+
+
 def invite_problem(
     book: RedeemedInvites, run: Run, peer: str, shown: Envelope | None, wall_time: float
 ) -> str | None:
@@ -118,8 +138,6 @@ def invite_problem(
 
 
 def _used_up(book: RedeemedInvites, invite: bytes, peer: str) -> str:
-    if book.is_revoked(invite):
-        return f"the run's owner revoked this invite; {ASK}"
     if book.holder(invite) not in (None, peer):
         return (
             "another peer has used this invite, and it admits only one; start with the key that "

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import trio
 
 from swarm.events import Rationed
-from swarm.ledger.redeemed_invites import RedeemedInvites
 from swarm.rollouts.seeds import digest
 from swarm.run.admission import (
     ADMISSION_LEASE_SECONDS,
@@ -25,7 +24,7 @@ from swarm.run.admission import (
     check_admission,
     is_worker,
 )
-from swarm.run.invites import invite_problem
+from swarm.run.invites import Invites, invite_problem
 from swarm.run.members import (
     GONE_SECONDS,
     PRESENCE_SECONDS,
@@ -84,22 +83,19 @@ class Registrar:
         me: Participant,
         *,
         stake: Callable[[str], int],
-        invites: RedeemedInvites,
-        redeem: Callable[[Envelope, str], Awaitable[None]],
+        invites: Invites,
         secret: bytes,
         has_work: Callable[[], bool] = lambda: True,
         network_of: Callable[[PeerId], str] = lambda _peer: "",
         vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
-        """`stake` is a worker's stake (`swarm.ledger.record`). `invites` are those that peers
-        redeemed; `redeem` logs that a peer redeems the one that it shows. `secret` is the key of
+        """`stake` is a worker's stake (`swarm.ledger.record`). `secret` is the key of
         the entries, so that a peer that leaves and returns gets the same one. `has_work` says
         whether a step wants work. `network_of` returns the /24 or /48 of a connected peer, or an
         empty string. `vouch` is called with each admitted peer and the seconds of its lease."""
         self._me = me
         self._stake = stake
         self._invites = invites
-        self._redeem = redeem
         self._secret = secret
         self._has_work = has_work
         self._network_of = network_of
@@ -190,7 +186,7 @@ class Registrar:
         refusal = self._uninvited(peer, invite)
         refusal = refusal or self._refusal(peer, heartbeat, stake, network, lease)
         if refusal is None and invite is not None and self._uninvited(peer, None) is not None:
-            await self._redeem(invite, peer)
+            await self._invites.redeem(invite, peer)
             refusal = self._uninvited(peer, None)  # another peer may have redeemed it meanwhile
         if refusal is not None:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)

@@ -21,7 +21,6 @@ from swarm.wire.messages import (
     Eviction,
     Heartbeat,
     Invite,
-    InviteRevocation,
     LogHead,
     Message,
     Presence,
@@ -294,7 +293,7 @@ class Run:
             allowed = manifest.is_environment_peer(sender)
         elif isinstance(message, GradeRequest):
             allowed = manifest.is_validator(sender)
-        elif isinstance(message, (Reinstatement, Invite, InviteRevocation)):
+        elif isinstance(message, (Reinstatement, Invite)):
             allowed = sender == self.owner
         elif isinstance(message, (Presence, LogHead, Eviction, Admission, AdmissionRefused)):
             allowed = sender in manifest.trusted_ids()

@@ -27,11 +27,10 @@ For other rooms:
 - `held`: Change, Held, is_right
 - `jobs`: DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PieceToMake, PiecesMade
 - `limits`: *
-- `manifest`: BASE_NAME, BadManifest, CheckpointManifest, MANIFEST_NAME, build, digest_of,
-  is_mirror, parse, piece_size_for
+- `manifest`: BASE_NAME, BadManifest, CheckpointManifest, build, is_mirror, parse, piece_size_for
 - `mirror`: fetch
 - `mirror.fetch`: fetch
-- `mirror.folder`: BASE_FOLDER, Index, Progress, check_out, move_out, partial_of, watcher, writing
+- `mirror.folder`: BASE_FOLDER, Progress, check_out, move_out, partial_of, watcher, writing
 - `mirror.publish`: export, serve
 - `rarity`: draw
 - `service`: BlobService

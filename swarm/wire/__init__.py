@@ -22,10 +22,9 @@ For other rooms:
 - `messages`: *, Acknowledgement, Admission, AdmissionRefused, AdmissionRequest, Arrival, Bets,
   Check, Checkpoint, CheckpointReference, Count, DOING_CHARACTERS_MAX, DOING_REPEATED_MAX, Digest,
   ENVIRONMENTS_MAX, EnvironmentEvaluation, Evaluation, Eviction, Evidence, Finite, Heartbeat,
-  INVITE_ID_BYTES, Invite, InviteId, InviteRevocation, Key, LOST_MAX, Line, LogHead, Message, Name,
-  PeerRecord, PeerState, Presence, Present, REWARD_PARTS_MAX, REWARD_VALUES_MAX, ROLE_PATTERN,
-  Reinstatement, RewardParts, Rewards, SOURCE_BYTES, Share, Slot, StateMessage, StepOrder,
-  Submission, Verdict
+  INVITE_ID_BYTES, Invite, InviteId, Key, LOST_MAX, Line, LogHead, Message, Name, PeerRecord,
+  PeerState, Presence, Present, REWARD_PARTS_MAX, REWARD_VALUES_MAX, ROLE_PATTERN, Reinstatement,
+  RewardParts, Rewards, SOURCE_BYTES, Share, Slot, StateMessage, StepOrder, Submission, Verdict
 - `messenger`: Messenger, REQUEST_DEADLINE_SECONDS, REQUEST_ENVELOPES_MAX, first
 - `outer`: CONTRIBUTION_TOKENS_MAX, Contribution, GENESIS, OuterStatus, RoundRecord
 - `protocol`: PROTOCOL_VERSION, UPGRADE, protocol_problem

@@ -194,12 +194,6 @@ class Invite(Message, frozen=True, kw_only=True):
     id: InviteId
 
 
-class InviteRevocation(Message, frozen=True, kw_only=True):
-    """The owner withdraws an invite, used or not."""
-
-    invite: InviteId
-
-
 class Admission(Message, frozen=True, kw_only=True):
     """A trusted peer's permission for `peer` to take part until the envelope expires (a short
     lease)."""

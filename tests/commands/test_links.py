@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +14,12 @@ from swarm.errors import UserError
 from swarm.run import links
 from swarm.run.invites import make_invite
 from swarm.run.links import ADDRESSES_MAX, ROLES, Link, invite_of, make_link, parse_link
-from swarm.wire.identity import Identity
-from tests.commands.harness import NOBODY, complaint, swarm
-from tests.commands.test_invites import home as invited  # noqa: F401 (a fixture)
+from swarm.run.manifest import manifest_in
+from swarm.run.update import sign_manifest
+from swarm.wire.identity import Identity, load_or_create
+from swarm.wire.manifest import Admissions
+from swarm.wire.messages import Invite
+from tests.commands.harness import NOBODY, complaint, signed_manifest, swarm
 
 OWNER, OTHER = Identity(bytes(32)), Identity(bytes([9]) * 32)
 RUN = f"{OWNER.peer_id}/sorting"
@@ -99,16 +103,40 @@ def test_an_invite_admits_to_its_own_run_and_not_for_ever() -> None:
         invite_of(Link(f"{OWNER.peer_id}/other", (NOBODY,), token), now)
 
 
-def test_the_owner_makes_links_each_with_an_invite(invited: Path) -> None:  # noqa: F811
-    made = swarm("run", "link", invited, "--bootstrap", NOBODY, "--count", "2")
+@pytest.fixture
+def invited(tmp_path: Path) -> Path:
+    """A folder with the owner's key and the signed manifest of a run that admits by invite."""
+    owner = load_or_create(tmp_path / "owner.key")
+    message = manifest_in(signed_manifest(tmp_path / "tokenizer", owner))
+    invited = msgspec.structs.replace(message, admissions=Admissions(policy="invite"))
+    (tmp_path / "run.manifest").write_bytes(sign_manifest(owner, invited, time.time()).raw)
+    return tmp_path
+
+
+def test_the_owner_makes_links_each_with_an_invite(invited: Path) -> None:
+    made = swarm("run", "link", invited, "--bootstrap", NOBODY, "--count=2", "--expires=12h")
     assert made.status == 0, made.errors
     first, second = map(parse_link, made.output.splitlines())
     assert first.invite != second.invite and first.run == second.run
-    assert invite_of(first, time.time()) is not None
+    invite = invite_of(first, time.time())
+    assert invite is not None
+    assert invite.body.expires_ms - invite.body.issued_ms == 12 * 3600 * 1000
+    assert invite.expect(Invite).id.hex() in made.errors
     assert "is an address of this machine alone" in made.errors
-    assert len((invited / "run.invites").read_text().splitlines()) == 2
     said = complaint("run", "link", invited, "--bootstrap", "/ip4/1")
     assert "is not a multiaddr" in said
-    assert len((invited / "run.invites").read_text().splitlines()) == 2, "no invite for nothing"
     many = [f"--bootstrap={NAMED.replace('boot', f'boot{n}')}" for n in range(9)]
     assert "has 9 bootstrap addresses" in complaint("run", "link", invited, *many)
+
+
+def test_what_goes_wrong_is_said_in_one_sentence(invited: Path) -> None:
+    def said(place: Path, *options: str | Path) -> str:
+        return complaint("run", "link", place, "--bootstrap", NOBODY, *options)
+
+    assert "30m, 12h or 7d" in said(invited, "--expires", "soon")
+    assert "between 1 and" in said(invited, "--count", "0")
+    assert "type swarm run create" in said(invited / "mistyped.toml")
+    load_or_create(invited / "another.key")
+    assert "only that key" in said(invited / "run.toml", "--owner-key", invited / "another.key")
+    (invited / "other.manifest").write_bytes((invited / "run.manifest").read_bytes())
+    assert "should have one signed manifest" in said(invited)

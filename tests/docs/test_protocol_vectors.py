@@ -43,7 +43,6 @@ NESTED = (
 LOGGED: dict[str, type[msgspec.Struct]] = {
     "judged": entries.Judged,
     "redeemed": entries.Redeemed,
-    "invite_revoked": entries.InviteRevoked,
     "evicted": entries.Evicted,
     "reinstated": entries.Reinstated,
     "checkpoint": entries.CheckpointPublished,

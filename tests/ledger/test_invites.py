@@ -9,9 +9,8 @@ import msgspec
 import pytest
 import trio
 
-from swarm.errors import PeerError, UserError
-from swarm.ledger.client import open_ledger
-from swarm.run.invites import check_token, invite_in, invite_problem, make_invite, revoke
+from swarm.errors import UserError
+from swarm.run.invites import check_token, invite_in, invite_problem, make_invite
 from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope
@@ -74,18 +73,6 @@ async def test_an_invite_admits_one_peer_which_may_return_without_it(tmp_path: P
         for trusted in (ALICE, BOB):
             assert "another peer has used" in await ask(thief, trusted, invite)
             assert await ask(worker, trusted) == "", "it is bound to the key"
-        revocation = revoke(OWNER, swarm.run, invite.expect(Invite).id, WALL)
-        async with open_ledger(bob.node.transport, ALICE.peer_id) as client:
-            await client.revoke_invite(revocation)
-            forged = revoke(THIEF, swarm.run, bytes(16), WALL)
-            with pytest.raises(PeerError, match="signed by the owner"):
-                await client.revoke_invite(forged)
-        await bob.until(
-            lambda: bob.trusted.invites.is_revoked(invite.expect(Invite).id),
-            "the revocation is mirrored",
-        )
-        for trusted in (ALICE, BOB):
-            assert "revoked this invite" in await ask(worker, trusted, invite)
         nursery.cancel_scope.cancel()
 
 
@@ -138,9 +125,6 @@ class Book:
 
     def invites_of(self, _peer: str) -> Sequence[bytes]:
         return []
-
-    def is_revoked(self, _invite: bytes) -> bool:
-        return False
 
 
 @pytest.mark.parametrize(

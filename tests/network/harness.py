@@ -6,7 +6,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import trio
@@ -16,9 +15,10 @@ from swarm.errors import PeerError
 from swarm.events import Event, Events
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.topics import RUN, WORK
-from swarm.ledger.entries import Redeemed
-from swarm.ledger.redeemed_invites import TABLES, RedeemedInvites, derive
+from swarm.ledger.entries import Entry, Redeemed
+from swarm.ledger.redeemed_invites import TABLES, derive
 from swarm.run.clock import TrustedClock
+from swarm.run.invites import Invites
 from swarm.run.lease import LeaseKeeper
 from swarm.run.participant import Participant
 from swarm.run.registrar import Registrar
@@ -34,7 +34,7 @@ from swarm.wire.manifest import (
     TrustedKey,
 )
 from swarm.wire.manifest import Objective as ObjectiveNumbers
-from swarm.wire.messages import Heartbeat, Invite, Message, Presence
+from swarm.wire.messages import Heartbeat, Message, Presence
 from swarm.wire.messenger import Messenger
 from swarm.world import Disk
 from tests.memory_network import MemoryNetwork
@@ -106,24 +106,6 @@ class Database:
         return self.connection.execute(query, parameters).fetchall()
 
 
-class Invited(RedeemedInvites):
-    """The invites of one trusted peer without a log."""
-
-    def __init__(self, database: Any) -> None:
-        super().__init__(database)
-        self.learn = partial(derive, database.connection)
-
-    async def redeem(self, shown: Envelope, peer: str) -> None:
-        invite = shown.expect(Invite).id
-        if self.holder(invite) is None:
-            now_ms = shown.body.issued_ms + int(trio.current_time())
-            self.learn(
-                Redeemed(invite=invite, peer=peer, redeemed_ms=now_ms, envelope=shown.raw),
-                shown.sender,
-                shown.body.run,
-            )
-
-
 class Member:
     """One peer of a test run."""
 
@@ -161,7 +143,14 @@ class Member:
         self.stakes: Counter[str] = Counter()
         """Submissions by worker."""
         self.has_work = True
-        self.invites = Invited(Database())
+        database: Any = Database()
+
+        async def log(entries: list[Entry]) -> None:
+            for entry in entries:
+                assert isinstance(entry, Redeemed)
+                derive(database.connection, entry, self.run.owners, self.run.id)
+
+        self.invites = Invites(database, self.world, self.events, log)
         self.networks: dict[str, str] = {}
         """The /24 of peers, where it is bounded."""
         self._sequence = 0
@@ -217,7 +206,6 @@ class Member:
             self._me(),
             stake=self.stakes.__getitem__,
             invites=self.invites,
-            redeem=self.invites.redeem,
             secret=self.key.sign(b"entry"),
             has_work=lambda: self.has_work,
             network_of=lambda peer: self.networks.get(peer, ""),
