@@ -4,7 +4,7 @@
     python -m benchmarks.attacks --kinds staller,verdict-flooder --counts 1,4,16 --json attacks.json
 
 Prints one JSON object: for each kind of `simnet/adversaries` and number of hostile identities, over
-all seeds, beside four honest workers (`simnet.hostile`):
+all seeds, beside four honest workers (`tests.attacks.hostile`):
 
     pace                    policies trained, as a share of the same run without hostile peers
     detected                share of the hostile identities that were evicted
@@ -28,8 +28,8 @@ from typing import Any
 
 from benchmarks.common import at_least, number_where, several
 from simnet.adversaries import KINDS
-from simnet.hostile import SECONDS, Outcome, Setting, alone, attacked
 from swarm.terminal.output import print_json, write_json
+from tests.attacks.hostile import SECONDS, Outcome, Setting, alone, attacked
 
 
 def measure(setting: Setting) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import outcome
 import trio
 
 from simnet.disk import SimulatedDisk
 from simnet.extents import SimulatedSink
-from simnet.flows import Flow, Flows, Link
+from simnet.flows import Flow, Link
 from simnet.lines import Line
 from swarm.transport import (
     Arrived,
@@ -35,27 +35,8 @@ from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, Piece, Sink, World
 from swarm.world.disk import INLINE_BYTES_MAX
 
-
-class Network(Protocol):
-    """The bulk plane's view of the network (`simnet.network.SimulatedNetwork`)."""
-
-    flows: Flows
-
-    def at(self, time: float, name: str, action: Callable[[], None]) -> None: ...
-
-    def at_host(self, host: str) -> BulkPlane | None: ...
-
-    def neighbour(
-        self, owner: PeerId, peer: PeerId
-    ) -> tuple[BulkPlane, BulkPlane | None] | None: ...
-
-    def is_dark(self, host: str) -> bool: ...
-
-    def is_silent(self, a: BulkPlane, b: BulkPlane) -> bool: ...
-
-    def draw_latency(self, sender: BulkPlane, receiver: BulkPlane) -> float: ...
-
-    def stall(self, flow: Flow) -> None: ...
+if TYPE_CHECKING:
+    from simnet.network import SimulatedNetwork
 
 
 class BulkPlane(BaseTransport):
@@ -63,7 +44,7 @@ class BulkPlane(BaseTransport):
 
     def __init__(
         self,
-        network: Network,
+        network: SimulatedNetwork,
         identity: Identity,
         host: str,
         line: Line,

@@ -12,20 +12,21 @@ time of connecting, n) decides the n-th message's delay, so a thousand peers' li
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-from simnet import bulk
 from simnet.bulk import BulkPlane
-from simnet.clock import Timeline
-from simnet.lines import Line, Weather
+from simnet.lines import Line
 from simnet.seeded import derive
 from swarm.transport import ConnectionEvent, Framing, StreamError, limits
 from swarm.transport.base import Handler
 from swarm.transport.room import Origin, is_full, least_useful, origin_of, surplus
 from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, World
+
+if TYPE_CHECKING:
+    from simnet.network import SimulatedNetwork
 
 RETRANSMISSION_SECONDS = 0.2
 """Shortest delay of a lost packet: Linux's smallest retransmission timeout."""
@@ -59,40 +60,12 @@ def travel_seconds(base: float, jitter: float, loss: float, draw: int) -> float:
     return seconds
 
 
-class Network(bulk.Network, Protocol):
-    """The connections' and transports' view of the network (`simnet.network.SimulatedNetwork`)."""
-
-    link_seed: int
-    weather: Weather
-    timeline: Timeline
-    messages: int
-    bytes_sent: int
-
-    def link(self, sender: BulkPlane, receiver: BulkPlane) -> int: ...
-
-    def path_latency(self, a: BulkPlane, via: BulkPlane | None, b: BulkPlane) -> float: ...
-
-    def count_message(self, sender: PeerId) -> None: ...
-
-    def loss(self, sender: PeerId, receiver: PeerId) -> float: ...
-
-    def is_cut(self, sender: BulkPlane, receiver: BulkPlane) -> bool: ...
-
-    def duplicates(self, peer: PeerId, protocol: str) -> int: ...
-
-    def at_host(self, host: str) -> Endpoint | None: ...
-
-    def join(self, a: Endpoint, b: Endpoint, via: Endpoint | None = None) -> None: ...
-
-
 class Endpoint(BulkPlane):
     """A peer's end of its connections."""
 
-    _network: Network
-
     def __init__(
         self,
-        network: Network,
+        network: SimulatedNetwork,
         identity: Identity,
         host: str,
         line: Line,
@@ -100,10 +73,10 @@ class Endpoint(BulkPlane):
         world: World,
         disk: Disk,
         nursery: trio.Nursery,
-        relay: bool = False,
     ) -> None:
         super().__init__(network, identity, host, line, world=world, disk=disk, nursery=nursery)
-        self.relay = relay
+        self.relay = False
+        """Whether it carries connections of peers behind NAT."""
         self._reservations: dict[PeerId, str] = {}
         """Addresses of the relays that hold this peer's reservations."""
         self.carried: dict[Connection, None] = {}
@@ -187,7 +160,11 @@ class Connection:
     )
 
     def __init__(
-        self, network: Network, owner: Endpoint, peer: Endpoint, via: Endpoint | None = None
+        self,
+        network: SimulatedNetwork,
+        owner: Endpoint,
+        peer: Endpoint,
+        via: Endpoint | None = None,
     ) -> None:
         self.owner = owner
         self.peer = peer

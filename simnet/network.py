@@ -95,15 +95,9 @@ class SimulatedNetwork:
         host = host or f"{11 + (number >> 16)}.{number >> 8 & 255}.{number & 255}.1"
         async with trio.open_nursery() as nursery:
             transport = SimulatedTransport(
-                self,
-                identity,
-                host,
-                line or Line(),
-                world=world,
-                disk=disk,
-                nursery=nursery,
-                relay=relay,
+                self, identity, host, line or Line(), world=world, disk=disk, nursery=nursery
             )
+            transport.relay = relay
             self._here[identity.peer_id] = self._by_host[host] = transport
             self._gone_dark.pop(host, None)
             nursery.start_soon(transport.keep_few, name=f"trim {identity.peer_id}")

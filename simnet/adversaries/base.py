@@ -37,7 +37,7 @@ class Kind:
     undefended: bool = False
     """Whether the attack succeeds, so that `byzantine` leaves it out."""
     returns: bool = False
-    """Whether it returns with a new key once it is evicted (`simnet.hostile`)."""
+    """Whether it returns with a new key once it is evicted."""
     uplink_bytes_per_second: float | None = None
     caught_by: str = ""
     """The event by which honest peers report it, or the check that its submissions fail; empty if

@@ -1,12 +1,12 @@
 """Attacks on the network and on records: production peers in the simulator, some of them hostile.
 
-Every run is compared with the same run without them (`simnet.hostile`): it must keep its pace, its
+Every run is compared with the same run without them (`hostile`): it must keep its pace, its
 invariants, and every honest submission.
 """
 
 from __future__ import annotations
 
-from simnet.hostile import Outcome, Setting, alone, attacked
+from tests.attacks.hostile import Outcome, Setting, alone, attacked
 
 PACE = 0.9
 """Share of the undisturbed run's policies that a run beside hostile peers trains."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.attacks import measure, summary
-from simnet.hostile import Setting
+from tests.attacks.hostile import Setting
 
 
 @pytest.mark.slow

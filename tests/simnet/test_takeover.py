@@ -17,7 +17,6 @@ from peers.trainer.takeover import ask_all_trusted, check_gone
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.disk import SimulatedDisk
-from simnet.hostile import state_of
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.errors import UserError
@@ -27,6 +26,7 @@ from swarm.look.onlooker import RunStatus
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest, sign_takeover
 from swarm.wire.envelope import Envelope
+from tests.attacks.hostile import state_of
 
 RUNNER = partial(run_virtual, seed=1)
 

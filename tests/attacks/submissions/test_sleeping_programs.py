@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from simnet.hostile import Setting, attacked
+from tests.attacks.hostile import Setting, attacked
 from tests.attacks.simulated import COUNT, PACE, caught
 
 pytestmark = pytest.mark.slow

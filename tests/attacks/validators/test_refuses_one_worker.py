@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from simnet.hostile import Setting, attacked
+from tests.attacks.hostile import Setting, attacked
 
 pytestmark = pytest.mark.slow
 
