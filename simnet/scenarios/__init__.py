@@ -6,7 +6,6 @@ number), `run` and, for other weather or another workload, `WEATHER` and `WORKLO
 For other rooms:
 
 - `__init__`: Scenario
-- `mixed`: *
 - `parts`: SERVER, draw_line, start_bootstrap, start_over_time, summary
 - `several_trainers`: Agreement
 - `steady`: WORKER, WORKLOAD

@@ -16,7 +16,7 @@ For other rooms:
 - `http.connections`: serve_connections
 - `http.local_server`: is_addressed_as_loopback, keys_in, open_listener, required_keys, url_of
 - `http.messages`: answer_head
-- `http.pace`: Broken, Uplink
+- `http.pace`: Broken
 - `http.server`: BulkServer
 - `http.serving`: Serving
 - `http.wire`: Buffers, Wire

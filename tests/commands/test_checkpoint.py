@@ -22,9 +22,8 @@ from swarm.commands.main import app
 from swarm.events import Events
 from swarm.shardcast import sources
 from swarm.shardcast.manifest import build
-from swarm.shardcast.mirror.describe import describe
 from swarm.shardcast.mirror.fetch import fetch
-from swarm.shardcast.mirror.publish import export, serve
+from swarm.shardcast.mirror.publish import describe, export, serve
 from swarm.shardcast.store import CheckpointStore
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine

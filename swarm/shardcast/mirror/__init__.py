@@ -7,7 +7,6 @@ A mirror is not trusted: a fetch checks every blob against its name. Only `check
 be checked by a person who gives nothing but the mirror's address; peers of a run know the manifest
 from the trainer's signature.
 
-- `describe`: the manifest of a folder, and comparing the two
 - `publish`: a folder as a mirror, copied or in place
 - `fetch`: fetching from mirrors into a folder
 - `folder`: the folder of a fetch, and `checkpoint.json`
