@@ -165,6 +165,7 @@ class Peer:
         self._lives = 0
         self._scope: trio.CancelScope | None = None
         self._world: SimulatedWorld | None = None
+        self._part: RunNode | None = None
         self._over = trio.Event()
         self._struck = False
         """Whether a fault ended its present process, possibly before it began to listen."""
@@ -176,9 +177,7 @@ class Peer:
     @property
     def part(self) -> RunNode | None:
         """Its part in the run; None while the peer is down or has not joined."""
-        part = self.node.part if self.node is not None else None
-        assert part is None or isinstance(part, RunNode)
-        return part
+        return self._part if self.node is not None else None
 
     def evicted(self) -> list[str]:
         """Names of the peers that this peer knows as evicted; none while it is down."""
@@ -297,7 +296,7 @@ class Peer:
             self.ended = "; ".join(str(error) for error in leaf_errors(group))
             simulation.nursery.start_soon(simulation.on_end, self, name=f"supervisor {self.name}")
         finally:
-            self.node = self._world = None
+            self.node = self._world = self._part = None
             if self._scope is scope:
                 self._scope = None
             self._over.set()
@@ -523,6 +522,7 @@ def _shown(role: type[Role], peer: Peer) -> type[Role]:
 
     def show(self: Any, part: RunNode) -> None:
         peer.roles.append(self)
+        peer._part = part
         role.__init__(self, part)
 
     return type(role.__name__, (role,), {"__init__": show})

@@ -107,7 +107,7 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
         peer = RunNode(node, run, topics)
         for role in TRUSTED_ROLES & set(node.settings.role):
             peer.trusted_part(role)  # raises its error before the run refuses admission
-        nursery.start_soon(node.publish_record)  # not earlier, since a run may hide its peers
+        nursery.start_soon(node.publish_record, run)  # not earlier: a run may hide its peers
         async with peer.joined(), trio.open_nursery() as work:
             at_work = [role_type(peer) for role_type in roles]
             leaving = [leave for each in at_work if (leave := getattr(each, "leave", None))]

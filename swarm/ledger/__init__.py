@@ -22,7 +22,7 @@ For other rooms:
 - `redeemed_invites`: RedeemedInvites, is_valid
 - `ruling`: *, binds, settles
 - `sealing`: *, Books, FalseSeal, Place, Seals
-- `serving`: Answers, Ledger, Rations, STRANGERS_READS_BURST, own_client, report, serving_ledger
+- `serving`: Answers, Rations, STRANGERS_READS_BURST, report, serving_ledger
 - `state`: Authority, Frontier, LedgerState, Record, Totals, ledger_state
 - `wire`: *, Origin, RECEIPTS_MAX, Status
 """

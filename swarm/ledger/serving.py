@@ -10,7 +10,6 @@ import trio
 
 from swarm.errors import DECODE_ERRORS
 from swarm.ledger import wire
-from swarm.ledger.client import LedgerClient
 from swarm.ledger.faults import FaultStore
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
@@ -243,35 +242,6 @@ async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[
             frame_bytes_max=wire.REQUEST_BYTES_MAX,
         )
         yield
-
-
-class _OwnStream:
-    """A stream on which a peer asks itself: nothing leaves the process."""
-
-    protocol = wire.PROTOCOL
-
-    def __init__(self, ledger: Ledger, peer: PeerId) -> None:
-        self.peer, self._answers = peer, Answers(ledger)
-        self._answer = b""
-
-    async def send(self, frame: bytes) -> None:
-        try:
-            self._answer = await self._answers.answer(wire.request_decoder.decode(frame))
-        except ValueError as error:
-            self._answer = wire.encoder.encode(wire.Refusal(str(error)[:500]))
-
-    async def receive(self) -> bytes | None:
-        await trio.lowlevel.checkpoint()
-        return self._answer
-
-    async def end(self) -> None: ...
-
-    async def reset(self) -> None: ...
-
-
-def own_client(ledger: Ledger, peer: PeerId) -> LedgerClient:
-    """A client of this peer's own ledger: trusted peers are not connected to themselves."""
-    return LedgerClient(_OwnStream(ledger, peer))
 
 
 def _reads(request: wire.Request) -> int:

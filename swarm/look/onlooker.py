@@ -18,7 +18,6 @@ from swarm.ledger.entries import Evicted, Reinstated
 from swarm.ledger.epochs import base_of
 from swarm.ledger.forks import explained
 from swarm.ledger.receipts import Receipt, receipts_of
-from swarm.ledger.serving import own_client
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.ledger.wire import Status
 from swarm.node.node import Node
@@ -215,7 +214,7 @@ async def ask_all(
     ask: Callable[[LedgerClient], Awaitable[None]],
     problems: list[str],
 ) -> None:
-    """Ask several trusted peers at once.
+    """Ask several trusted peers at once, without this one.
 
     Adds one sentence to `problems` for each that does not answer, or whose answer `ask` refuses
     with a `PeerError`.
@@ -223,9 +222,6 @@ async def ask_all(
 
     async def reach_and_ask(peer: PeerId) -> None:
         try:
-            if peer == node.peer_id and node.ledger is not None:
-                await ask(own_client(node.ledger, peer))
-                return
             await node.reach(peer)
             async with open_ledger(node.transport, peer) as client:
                 await ask(client)
@@ -234,4 +230,5 @@ async def ask_all(
 
     async with trio.open_nursery() as nursery:
         for peer in peers:
-            nursery.start_soon(reach_and_ask, PeerId(peer))
+            if peer != node.peer_id:
+                nursery.start_soon(reach_and_ask, PeerId(peer))

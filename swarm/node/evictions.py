@@ -6,12 +6,13 @@ import math
 
 import trio
 
+from swarm.gossip.gossip import Gossip
 from swarm.node.node import Node
 from swarm.run.admission import NotAdmitted
 from swarm.run.run import Run
 from swarm.wire.envelope import BAN_SECONDS, Envelope
 from swarm.wire.identity import PeerId
-from swarm.wire.messages import Eviction
+from swarm.wire.messages import Eviction, Reinstatement
 from swarm.world.observable import Observable
 
 EVICTION_NOTICE_SECONDS = 2.0
@@ -26,7 +27,7 @@ which no admission of an evicted peer is left. Trusted peers, who admit, remembe
 class Evictions:
     """Carries out the evictions of a run."""
 
-    def __init__(self, node: Node, run: Run) -> None:
+    def __init__(self, node: Node, run: Run, gossip: Gossip) -> None:
         self._node = node
         self._run = run
         self._own: Observable[Eviction | None] = Observable(None)
@@ -34,8 +35,10 @@ class Evictions:
             math.inf  # only trusted peers sign evictions
         )
         """Evicted peers, and when this one heard of the eviction."""
+        gossip.listen(Eviction, self._hear)
+        gossip.listen(Reinstatement, run.reinstate)
 
-    def hear(self, envelope: Envelope) -> None:
+    def _hear(self, envelope: Envelope) -> None:
         self._run.evict(envelope)
         if not self._run.trusts(self._node.peer_id):
             self._run.forget_evictions(EVICTIONS_KEPT)

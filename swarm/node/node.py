@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import trio
 
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
-from swarm.ledger.serving import Ledger
 from swarm.node.searches import SEARCH_SECONDS_MAX, Search, Searches
 from swarm.run.changes import changes
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.manifest import content_digest, manifest_in
 from swarm.run.manifest_exchange import serve_manifests
 from swarm.run.records import peer_key
-from swarm.run.run import Run
+from swarm.run.run import VERSION_REFUSED, Run
 from swarm.settings import PeerSettings
 from swarm.transport import BlobReference, FetchError, Source, Transport
 from swarm.version import __version__
@@ -79,18 +77,6 @@ def create_tables(connection: sqlite3.Connection) -> None:
     )
 
 
-class Part(Protocol):
-    """The members of `swarm.node.run_node.RunNode` that the node itself uses."""
-
-    @property
-    def run(self) -> Run: ...
-
-    @property
-    def serves(self) -> bool: ...
-
-    def hear_manifest(self, envelope: Envelope) -> None: ...
-
-
 @dataclass
 class Node:
     """A peer in the network, whether or not it has joined a run."""
@@ -107,11 +93,9 @@ class Node:
     sequencer: Sequencer
     manifests: dict[str, Envelope] = field(default_factory=dict)
     """Signed run manifests that this peer hands out, by run id."""
-    part: Part | None = None
-    """This node inside its run; None until it has found one."""
-    ledger: Ledger | None = None
-    """The ledger that this peer serves, if its run trusts it."""
     departure: Departure = field(default_factory=Departure)
+    _followed: tuple[Run, Callable[[Envelope], None]] | None = None
+    """See `follow`."""
     _records: dict[str, Envelope] = field(default_factory=dict)
     """The newest record of each known peer, the most recently learnt last."""
     _records_bytes: int = 0
@@ -157,17 +141,21 @@ class Node:
             hear=self.hear_manifest,
         )
 
+    def follow(self, run: Run, hear: Callable[[Envelope], None]) -> None:
+        """Hand out the versions of the run that this peer is in, and give `hear` its newer ones."""
+        self._followed = (run, hear)
+
     def version(self, digest: bytes) -> Envelope | None:
         """Find the known version of a run's manifest with this content digest."""
-        if self.part is not None and (held := self.part.run.version(digest)) is not None:
+        if self._followed is not None and (held := self._followed[0].version(digest)) is not None:
             return held
         return next((e for e in self.manifests.values() if content_digest(e) == digest), None)
 
     def hear_manifest(self, envelope: Envelope) -> Envelope | None:
         """Accept a newer manifest of a known run; returns the run's newest manifest, if known."""
         run = envelope.body.run
-        if self.part is not None and self.part.run.id == run:
-            self.part.hear_manifest(envelope)
+        if self._followed is not None and self._followed[0].id == run:
+            self._followed[1](envelope)
         elif run in self.manifests:
             known = Run(self.manifests[run])
             self.take_version(known, envelope)
@@ -181,6 +169,14 @@ class Node:
         if run.update(envelope):
             listed = [str(change) for change in changes(held, new)]
             self.events.emit("run.version_signed", version=new.version, changes=listed)
+
+    def permits(self, run: Run, sender: str, message: Message) -> str | None:
+        """As `Run.permits`; reports a manifest that the run refuses."""
+        cause = run.permits(sender, message)
+        if cause == VERSION_REFUSED:
+            assert isinstance(message, RunManifest)
+            self.say_refused(run, sender, message)
+        return cause
 
     def say_refused(self, run: Run, sender: str, manifest: RunManifest) -> None:
         """Report why a manifest is refused, if it is. Repeated copies are reported only once."""
@@ -345,7 +341,7 @@ class Node:
                 f"{peer} was not found by the DHT within {SEARCH_SECONDS_MAX:g} s"
             ) from error
 
-    async def _remember_peers(self) -> None:
+    async def _remember_peers(self, trusted: Sequence[str]) -> None:
         """Write the addresses of up to `PEERS_MET_MAX` connected peers to disk, trusted ones first.
 
         Does nothing while those on disk are still connected.
@@ -359,7 +355,6 @@ class Node:
             len(self._met) in (PEERS_MET_MAX, len(connected))
         ):
             return
-        trusted = self.part.run.manifest.trusted_ids() if self.part is not None else []
         chosen = sorted(connected, key=lambda peer: (peer not in trusted, peer))[:PEERS_MET_MAX]
         self._met = {peer: connected[peer] for peer in chosen}
         lines = [address for addresses in self._met.values() for address in addresses]
@@ -372,14 +367,14 @@ class Node:
             return record.addresses
         return list(contact.addresses) if contact is not None else []
 
-    async def publish_record(self) -> None:
-        """Keep this peer's record in the DHT until cancelled. A peer that serves no others
-        publishes none."""
+    async def publish_record(self, run: Run | None = None) -> None:
+        """Keep this peer's record in the DHT until cancelled. A peer that serves nobody in its
+        `run` publishes none."""
         published: tuple[list[str], list[str]] | None = None
         until = 0.0
         while True:
             addresses = (list(self.transport.addresses()), list(self.transport.bulk_addresses()))
-            if self.part is not None and not self.part.serves:
+            if run is not None and not run.serves(self.peer_id, self.settings.role):
                 self.dht.withdraw(peer_key(self.peer_id))
                 published = None
             elif addresses != published or self.world.now() >= until:
@@ -394,5 +389,5 @@ class Node:
                 await self.dht.put(peer_key(self.peer_id), envelope.raw)
                 published = addresses
                 until = self.world.now() + PEER_RECORD_LIFETIME_SECONDS / 2
-            await self._remember_peers()
+            await self._remember_peers(run.manifest.trusted_ids() if run is not None else ())
             await trio.sleep(HEARTBEAT_SECONDS)

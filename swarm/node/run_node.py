@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from functools import partial
 from typing import Literal
 
 import trio
@@ -16,6 +16,7 @@ from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
 from swarm.node.evictions import Evictions
+from swarm.node.named import NamedRoles
 from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.node.policies import Announced, Policies
@@ -27,15 +28,14 @@ from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
 from swarm.run.clock import TrustedClock
 from swarm.run.invites import check_token
 from swarm.run.lease import LeaseKeeper
-from swarm.run.manifest import Outgrown
 from swarm.run.participant import Participant
-from swarm.run.run import VERSION_REFUSED, Run
+from swarm.run.run import Run
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Reachability
 from swarm.version import __version__
-from swarm.wire.envelope import Dropped, Envelope, Gate, NeedsNewer
+from swarm.wire.envelope import Dropped, Envelope, Gate
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import (
@@ -43,22 +43,14 @@ from swarm.wire.messages import (
     Checkpoint,
     CheckpointReference,
     Evaluation,
-    Eviction,
     Heartbeat,
     Message,
     Presence,
-    Reinstatement,
     StepOrder,
 )
 from swarm.wire.messenger import Messenger
 from swarm.wire.protocol import PROTOCOL_VERSION
 from swarm.world.observable import Observable
-
-
-def _moment(wall_seconds: float) -> str:
-    """Format a wall time as text in UTC."""
-    return datetime.fromtimestamp(wall_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
 
 CREDENTIAL_SECONDS = ADMISSION_LEASE_SECONDS / 2 - 5.0
 """Shortest time between two credentials shown to bulk servers. An admission is renewed every 10 s,
@@ -70,57 +62,24 @@ class RunNode:
 
     def __init__(self, node: Node, run: Run, topics: Sequence[str] = (RUN,)) -> None:
         self.node = node
-        node.part = self
         self.run = run
         self.status = Status()
-        self._repeated_steps = 0
-        self._neighbours = Neighbours(node, run)
-        floods = Rationed(node.events)
-        self.gate = Gate(
-            node.world,
-            run.id,
-            self._permits,
-            run.trusts,
-            run.clock_off,
-            flooded=lambda sender: floods.emit("membership.trusted_over_rate", remote=sender),
-            outgrown=self._on_outgrown,
-        )
-        self._clock = TrustedClock(run, node.world, node.events, node.peer_id)
-        self.gossip = Gossip(
-            node.transport,
-            node.world,
-            self.gate,
-            node.events,
-            run.id,
-            topics,
-            records=self._neighbours.some_records,
-            learn_record=node.learn_record,
-            admits=lambda peer, shown: admits(run, peer, shown, node.world.wall_time()),
-            compare_clock=self._clock.compare,
-        )
-        self.messenger = Messenger(node.transport, self.gate, node.events)
         self.checkpoint: Observable[Envelope | None] = Observable(None)
         """Newest checkpoint announced by a trainer of the run."""
         self.order: Observable[Envelope | None] = Observable(None)
         """Newest step order."""
         self.evaluation: Observable[Envelope | None] = Observable(None)
         """Newest result on held-out tasks."""
-        self.versions = Versions(node, run, self.hear_manifest)
-        self._evictions = Evictions(node, run)
-        self.gossip.listen(Presence, self._clock.on_presence)
-        self.gossip.listen(RunManifest, self._on_manifest)
+        self._neighbours = Neighbours(node, run)
+        self.gossip, self.messenger = self._lines(topics)
+        self.versions = Versions(node, run, self.gossip)
+        self._evictions = Evictions(node, run, self.gossip)
         self.announced = Announced(node, run)
+        self.gossip.listen(RunManifest, self._follow_manifest)
         self.gossip.listen(Checkpoint, self._on_checkpoint)
         self.gossip.listen(StepOrder, self._on_order)
         self.gossip.listen(Evaluation, self._on_evaluation)
-        self.gossip.listen(Eviction, self._evictions.hear)
-        self.gossip.listen(Reinstatement, run.reinstate)
-        self.store = CheckpointStore(
-            node.disk,
-            run.id,
-            node.events,
-            keep=run.checkpoints_kept,
-        )
+        self.store = CheckpointStore(node.disk, run.id, node.events, keep=run.checkpoints_kept)
         self.uploads = Uploads(node.world, node.transport, self.store)
         self.policies = Policies(
             node,
@@ -132,23 +91,70 @@ class RunNode:
             status=self.status,
         )
         self.blobs = BlobService(self.admits, store=self.store, uploads=self.uploads)
-        self.states = States(self)
-        self.lease: LeaseKeeper | None = None
+        self.states = States(node, run, self.policies, self.blobs)
+        self._repeated_steps = 0
+        self._served = self.serves
+        node.dht.serving = self.serves
+        self._vouch_for_trusted()
         self._granted: Envelope | None = None
         """The newest admission."""
         self._credential_at = -math.inf
         """When bulk servers were last shown a newer one."""
         self._leaving: Literal["", "left", "finished"] = ""
+        self._named = NamedRoles(run, node.peer_id)
+        self.lease: LeaseKeeper | None = None
         self._trusted: TrustedPart | None = None
-        self._trusted_roles: set[str] = set()
-        """Roles of this peer that have asked for it."""
-        self._led = run.manifest.is_trainer(node.peer_id)
-        """Whether this process was named as a trainer."""
-        node.dht.serving = self.serves
-        self._vouch_for_trusted()
-        me = Participant(
+        if node.peer_id in run.manifest.trusted_ids():
+            node.transport.keep_many()
+            self._trusted = TrustedPart(
+                node,
+                self._participant(),
+                newest=self.newest,
+                evaluation=lambda: self.evaluation.value,
+                has_work=self._has_work,
+            )
+        else:
+            self.lease = LeaseKeeper(
+                self._participant(),
+                reach=node.reach,
+                granted=self._on_granted,
+                invite=check_token(node.settings.invite, run),
+            )
+
+    def _lines(self, topics: Sequence[str]) -> tuple[Gossip, Messenger]:
+        """How signed messages come and go, by gossip and from peer to peer, through one gate."""
+        node, run = self.node, self.run
+        clock = TrustedClock(run, node.world, node.events, node.peer_id)
+        floods = Rationed(node.events)
+        gate = Gate(
+            node.world,
+            run.id,
+            partial(node.permits, run),
+            run.trusts,
+            run.clock_off,
+            flooded=lambda sender: floods.emit("membership.trusted_over_rate", remote=sender),
+            outgrown=lambda newer: self.versions.on_outgrown(newer),
+        )
+        gossip = Gossip(
+            node.transport,
+            node.world,
+            gate,
+            node.events,
+            run.id,
+            topics,
+            records=self._neighbours.some_records,
+            learn_record=node.learn_record,
+            admits=lambda peer, shown: admits(run, peer, shown, node.world.wall_time()),
+            compare_clock=clock.compare,
+        )
+        gossip.listen(Presence, clock.on_presence)
+        return gossip, Messenger(node.transport, gate, node.events)
+
+    def _participant(self) -> Participant:
+        node = self.node
+        return Participant(
             node.peer_id,
-            run,
+            self.run,
             node.world,
             node.events,
             self.gossip,
@@ -156,22 +162,6 @@ class RunNode:
             self.seal,
             self.describe,
         )
-        if node.peer_id in run.manifest.trusted_ids():
-            node.transport.keep_many()
-            self._trusted = TrustedPart(
-                node,
-                me,
-                newest=self.newest,
-                evaluation=lambda: self.evaluation.value,
-                has_work=self._has_work,
-            )
-        else:
-            self.lease = LeaseKeeper(
-                me,
-                reach=node.reach,
-                granted=self._on_granted,
-                invite=check_token(node.settings.invite, run),
-            )
 
     @property
     def peer_id(self) -> PeerId:
@@ -193,55 +183,14 @@ class RunNode:
         Raises `UserError` if the manifest does not name this peer for `role`, one of
         `swarm.run.admission.TRUSTED_ROLES`.
         """
-        is_named, field = self._is_named(role)
-        if self._trusted is None or not is_named:
-            raise UserError(
-                f"the manifest of run {self.run.id} does not name peer {self.peer_id} as a {role}; "
-                f"its owner must add that id to the manifest's {field}, or use the --home that has "
-                "the key"
-            )
-        self._trusted_roles.add(role)
+        self._named.take(role)
+        assert self._trusted is not None, "take_part asks for it before another version comes"
         return self._trusted
 
-    def _is_named(self, role: str) -> tuple[bool, str]:
-        """Whether the newest manifest names this peer for a trusted role; the field that does."""
-        manifest = self.run.manifest
-        is_named, field = {
-            "trainer": (manifest.may_train, "trainers"),
-            "replica": (manifest.is_trainer, "trainers"),
-            "validator": (manifest.is_validator, "validators"),
-            "environment": (manifest.is_environment_peer, "environment_peers"),
-        }[role]
-        return is_named(self.peer_id), field
-
-    def _check_trust(self) -> None:
-        """Raise `UserError` if the newest manifest has taken a role of this peer from it."""
-        version, run = self.run.manifest.version, self.run.id
-        leads = self.run.manifest.is_trainer(self.peer_id)
-        if self._led and not leads and self.run.manifest.is_standby(self.peer_id):
-            raise UserError(
-                f"a standby has taken this trainer's place (version {version} of run {run}); start "
-                "it again, and it stands by"
-            )
-        self._led = leads
-        for role in sorted(self._trusted_roles):
-            is_named, field = self._is_named(role)
-            if not is_named:
-                raise UserError(
-                    f"version {version} of run {run} no longer names this peer, {self.peer_id}, "
-                    f"for the role {role}; start it without that role, or ask the run's owner to "
-                    f"list it in the manifest's {field} again"
-                )
-        if self._trusted is not None and not self.run.trusts(self.peer_id):
-            raise UserError(
-                f"version {version} of run {run} no longer trusts this peer, {self.peer_id}; "
-                "start it again"
-            )
-
     async def _keep_trust(self) -> None:
-        """Check every version of the manifest until cancelled; see `_check_trust`."""
+        """Check every version of the manifest until cancelled."""
         while True:
-            self._check_trust()
+            self._named.check()
             await self.versions.changed.wait_change()
 
     async def seal(self, message: Message, lifetime_seconds: float) -> Envelope:
@@ -365,23 +314,6 @@ class RunNode:
                 "run.version_in_force", version=order.run_version, step=order.step
             )
 
-    # --- versions of the run -----------------------------------------------------------------
-
-    def _permits(self, sender: str, message: Message) -> str | None:
-        cause = self.run.permits(sender, message)
-        if cause == VERSION_REFUSED:
-            assert isinstance(message, RunManifest)
-            self.node.say_refused(self.run, sender, message)
-        return cause
-
-    def hear_manifest(self, envelope: Envelope) -> None:
-        """Accept a newer manifest of this run that did not come by gossip, and gossip it."""
-        try:
-            self.gossip.publish(envelope)
-        except Dropped as dropped:
-            if dropped.cause != VERSION_REFUSED:  # which is already reported
-                self.node.events.emit("gossip.manifest_dropped", cause=dropped.cause)
-
     def _on_granted(self, admission: Envelope) -> None:
         """Show an admission to bulk servers and neighbours.
 
@@ -395,19 +327,14 @@ class RunNode:
         self._granted = admission
         self.gossip.show(admission)
 
-    def _on_manifest(self, envelope: Envelope) -> None:
-        served = self.serves
-        self.node.take_version(self.run, envelope)
-        self.node.manifests[self.run.id] = self.run.manifest_envelope
+    def _follow_manifest(self, _: Envelope) -> None:
+        """Act on a newer manifest, which `versions` has taken."""
         self._keep_policies()
         self._vouch_for_trusted()
         self.node.dht.serving = self.serves
-        if self.serves != served:
+        if self.serves != self._served:
+            self._served = self.serves
             self.policies.have.tells_changed()
-        self.versions.changed.touch()
-
-    def _on_outgrown(self, newer: NeedsNewer) -> None:
-        self.versions.outgrow(Outgrown(newer.run, newer.version, newer.needs, newer.sender))
 
     async def run_over(self) -> None:
         """Wait until a trainer's step order ends the run."""
@@ -436,7 +363,7 @@ class RunNode:
                 await nursery.start(self.messenger.run)
                 await nursery.start(self.policies.have.run)
                 await nursery.start(self.gossip.run)
-                self._publish_manifest()
+                self.versions.publish()
                 nursery.start_soon(self._evictions.leave)
                 nursery.start_soon(self._evictions.cut_off)
                 nursery.start_soon(self._neighbours.be_reachable)
@@ -460,7 +387,8 @@ class RunNode:
             reason = str(leaf_errors(group)[0])
             raise UserError(f"run {self.run.id} does not admit this peer: {reason}") from None
         except* Dropped:
-            self._check_trust()  # a message was refused before `_keep_trust` had its turn
+            if self._trusted is not None:
+                self._named.check()  # a message was refused before `_keep_trust` had its turn
             raise
         finally:
             if self._trusted is not None:
@@ -474,29 +402,6 @@ class RunNode:
             await self._trusted.say_goodbye()
         elif self.lease is not None:
             await self.lease.say_goodbye()
-
-    def _publish_manifest(self) -> None:
-        """Gossip the manifest.
-
-        Raises `UserError` if it has expired or is signed in the future by this peer's clock.
-        """
-        try:
-            self.gossip.publish(self.run.manifest_envelope)
-        except Dropped as dropped:
-            body, wall = self.run.manifest_envelope.body, self.node.world.wall_time()
-            when = f"while this machine's clock says {_moment(wall)}"
-            if dropped.cause == "expired":
-                raise UserError(
-                    f"the manifest of run {self.run.id} expired on "
-                    f"{_moment(body.expires_ms / 1000)}, {when}; "
-                    "its owner must sign a newer version, unless the clock is wrong"
-                ) from None
-            if dropped.cause == "from_the_future":
-                raise UserError(
-                    f"the manifest of run {self.run.id} was signed on "
-                    f"{_moment(body.issued_ms / 1000)}, {when}; set the clock and start again"
-                ) from None
-            raise
 
     async def _report_status(self) -> None:
         while True:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 import trio
 from blake3 import blake3
 
 from swarm.errors import PeerError
+from swarm.node.node import Node
+from swarm.node.policies import Policies
 from swarm.rollouts.continuations import BadStates, State, decode_states, encode_states
+from swarm.run.run import Run
+from swarm.shardcast.service import BlobService
 from swarm.transport import BlobReference
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import StepOrder
-
-if TYPE_CHECKING:
-    from swarm.node.run_node import RunNode
 
 FOLDER = "states"
 
@@ -31,9 +31,12 @@ FETCH_SECONDS = 30.0
 class States:
     """Fetches, keeps and serves blobs of states; every peer that has one is a source of it."""
 
-    def __init__(self, peer: RunNode) -> None:
-        self._peer = peer
-        self._disk = peer.node.disk
+    def __init__(self, node: Node, run: Run, policies: Policies, blobs: BlobService) -> None:
+        self._node = node
+        self._run = run
+        self._policies = policies
+        self._blobs = blobs
+        self._disk = node.disk
         self._held: OrderedDict[bytes, list[State] | None] = OrderedDict(
             (bytes.fromhex(name), None) for name in self._disk.list(FOLDER) if _is_digest(name)
         )
@@ -91,10 +94,10 @@ class States:
 
     async def _serve(self, digest: bytes, size_bytes: int) -> None:
         """Serve a blob on this disk, and remove the ones that have not been used for longest."""
-        self._peer.blobs.register(digest, _path(digest), 0, size_bytes)
+        self._blobs.register(digest, _path(digest), 0, size_bytes)
         while len(self._held) >= STEPS_KEPT_MAX:
             old, _ = self._held.popitem(last=False)
-            self._peer.blobs.unregister(old)
+            self._blobs.unregister(old)
             await self._disk.remove(_path(old))
 
     # --- fetching ----------------------------------------------------------------------------
@@ -105,7 +108,7 @@ class States:
             try:
                 with trio.fail_after(FETCH_SECONDS):
                     wanted = BlobReference(order.states, order.states_bytes)
-                    await self._peer.node.fetch_file(source, wanted, _path(order.states))
+                    await self._node.fetch_file(source, wanted, _path(order.states))
                 return
             except (PeerError, trio.TooSlowError) as error:
                 reasons.append(str(error) or f"no answer within {FETCH_SECONDS:g} s")
@@ -114,10 +117,10 @@ class States:
 
     def _sources(self, digest: bytes) -> list[PeerId]:
         """The trainers and validators, then other peers."""
-        manifest = self._peer.run.manifest
-        others = [each.peer for each in self._peer.policies.sources(digest) if each.peer]
+        manifest = self._run.manifest
+        others = [each.peer for each in self._policies.sources(digest) if each.peer]
         named = [PeerId(each) for each in manifest.trainer_ids() + manifest.validator_ids()]
-        return [each for each in dict.fromkeys(named + others) if each != self._peer.peer_id]
+        return [each for each in dict.fromkeys(named + others) if each != self._node.peer_id]
 
 
 def _check(states: list[State], manifest: RunManifest) -> None:

@@ -309,7 +309,6 @@ class TrustedPart:
 
         Raises the errors of `LogCopies.restore`.
         """
-        self._node.ledger = self
         async with serving_ledger(self._node.transport, self), trio.open_nursery() as nursery:
             nursery.start_soon(self.registrar.run)
             nursery.start_soon(self._copies.follow)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import trio
 
-from swarm.errors import PeerError
+from swarm.errors import PeerError, UserError
+from swarm.gossip.gossip import Gossip
 from swarm.node.joining import by_peer
 from swarm.node.node import Node
 from swarm.run.manifest import Outgrown, content_digest
 from swarm.run.manifest_exchange import BOOTSTRAP_SECONDS, ask_for_manifests
-from swarm.run.run import Run
-from swarm.wire.envelope import Envelope
+from swarm.run.run import VERSION_REFUSED, Run
+from swarm.wire.envelope import Dropped, Envelope, NeedsNewer
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import StepOrder
@@ -26,13 +28,13 @@ VERSION_COMPLAINT_SECONDS = 30.0
 
 
 class Versions:
-    """Finds the versions of a run's manifest that steps follow, and stores them on disk."""
+    """Takes the versions of a run's manifest from gossip and from peers that are asked, finds those
+    that steps follow, and stores them on disk."""
 
-    def __init__(self, node: Node, run: Run, hear: Callable[[Envelope], None]) -> None:
-        """`hear` accepts a manifest that did not come by gossip, and gossips it."""
+    def __init__(self, node: Node, run: Run, gossip: Gossip) -> None:
         self._node = node
         self._run = run
-        self._hear = hear
+        self._gossip = gossip
         self.changed = Observable(0)
         """Changes whenever a version of the run's manifest is accepted."""
         self._outgrown: Observable[Outgrown | None] = Observable(None)
@@ -40,6 +42,45 @@ class Versions:
         self._asking = trio.Lock()
         self._silent: set[PeerId] = set()
         """Bootstrap peers that did not answer last, which is said once."""
+        gossip.listen(RunManifest, self._on_manifest)
+        node.follow(run, self.hear)
+
+    def hear(self, envelope: Envelope) -> None:
+        """Accept a newer manifest of this run that did not come by gossip, and gossip it."""
+        try:
+            self._gossip.publish(envelope)
+        except Dropped as dropped:
+            if dropped.cause != VERSION_REFUSED:  # which is already reported
+                self._node.events.emit("gossip.manifest_dropped", cause=dropped.cause)
+
+    def _on_manifest(self, envelope: Envelope) -> None:
+        self._node.take_version(self._run, envelope)
+        self._node.manifests[self._run.id] = self._run.manifest_envelope
+        self.changed.touch()
+
+    def publish(self) -> None:
+        """Gossip the newest manifest.
+
+        Raises `UserError` if it has expired or is signed in the future by this peer's clock.
+        """
+        newest = self._run.manifest_envelope
+        try:
+            self._gossip.publish(newest)
+        except Dropped as dropped:
+            when = f"while this machine's clock says {_moment(self._node.world.wall_time())}"
+            if dropped.cause == "expired":
+                raise UserError(
+                    f"the manifest of run {self._run.id} expired on "
+                    f"{_moment(newest.body.expires_ms / 1000)}, {when}; "
+                    "its owner must sign a newer version, unless the clock is wrong"
+                ) from None
+            if dropped.cause == "from_the_future":
+                raise UserError(
+                    f"the manifest of run {self._run.id} was signed on "
+                    f"{_moment(newest.body.issued_ms / 1000)}, {when}; set the clock and start "
+                    "again"
+                ) from None
+            raise
 
     async def manifest_of(self, order: StepOrder) -> RunManifest:
         """Return the manifest that an order's step follows; fetch it from a trusted peer if needed.
@@ -75,7 +116,7 @@ class Versions:
                         envelope.body.run == self._run.id
                         and content_digest(envelope) == order.run_digest
                     ):
-                        self._hear(envelope)
+                        self.hear(envelope)
                         self._run.keep(envelope)
                         self.changed.touch()
                         return True
@@ -92,6 +133,10 @@ class Versions:
         newer = outgrown.version > self._run.manifest.version
         if outgrown.run == self._run.id and outgrown.signer in owners and newer:
             self._outgrown.set(outgrown)
+
+    def on_outgrown(self, newer: NeedsNewer) -> None:
+        """The same of a manifest that the gate could not read."""
+        self.outgrow(Outgrown(newer.run, newer.version, newer.needs, newer.sender))
 
     async def leave_outgrown(self) -> None:
         """Wait until the run needs a newer build; raises `Outgrown` then."""
@@ -133,7 +178,7 @@ class Versions:
                 self._node.transport, peer, mine.raw, wanted=self._run.id
             ):
                 if newer.body.run == self._run.id:
-                    self._hear(newer)
+                    self.hear(newer)
             self._silent.discard(peer)
         except Outgrown as outgrown:
             self.outgrow(outgrown)
@@ -141,3 +186,8 @@ class Versions:
             if peer not in self._silent:
                 self._silent.add(peer)
                 self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
+
+
+def _moment(wall_seconds: float) -> str:
+    """Format a wall time as text in UTC."""
+    return datetime.fromtimestamp(wall_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -130,11 +130,11 @@ def test_a_run_with_the_largest_submissions_trains() -> None:
             await trainer.start()
             for name, role in (("v0", "validator"), ("v1", "validator"), ("w0", "inference")):
                 await simulation.add(Plan(name, [role])).start()
-            while trainer.node.part is None:  # type: ignore[union-attr]  # noqa: ASYNC110
+            while trainer.part is None:  # type: ignore[union-attr]  # noqa: ASYNC110
                 await trio.sleep(0.1)
-            trainer.node.part.gossip.listen(Verdict, verdicts.append)  # type: ignore[union-attr]
+            trainer.part.gossip.listen(Verdict, verdicts.append)  # type: ignore[union-attr]
             assert await simulation.meet(over, 3000.0)
-            log = trainer.node.part._trusted._log  # type: ignore[union-attr]
+            log = trainer.part._trusted._log  # type: ignore[union-attr]
             entries.extend(decode(raw) for raw in log.entries(0, 10_000))
         assert simulation.violations == []
 

@@ -67,7 +67,7 @@ async def test_silent_bootstrap_peers_delay_no_manifest(tmp_path: Path) -> None:
                 await trio.sleep_forever()
 
         addresses = [await nursery.start(stalled, key) for key in gone]
-        living.run_node.hear_manifest(newer)
+        living.run_node.versions.hear(newer)
         addresses += living.node.transport.addresses()
         async with swarm.apart(ALICE) as peer:
             for key in gone:

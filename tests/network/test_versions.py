@@ -268,7 +268,7 @@ async def test_other_content_under_a_version_is_refused_aloud_by_everybody(tmp_p
         trainer.run_node.gossip.publish(honest)
         await trio.sleep(3)
         for _ in range(3):
-            trainer.run_node.hear_manifest(second_thoughts)
+            trainer.run_node.versions.hear(second_thoughts)
         swarm.manifest = second_thoughts  # a newcomer believes what its bootstrap peer has
         late = await stack.enter_async_context(swarm.peer(BOB))
         await trio.sleep(5)

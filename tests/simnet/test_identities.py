@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -46,7 +46,7 @@ def seconds_to_the_end(acts: type[IdleIdentities] | None) -> float:
             assert await simulation.meet(over, 600.0)
             took.append(simulation.now() - began)
             for name in TRUSTED if acts is not None else ():
-                part = peers[name].node.part._trusted  # type: ignore[union-attr]
+                part: Any = peers[name].part._trusted  # type: ignore[union-attr]
                 assert len(part.registrar._members.own) <= 2 * 24 + 3
                 raw = b"".join(part._log.entries(0, 10_000))
                 assert not any(key.encode() in raw for key in acts.admitted), "they leave no trace"  # type: ignore[union-attr]

@@ -197,13 +197,13 @@ async def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
         for who in (senders, known, connected, claiming, providing):
             assert bool(who & workers) == (mode == "open")
             assert peers["r0"].id in who
-        r0, w0 = peers["r0"].node, peers["w0"].node
-        assert r0 is not None and w0 is not None and w0.part is not None
-        manifest = w0.part.store.held(max(w0.part.store.complete()))  # type: ignore[attr-defined]
+        r0, w0 = peers["r0"].node, peers["w0"].part
+        assert r0 is not None and w0 is not None
+        manifest = w0.store.held(max(w0.store.complete()))
         assert manifest is not None
         await r0.disk.allocate("copy", manifest.manifest_bytes)
         asked = r0.transport.fetch(
-            Source(w0.peer_id, tuple(w0.transport.bulk_addresses())),
+            Source(w0.peer_id, tuple(w0.node.transport.bulk_addresses())),
             BlobReference(manifest.digest, manifest.manifest_bytes),
             r0.disk.sink("copy", 0, manifest.manifest_bytes),
         )

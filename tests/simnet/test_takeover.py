@@ -107,7 +107,7 @@ class Scene:
         signer, trainer = self.simulation.identity(by), self.simulation.identity(of)
         wall = part.node.world.wall_time()
         envelope = sign_takeover(signer, part.run.manifest_envelope, trainer.peer_id, wall)
-        part.hear_manifest(envelope)
+        part.versions.hear(envelope)
         return envelope
 
     def check(self) -> None:
@@ -258,7 +258,7 @@ async def test_a_trainer_that_did_not_hear_that_it_was_replaced_begins_above_the
         assert owner.peer_id == before.sender
         later = msgspec.structs.replace(manifest_in(before), version=2)
         wall = part.node.world.wall_time()
-        part.hear_manifest(sign_manifest(owner, later, wall))
+        part.versions.hear(sign_manifest(owner, later, wall))
         await trio.sleep(LONG_SECONDS)
         for other in others:
             network.heal(trainer.id, other.id)

@@ -90,9 +90,7 @@ class Watching:
         return peer
 
     def part(self, name: str) -> Any:
-        node = self.simulation.peers[name].node
-        assert node is not None and node.part is not None
-        return node.part
+        return self.simulation.peers[name].part
 
     async def step_trained(self, step: int) -> None:
         expected = self.simulation.expect(

@@ -418,9 +418,9 @@ def test_its_manifests_name_its_mirrors() -> None:
         )
         # It fetched from the trainer although nobody answers at the mirrors.
         assert await simulation.meet(loaded, 600)
-        node = peers["inference-one"].node
-        assert node is not None and node.part is not None
-        held.extend((one.key[1], one.manifest.mirrors) for one in node.part.store.all())  # type: ignore[attr-defined]
+        part = peers["inference-one"].part
+        assert part is not None
+        held.extend((one.key[1], one.manifest.mirrors) for one in part.store.all())
 
     simulate(main)
     assert held and all(named == mirrors for _, named in held)
