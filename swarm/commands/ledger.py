@@ -19,7 +19,7 @@ from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
-    from swarm.look.onlooker import WorkerRecord
+    from swarm.ledger.archive import Archive
 
 EVIDENCE_SHOWN_BELOW = 0.01
 """A weaker suspicion is only in the JSON: it befalls honest peers."""
@@ -44,9 +44,9 @@ def ledger(
     last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show one peer's credits and receipts, each proven to be in its validator's signed log.
+    """Show one peer's credits and receipts, each in its validator's log, which is checked.
 
-    The evidence against the peer is computed again from the receipts.
+    The evidence against the peer is computed again from the logs.
     """
     if context.invoked_subcommand is None:
         _show_record(peer, home, bootstrap, run, source, last, as_json=as_json)
@@ -63,14 +63,15 @@ def _show_record(
     *,
     as_json: bool,
 ) -> int:
+    from swarm.look.archives import fetch_archive, leave_out_unsound
     from swarm.look.kept_proofs import keeps_proofs
-    from swarm.look.onlooker import record_of, status_of
+    from swarm.look.onlooker import status_of
     from swarm.look.prefixes import PREFIX_MIN, resolve
     from swarm.node.local import last_bootstrap, visit
     from swarm.wire.identity import InvalidPeerId, public_key_of
 
     if source is not None:
-        return _show(*_kept_record(peer, source.expanduser(), run), last, as_json=as_json)
+        return _show(*_kept(peer, source.expanduser(), run), last, as_json=as_json)
     named = peer or _own_id(home)
     entry = bootstrap or last_bootstrap(home)
     is_whole = True
@@ -81,13 +82,15 @@ def _show_record(
             raise UserError(f"--peer: {error}") from error
         is_whole = False
 
-    async def ask() -> tuple[str, WorkerRecord]:
+    async def ask() -> tuple[str, Archive]:
         async with visit(entry, run, looks_on=True) as (node, found):
             worker = named
             if not is_whole:
                 present = (await status_of(node, found)).present
                 worker = resolve(named, present, "peer", "the run")
-            return worker, await record_of(node, found, worker)
+            archive = await fetch_archive(node, found, worker)
+            leave_out_unsound(archive)
+            return worker, archive
 
     try:
         found = run_until_interrupted(ask)
@@ -99,12 +102,10 @@ def _show_record(
     return _show(*found, last, as_json=as_json)
 
 
-def _kept_record(peer: str | None, home: Path, run: str | None) -> tuple[str, WorkerRecord]:
-    """The record in the receipts that a worker's home keeps; raises `UserError`."""
+def _kept(peer: str | None, home: Path, run: str | None) -> tuple[str, Archive]:
+    """The receipts that a worker's home keeps; raises `UserError`."""
     from swarm.commands.ledger_checks import note_age
     from swarm.look.kept_proofs import keeps_proofs, kept_archive
-    from swarm.look.onlooker import WorkerRecord
-    from swarm.look.why import run_of
 
     if peer is not None:
         raise UserError("give either --peer ID or --from HOME: a home keeps its own receipts")
@@ -114,23 +115,20 @@ def _kept_record(peer: str | None, home: Path, run: str | None) -> tuple[str, Wo
         raise UserError(
             f"{home} is not the home of a worker; swarm why ID --from reads trusted peers' logs"
         )
-    archive, own = kept_archive(home, run), _own_id(home)
+    archive = kept_archive(home, run)
     note_age(archive)
-    eviction = run_of(archive).evicted(own)
-    return own, WorkerRecord(
-        archive.state, archive.receipts, archive.records, eviction, archive.problems
-    )
+    return _own_id(home), archive
 
 
-def _show(worker: str, record: WorkerRecord, last: int, *, as_json: bool) -> int:
-    told = record_object(worker, record)
+def _show(worker: str, archive: Archive, last: int, *, as_json: bool) -> int:
+    told = record_object(worker, archive)
     if as_json:
         print_json(told)
     else:
         print(numbered("\n".join(record_lines(told, last))))
-    for problem in record.problems:
+    for problem in archive.problems:
         print(f"not complete: {printable(problem)}", file=sys.stderr)
-    return 1 if record.problems else 0
+    return 1 if archive.problems else 0
 
 
 def _own_id(home: Path) -> str:
@@ -143,21 +141,30 @@ def _own_id(home: Path) -> str:
     return load_or_create(key).peer_id
 
 
-def record_object(peer: str, record: WorkerRecord) -> dict[str, Any]:
-    """Convert a record to plain data, with the credits that follow from the logs."""
-    from swarm.ledger.evidence import evidence_in
+def record_object(peer: str, archive: Archive) -> dict[str, Any]:
+    """One peer's record as plain data, with the credits that follow from the logs."""
     from swarm.ledger.state import Totals
+    from swarm.look.why import evidence_against, run_of
+    from swarm.wire.messages import Verdict
 
-    total = record.state.totals.get(peer) or Totals()
+    state = archive.state
+    total = state.totals.get(peer) or Totals()
+    kept = {(each.envelope.sender, each.index): each.log_size for each in archive.receipts}
+    receipts = [
+        (validator, index, envelope.expect(Verdict))
+        for validator in archive.manifest.validator_ids()
+        for index, envelope in sorted(archive.log(validator).verdicts.items())
+    ]
     rows = []
-    for receipt in record.receipts:
-        verdict = receipt.verdict
-        credit = record.state.credits.get(verdict.submission)
-        counts = record.state.judges.get(verdict.submission) == receipt.envelope.sender
+    for validator, index, verdict in receipts:
+        if verdict.worker != peer:
+            continue
+        credit = state.credits.get(verdict.submission)
+        counts = state.judges.get(verdict.submission) == validator
         failed = failed_check(verdict.checks, verdict.failed)
         rows.append(
             {
-                "index": receipt.index,
+                "index": index,
                 "step": verdict.step,
                 "policy": verdict.policy,
                 "number": verdict.number,
@@ -167,14 +174,15 @@ def record_object(peer: str, record: WorkerRecord) -> dict[str, Any]:
                 "threshold": failed.threshold if failed else None,
                 "nearest": nearest(verdict.checks),
                 "credit": credit.tokens if credit is not None and counts else 0,
-                "standing": record.state.standings.get(verdict.submission) if counts else None,
+                "standing": state.standings.get(verdict.submission) if counts else None,
                 "recomputed": bool(verdict.recomputed),
                 "submission": verdict.submission.hex(),
-                "by": receipt.envelope.sender,
-                "proven_under_size": receipt.log_size,
+                "by": validator,
+                "proven_under_size": kept.get((validator, index), archive.log(validator).size),
             }
         )
-    standing = evidence_in(record.records, peer).standing()
+    standing = evidence_against(archive, peer).standing()
+    eviction = run_of(archive).evicted(peer)
     return {
         "peer": peer,
         "evidence": {
@@ -195,7 +203,7 @@ def record_object(peer: str, record: WorkerRecord) -> dict[str, Any]:
             for outcome in ("accepted", "quarantined", "refused")
             if (count := getattr(total, outcome))
         },
-        "evicted": record.eviction.reason if record.eviction is not None else None,
+        "evicted": eviction.reason if eviction is not None else None,
         "receipts": rows,
     }
 
@@ -237,5 +245,5 @@ def record_lines(told: dict[str, Any], last: int) -> list[str]:
             f"{row['credit']:>7}  {row['standing'] or '':<5}  {row['outcome']}{failed}"
         )
     if rows:
-        lines.append(f"\n{len(told['receipts']):,} receipts, every inclusion proof verified")
+        lines.append(f"\n{len(told['receipts']):,} receipts, each of them in its validator's log")
     return lines

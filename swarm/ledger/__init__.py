@@ -5,11 +5,11 @@ For other rooms:
 - `archive`: Archive
 - `audit`: *, Audited, audit
 - `capital`: UNITS_PER_NAT, log_mean, rounded
-- `client`: LedgerClient, fetch_log, open_ledger, own_head
+- `client`: LedgerClient, open_ledger, own_head
 - `derived`: DerivedTables, deriving, keep_verdict
 - `entries`: CheckpointPublished, Consumed, Entry, Evicted, Judged, Outcome, Redeemed, Reinstated,
   Sealed, TrainingFigures, decode, expulsions_in, judged, unfolded
-- `epochs`: *, base_of
+- `epochs`: *
 - `evidence`: Standing, WORDS, WorkerEvidence, evidence_in
 - `faults`: Fault, FaultStore, decode_record, path_of
 - `forks`: ForkEvidence, explained
@@ -17,7 +17,7 @@ For other rooms:
 - `merkle`: *
 - `mirror`: Fork, LogMirror, forks_in
 - `proof_file`: *, KEPT_PROOFS, KEPT_PROOFS_OF_RUN, KeptProofs, Proven, file_of, proven_in
-- `receipts`: Receipt, receipts_from, receipts_of
+- `receipts`: receipts_from
 - `record`: Rules, Work, share_to_recompute
 - `redeemed_invites`: RedeemedInvites, is_valid
 - `ruling`: *, binds, settles

@@ -10,17 +10,12 @@ import trio
 from blake3 import blake3
 
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
-from swarm.ledger import merkle, wire
-from swarm.ledger.entries import decode
+from swarm.ledger import wire
 from swarm.ledger.faults import FaultRecord, decode_record
-from swarm.ledger.state import Record
 from swarm.transport import Stream, StreamError, Transport
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import LogHead
-
-FETCH_ENTRIES_MAX = 10_000_000
-"""Length of the longest log that is fetched whole; about 2 GB."""
 
 AnswerT = TypeVar("AnswerT", bound=wire.Answer)
 
@@ -164,35 +159,6 @@ async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[Ledge
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
             await stream.reset()
-
-
-async def fetch_log(client: LedgerClient) -> list[Record]:
-    """Fetch a trusted peer's log, as far as it is not pruned, and verify it against the head that
-    its owner signed.
-
-    Raises `PeerError` when the peer is too slow or has no log, or if the log does not match the
-    head.
-    """
-    peer = client.peer
-    head = (await own_head(client)).expect(LogHead)
-    size = head.size
-    if size > FETCH_ENTRIES_MAX:
-        raise PeerError(f"the log of {peer} has {size} entries, too many to pull whole")
-    peaks = merkle.Peaks()
-    records: list[Record] = []
-    while peaks.size < size:
-        raws, origin = await client.entries_or_origin(peer, peaks.size, size - peaks.size)
-        if origin is not None:
-            peaks, records = merkle.Peaks(origin.start, origin.hashes), []
-        for raw in raws:
-            try:
-                records.append(Record(peer, peaks.size, decode(raw)))
-            except ValueError as error:
-                raise PeerError(f"{peer} sent {error}") from error
-            peaks.append(merkle.leaf_hash(raw))
-    if peaks.root() != head.root:
-        raise PeerError(f"the log that {peer} sent is not the one it signed")
-    return records
 
 
 async def own_head(client: LedgerClient) -> Envelope:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from swarm.errors import PeerError
 from swarm.ledger import merkle
-from swarm.ledger.client import LedgerClient, own_head
+from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import Judged, decode, judged
 from swarm.ledger.state import Record
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
@@ -63,27 +63,14 @@ class Receipt:
         return None
 
 
-async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
-    """Fetch all receipts of a worker from a validator, in log order, and verify their proofs.
-
-    Raises `PeerError` when a receipt is invalid or the validator does not answer.
-    """
-    receipts: list[Receipt] = []
-    head = await own_head(client)
-    start: int | None = 0
-    while start is not None:
-        page, start = await receipts_from(client, head, start, worker)
-        receipts += page
-    return receipts
-
-
 async def receipts_from(
     client: LedgerClient, head: Envelope, start: int, worker: str = ""
 ) -> tuple[list[Receipt], int | None]:
     """Fetch a page of receipts from log index `start` on, and verify their proofs to `head`.
 
     An empty `worker` stands for all workers. Also returns the index at which the next page begins,
-    None after the last. Raises `PeerError` as `receipts_of` does.
+    None after the last. Raises `PeerError` when a receipt is invalid or the validator does not
+    answer.
     """
     peer, size = client.peer, head.expect(LogHead).size
     items = await client.verdicts(worker, start) if start < size else []

@@ -14,7 +14,8 @@ For other rooms:
 
 - `alarms.ringing`: ringing
 - `alarms.webhook`: check
-- `archives`: fetch_archive, find_archive, home_rows, learn_versions, write_export
+- `archives`: fetch_archive, find_archive, home_rows, learn_versions, leave_out_unsound,
+  write_export
 - `dashboard.feed`: Feed
 - `dashboard.server`: Dashboard, serve
 - `dashboard.watch`: Watcher, watch
@@ -24,8 +25,7 @@ For other rooms:
 - `metrics.server`: MetricsServer
 - `networks`: Listed, runs_of
 - `newest_policy`: from_peers
-- `onlooker`: RunStatus, STATUS_SECONDS_MAX, WorkerRecord, ask_all, learn_expulsions, record_of,
-  status_of
+- `onlooker`: RunStatus, STATUS_SECONDS_MAX, ask_all, learn_expulsions, status_of
 - `prefixes`: PREFIX_MIN, peers_beside, resolve
 - `rollouts`: export
 - `rollouts.export`: COLUMNS, ROLLOUTS, Table, write_card, write_parquet

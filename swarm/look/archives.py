@@ -12,6 +12,7 @@ from typing import Any
 from swarm.errors import PeerError, UserError
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive
+from swarm.ledger.audit import audit
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.wire import Origin
@@ -25,6 +26,9 @@ from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.identity import KEY_FILE, check_home_identity, id_in_home, load_or_create
 from swarm.wire.messages import LogHead
 from swarm.world.home import check_format
+
+ENTRIES_MAX = 10_000_000
+"""Length of the longest log that is copied; about 2 GB."""
 
 
 def find_archive(source: Path | None, bootstrap: Sequence[str] | None, run: str | None) -> Archive:
@@ -44,10 +48,11 @@ async def _fetch(bootstrap: Sequence[str], run: str | None) -> Archive:
         return await fetch_archive(node, found)
 
 
-async def fetch_archive(node: Node, run: Run) -> Archive:
+async def fetch_archive(node: Node, run: Run, worker: str = "") -> Archive:
     """Fetch all logs from their owners, with the heads that the others' mirrors hold.
 
-    The log of a peer that does not answer is fetched from a mirror.
+    The log of a peer that does not answer is fetched from a mirror. `worker`: whose signed verdicts
+    to fetch, all by default.
     """
     archive = Archive(run.manifest_envelope)
     trusted = run.manifest.trusted_ids()
@@ -64,7 +69,7 @@ async def fetch_archive(node: Node, run: Run) -> Archive:
             elif head is not None:
                 await _copy_log(client, archive, head)
         if client.peer in run.manifest.validator_ids():
-            await _copy_verdicts(client, archive)
+            await _copy_verdicts(client, archive, worker)
 
     await ask_all(node, trusted, ask_owner, archive.problems)
     for owner in trusted:
@@ -83,6 +88,8 @@ async def fetch_archive(node: Node, run: Run) -> Archive:
 async def _copy_log(client: LedgerClient, archive: Archive, head: Envelope) -> None:
     """Fetch the entries that a head covers; `audit` compares them with it."""
     log, size = archive.log(head.sender), head.expect(LogHead).size
+    if size > ENTRIES_MAX:
+        raise PeerError(f"the log of {head.sender} has {size:,} entries, too many to copy")
     log.entries = []
     while log.size < size:
         raws, origin = await client.entries_or_origin(head.sender, log.size, size - log.size)
@@ -91,10 +98,10 @@ async def _copy_log(client: LedgerClient, archive: Archive, head: Envelope) -> N
     log.add_head(head)
 
 
-async def _copy_verdicts(client: LedgerClient, archive: Archive) -> None:
+async def _copy_verdicts(client: LedgerClient, archive: Archive, worker: str) -> None:
     log = archive.log(client.peer)
     start = 0
-    while page := await client.verdicts("", start):
+    while page := await client.verdicts(worker, start):
         for item in page:
             try:
                 envelope = open_envelope(item.envelope)
@@ -105,6 +112,15 @@ async def _copy_verdicts(client: LedgerClient, archive: Archive) -> None:
         if page[-1].index < start:
             raise PeerError(f"{client.peer} sent verdicts out of order")
         start = page[-1].index + 1
+
+
+def leave_out_unsound(archive: Archive) -> None:
+    """Leave out the logs that an audit finds wrong, with a sentence for each."""
+    for found in audit(archive):
+        if not found.sound:
+            del archive.logs[found.owner]
+            wrong = [*found.forks, *found.problems][0]
+            archive.problems.append(f"the log of {found.owner} is not sound: {wrong}")
 
 
 def archive_in_home(home: Path, run: str | None) -> Archive:

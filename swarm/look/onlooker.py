@@ -1,4 +1,4 @@
-"""A run seen from outside: its status, and one peer's record.
+"""A run seen from outside: its status.
 
 An onlooker asks all trusted peers at once, over the ledger protocol. It needs no admission. It
 checks the answers as if they had come by gossip.
@@ -13,12 +13,10 @@ from typing import TypeVar
 import trio
 
 from swarm.errors import PeerError
-from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
+from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.entries import Evicted, Reinstated
-from swarm.ledger.epochs import base_of
 from swarm.ledger.forks import explained
-from swarm.ledger.receipts import Receipt, receipts_of
-from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
+from swarm.ledger.state import Record
 from swarm.ledger.wire import Status
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -129,50 +127,6 @@ async def status_of(node: Node, run: Run) -> RunStatus:
             f"its trainer and validators may be down{reasons}"
         )
     return status
-
-
-@dataclass
-class WorkerRecord:
-    """Receipts, credits and eviction of one worker, from all trusted peers."""
-
-    state: LedgerState
-    receipts: list[Receipt] = field(default_factory=list)
-    """Receipts in the manifest's order of validators, then in the order of each log."""
-    records: list[Record] = field(default_factory=list)
-    """The entries of the validators' logs."""
-    eviction: Eviction | None = None
-    """The eviction in force."""
-    problems: list[str] = field(default_factory=list)
-    """One sentence per trusted peer that did not answer."""
-
-
-async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
-    """Collect the logs, and one worker's eviction and receipts, each proven to be in its
-    validator's log."""
-    receipts: dict[str, list[Receipt]] = {}
-    logs: list[list[Record]] = []
-    problems: list[str] = []
-    status = RunStatus(run)
-
-    async def ask(client: LedgerClient) -> None:
-        status.learn(await client.status())
-        await _learn_expulsions(client, run, worker)
-        logs.append(await fetch_log(client))
-        if client.peer in run.manifest.validator_ids():
-            receipts[client.peer] = await receipts_of(client, worker)
-
-    await ask_all(node, run.manifest.trusted_ids(), ask, problems)
-    authority = Authority.of(run.owners, run.manifest)
-    records = [record for log in logs for record in log]
-    heard = [logged_expulsion(envelope, run.manifest) for envelope in run.expulsions_of(worker)]
-    base = base_of(logs, authority.trusted)
-    return WorkerRecord(
-        ledger_state([*records, *heard], authority, newest=status.newest(), base=base),
-        [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())],
-        [record for record in records if run.manifest.is_validator(record.owner)],
-        run.evicted(worker),
-        problems,
-    )
 
 
 def logged_expulsion(envelope: Envelope, manifest: RunManifest) -> Record:

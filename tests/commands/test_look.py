@@ -19,8 +19,10 @@ from swarm.commands.start import Earned
 from swarm.commands.status import status_lines, status_object
 from swarm.errors import PeerError, UserError
 from swarm.events import Event, Lines
+from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed
-from swarm.look.onlooker import RunStatus, record_of, status_of
+from swarm.look.archives import fetch_archive, leave_out_unsound
+from swarm.look.onlooker import RunStatus, status_of
 from swarm.run.members import Standing
 from swarm.run.run import Run
 from swarm.terminal.exit import exit_with
@@ -44,6 +46,7 @@ from tests.ledger.harness import (
     OWNER,
     TRAINER,
     WORKER,
+    Peer,
     Swarm,
     identity,
     manifest,
@@ -114,6 +117,13 @@ async def test_a_status_is_told_by_any_trusted_peer_without_admission(tmp_path: 
         assert worker.run_node.lease is not None and alice.trusted is not None
 
 
+async def record_of(onlooker: Peer, run: Run) -> Archive:
+    """As `swarm ledger` asks for it."""
+    archive = await fetch_archive(onlooker.node, run, WORKER.peer_id)
+    leave_out_unsound(archive)
+    return archive
+
+
 def test_a_liars_word_about_the_run_is_not_taken() -> None:
     run = Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE])))
     status = RunStatus(run)
@@ -151,7 +161,7 @@ async def test_a_record_has_the_receipts_of_all_validators_and_the_eviction(
         await bob.trusted.evict(WORKER.peer_id, "[/x]\x1b[2J cheated", bytes(32), 3.0, 0.0)
         run = Run(onlooker.run_node.run.manifest_envelope)
         began = trio.current_time()
-        record = await record_of(onlooker.node, run, WORKER.peer_id)
+        record = await record_of(onlooker, run)
         assert trio.current_time() - began < 2.0, "no round trip for each receipt"
         told = record_object(WORKER.peer_id, record)
         assert told["outcomes"] == {"accepted": 100, "refused": 1}
@@ -166,14 +176,14 @@ async def test_a_record_has_the_receipts_of_all_validators_and_the_eviction(
             sealed(OWNER, Reinstatement(peer=WORKER.peer_id), run.id, at=trio.current_time())
         )
         await trio.sleep(5)
-        again = await record_of(onlooker.node, run, WORKER.peer_id)
-        assert again.eviction is None
+        again = await record_of(onlooker, run)
+        assert record_object(WORKER.peer_id, again)["evicted"] is None
         held = record_object(WORKER.peer_id, again)["credit"]
         assert (held["held"], held["void"]) == (3920, 80), "all but the fine is restored"
         cut = record_object(WORKER.peer_id, again)["evidence"]
         assert cut["log_capital"] == 0, "evidence before the reinstatement does not count"
         await bob.trusted.append_verdict(verdict_at(201, evidence=CHEATED))
-        cheats = record_object(WORKER.peer_id, await record_of(onlooker.node, run, WORKER.peer_id))
+        cheats = record_object(WORKER.peer_id, await record_of(onlooker, run))
         told_by_validator = Records(bob.run_node.run, bob.trusted).standing(WORKER.peer_id)
         assert cheats["evidence"]["log_capital"] == told_by_validator.log_capital > 0
         assert "evicted" not in "".join(record_lines(record_object(WORKER.peer_id, again), 0))
@@ -197,7 +207,7 @@ async def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> No
         taken = Consumed(step=0, submission=(1).to_bytes(32, "big"), outcomes=["consumed"] * 2)
         await trainer.trusted.append([taken])
         run = Run(onlooker.run_node.run.manifest_envelope)
-        record = await record_of(onlooker.node, run, WORKER.peer_id)
+        record = await record_of(onlooker, run)
         told = record_object(WORKER.peer_id, record)
         assert told["outcomes"] == {"accepted": 3}, "another's late refusal binds nobody"
         assert (told["groups"], told["samples"]) == (6, 12)
@@ -217,8 +227,8 @@ async def test_a_silent_validator_is_named_and_the_others_are_read(tmp_path: Pat
     async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
         await alice.trusted.append_verdict(verdict_at(0))
         run = Run(onlooker.run_node.run.manifest_envelope)
-        record = await record_of(onlooker.node, run, WORKER.peer_id)
-        assert len(record.receipts) == 1
+        record = await record_of(onlooker, run)
+        assert len(record_object(WORKER.peer_id, record)["receipts"]) == 1
         assert any(BOB.peer_id in problem for problem in record.problems)
         status = await status_of(onlooker.node, run)
         assert ALICE.peer_id in status.present

@@ -13,9 +13,10 @@ import trio.testing
 from swarm.events import Event, Events
 from swarm.gossip.topics import RUN, WORK
 from swarm.kademlia.dht import Kademlia
-from swarm.ledger.client import fetch_log, open_ledger
-from swarm.ledger.entries import Entry
-from swarm.ledger.receipts import Receipt, receipts_of
+from swarm.ledger import merkle
+from swarm.ledger.client import open_ledger, own_head
+from swarm.ledger.entries import Entry, decode
+from swarm.ledger.receipts import Receipt, receipts_from
 from swarm.node.node import Node, create_tables
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
@@ -24,7 +25,7 @@ from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.wire.envelope import Sequencer
 from swarm.wire.identity import Identity, PeerId
-from swarm.wire.messages import Verdict
+from swarm.wire.messages import LogHead, Verdict
 from swarm.world.disk import LocalDatabase, LocalDisk
 from tests.memory_network import MemoryNetwork
 from tests.network.harness import identity, manifest, sealed, sealed_manifest
@@ -163,17 +164,30 @@ def verdict_at(number: int, worker: Identity = WORKER, **changes: Any) -> Callab
 
 
 async def fetch(node: Node, peer: PeerId) -> list[Entry]:
-    """The whole log of one trusted peer."""
+    """The whole log of one trusted peer, of which nothing is pruned, as its signed head has it."""
     await node.reach(peer)
     async with open_ledger(node.transport, peer) as client:
-        return [record.entry for record in await fetch_log(client)]
+        head = (await own_head(client)).expect(LogHead)
+        raws: list[bytes] = []
+        while len(raws) < head.size:
+            raws += await client.entries(peer, len(raws), head.size - len(raws))
+    peaks = merkle.Peaks()
+    for raw in raws:
+        peaks.append(merkle.leaf_hash(raw))
+    assert peaks.root() == head.root
+    return [decode(raw) for raw in raws]
 
 
 async def receipts(node: Node, peer: PeerId, worker: str) -> list[Receipt]:
     """A worker's receipts of one validator."""
     await node.reach(peer)
+    found: list[Receipt] = []
     async with open_ledger(node.transport, peer) as client:
-        return await receipts_of(client, worker)
+        head, start = await own_head(client), 0
+        while start is not None:
+            page, start = await receipts_from(client, head, start, worker)  # type: ignore[assignment]
+            found += page
+    return found
 
 
 def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:

@@ -24,7 +24,6 @@ from swarm.ledger.proof_file import Proven
 from swarm.ledger.sealing import SEALS_MAX, Books
 from swarm.ledger.state import Authority, Base, Frontier, Record, Totals, ledger_state
 from swarm.look.archives import fetch_archive
-from swarm.look.onlooker import record_of
 from swarm.node import sealing
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import Limits, Thresholds
@@ -37,7 +36,6 @@ from tests.ledger.harness import (
     WORKER,
     Peer,
     Swarm,
-    fetch,
     identity,
     receipts,
     sealed,
@@ -185,11 +183,9 @@ async def test_a_sealed_epoch_is_pruned_and_nothing_that_counts_is_lost(tmp_path
         found = await receipts(alice.node, BOB.peer_id, WORKER.peer_id)
         assert found and all(each.problem() is None for each in found)
         assert run.totals(trainer)[WORKER.peer_id].accepted == 80
-        await fetch(bob.node, ALICE.peer_id)  # verified against the signed head
-        # newcomers: a worker's record, a copy for audits
-        record = await record_of(bob.node, bob.run_node.run, WORKER.peer_id)
-        assert record.state.totals == run.totals(trainer)
-        archive = await fetch_archive(bob.node, bob.run_node.run)
+        # a newcomer's copy for records and audits
+        async with run.swarm.apart(identity(50)) as newcomer:
+            archive = await fetch_archive(newcomer.node, newcomer.run_node.run)
         assert archive.state.totals == run.totals(trainer)
         assert all(found.sound for found in audit(Archive.of_rows(archive.rows())))
         assert archive.logs[BOB.peer_id].origin.start > kept.index, "it is pruned now"

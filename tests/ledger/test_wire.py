@@ -13,7 +13,8 @@ import trio
 
 from swarm.errors import DeadlineError, PeerError
 from swarm.ledger import wire
-from swarm.ledger.client import open_ledger
+from swarm.ledger.archive import Archive
+from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.entries import Evicted
 from swarm.ledger.serving import (
     ANSWER_BYTES_MAX,
@@ -23,6 +24,7 @@ from swarm.ledger.serving import (
     STRANGERS_READS_PER_SECOND,
 )
 from swarm.ledger.wire import PROTOCOL, REQUEST_SECONDS
+from swarm.look.archives import _copy_log
 from swarm.node.node import Node
 from swarm.node.trusted import STATUS_SECONDS
 from swarm.transport import Stream
@@ -83,15 +85,20 @@ def head(size: int, key: Identity | None = None) -> wire.Head:
         ((wire.Head(b""),), "keeps no ledger"),
         ((wire.Head(b"x" * 100),), "invalid log head"),
         ((head(3, BOB),), "something else than the head"),
-        ((head(2**40),), "too many"),
         ((head(3), wire.Entries([])), "sent 0 log entries"),
         ((head(1), wire.Entries([b"a", b"b"])), "sent 2 log entries"),
-        ((head(1), wire.Entries([b"junk"])), "malformed log entry"),
     ],
 )
 async def test_a_client_believes_no_liar(tmp_path: Path, replies: tuple, complaint: str) -> None:
     with pytest.raises(PeerError, match=complaint):
         await unwrapped(say(Swarm(tmp_path), answers(*replies), "fetch"))
+
+
+async def test_a_log_without_end_is_not_copied(tmp_path: Path) -> None:
+    archive = Archive(Swarm(tmp_path).manifest)
+    endless = sealed(BOB, LogHead(size=2**40, root=ROOT), "r")
+    with pytest.raises(PeerError, match="too many to copy"):
+        await _copy_log(LedgerClient(None), archive, endless)  # type: ignore[arg-type]
 
 
 async def test_a_client_does_not_wait_for_ever(tmp_path: Path) -> None:
