@@ -1,17 +1,15 @@
-"""`swarm sft` and `swarm dpo`: fine-tune a policy on this machine."""
+"""`swarm sft` and `swarm dpo`: fine-tuning on this machine, in a child process, with no network."""
 
 from __future__ import annotations
 
 import math
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
+from msgspec import to_builtins
 
 from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
@@ -35,41 +33,18 @@ from swarm.wire.manifest import EnvironmentReference
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 
-# `swarm sft` and `swarm dpo`: fine-tuning on this machine, in a child process.
-#
-# They need no network. The trainer's package provides the child.
-
 SERVICE = "peers.tuning.service:Tuning"
 
 
-@dataclass(frozen=True)
-class TuningOptions:
-    """Options of the commands."""
+async def tune(
+    job: StartTuning, out: Path, report_every: int, save_every: int, as_json: bool
+) -> None:
+    """Fine-tune a policy in a child process and write the result, resuming from a saved state.
 
-    model: str
-    out: Path
-    data: Path | None
-    settings: TuningSettings
-    reading: Reading
-    report_every: int
-    save_every: int
-    """0: the state is never saved, so an interrupted tuning begins anew."""
-    environment: str | None = None
-    environment_options: dict[str, Any] | None = None
-
-    @property
-    def state(self) -> Path:
-        """The folder of the state to resume from."""
-        return self.out.with_name(self.out.name + ".state")
-
-
-async def tune(options: TuningOptions, say: Callable[[dict[str, Any]], None]) -> None:
-    """Fine-tune a policy and write the result, resuming from a saved state.
-
-    Calls `say` with an event at the start, every `report_every` steps, and at the end. Raises
-    `UserError` for wrong options.
+    Prints an event at the start, every `report_every` steps, and at the end. With `save_every` 0
+    the state is never saved, so an interrupted tuning begins anew.
     """
-    job = _job(options)
+    say = say_json if as_json else say_event
     async with LocalCompute().child(
         SERVICE, name="fine-tuning", start_deadline_seconds=TUNING_START_SECONDS
     ) as child:
@@ -78,56 +53,67 @@ async def tune(options: TuningOptions, say: Callable[[dict[str, Any]], None]) ->
 
         async def validate(step: int) -> None:
             found = await service.validate(Validate())
-            say({"event": "validated", "step": step, **msgspec.to_builtins(found)})
+            say({"event": "validated", "step": step, **to_builtins(found)})
 
-        say({"event": "started", **msgspec.to_builtins(started)})
+        say({"event": "started", **to_builtins(started)})
         await validate(started.steps_done)
         tokens, began = 0, time.monotonic()
-        last = options.settings.steps
+        last = job.settings.steps
         for step in range(started.steps_done + 1, last + 1):
             made = await service.step(Tune())
             tokens += made.tokens
-            if step % options.report_every == 0 or step == last:
+            if step % report_every == 0 or step == last:
                 speed = tokens / max(1e-9, time.monotonic() - began)
-                figures = msgspec.to_builtins(made)
-                say({"event": "trained", **figures, "tokens_per_second": speed})
+                say({"event": "trained", **to_builtins(made), "tokens_per_second": speed})
                 await validate(step)
                 tokens, began = 0, time.monotonic()
-            if options.save_every and step % options.save_every == 0 and step < last:
-                await service.save_state(SaveState(folder=str(options.state.absolute())))
-        await service.save(Export(folder=str(options.out.absolute())))
-        shutil.rmtree(options.state, ignore_errors=True)
-        say({"event": "saved", "folder": str(options.out)})
+            if save_every and step % save_every == 0 and step < last:
+                await service.save_state(SaveState(folder=str(state_beside(out).absolute())))
+        await service.save(Export(folder=str(out.absolute())))
+        shutil.rmtree(state_beside(out), ignore_errors=True)
+        say({"event": "saved", "folder": str(out)})
 
 
-def _job(options: TuningOptions) -> StartTuning:
+def state_beside(out: Path) -> Path:
+    """The folder of the state to resume from."""
+    return out.with_name(out.name + ".state")
+
+
+def first_job(
+    model: str,
+    out: Path,
+    data: Path | None,
+    settings: TuningSettings,
+    reading: Reading,
+    environment: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> StartTuning:
     """The child's first job; raises `UserError` for options that do not go together."""
-    if (options.data is None) == (options.environment is None):
+    if (data is None) == (environment is None):
         raise UserError("give either --data FILE or --environment NAME@VERSION")
-    name, _, version = (options.environment or "").partition("@")
-    if options.environment is not None and not version:
+    name, _, version = (environment or "").partition("@")
+    if environment is not None and not version:
         raise UserError(
-            f"--environment is {options.environment!r}; write it as NAME@VERSION, for example "
+            f"--environment is {environment!r}; write it as NAME@VERSION, for example "
             "sort-digits@1"
         )
-    if options.environment is not None and options.reading != Reading():
+    if environment is not None and reading != Reading():
         raise UserError(
             "--environment gives its own examples; leave out the options that read --data "
             "(--split, --prompt-column, --answer-column, --chat, --reward)"
         )
-    if options.out.exists():
-        raise UserError(f"--out {options.out} exists already; choose another folder")
+    if out.exists():
+        raise UserError(f"--out {out} exists already; choose another folder")
+    state = state_beside(out)
     return StartTuning(
-        model=str(find_model(options.model, "--model").folder.resolve()),
-        settings=options.settings,
-        data=str(options.data.resolve()) if options.data else "",
-        reading=options.reading,
-        environment=EnvironmentReference(
-            name=name, version=version, options=options.environment_options or {}
-        )
+        model=str(find_model(model, "--model").folder.resolve()),
+        settings=settings,
+        data=str(data.resolve()) if data else "",
+        reading=reading,
+        environment=EnvironmentReference(name=name, version=version, options=options or {})
         if name
         else None,
-        state=str(options.state.resolve()) if options.state.exists() else "",
+        state=str(state.resolve()) if state.exists() else "",
     )
 
 
@@ -198,15 +184,14 @@ def sft(
     The loss is on the answers alone. The same command resumes an interrupted tuning.
     """
     require_extra("train", "swarm sft")
-    from swarm.jobs.offline import Reading, TuningSettings
     from swarm.look.rollouts.filters import parse_range
 
-    options = TuningOptions(
-        model=model,
-        out=out,
-        data=data,
+    job = first_job(
+        model,
+        out,
+        data,
         environment=environment,
-        environment_options=environment_options(option),
+        options=environment_options(option),
         settings=TuningSettings(
             steps=steps,
             batch=batch,
@@ -223,10 +208,8 @@ def sft(
             chat=chat,
             reward=parse_range("--reward", reward, "1:") or (-math.inf, math.inf),
         ),
-        report_every=report_every,
-        save_every=save_every,
     )
-    _run(options, as_json)
+    run_until_interrupted(tune, job, out, report_every, save_every, as_json)
 
 
 @exits
@@ -266,12 +249,10 @@ def dpo(
     same command resumes an interrupted tuning.
     """
     require_extra("train", "swarm dpo")
-    from swarm.jobs.offline import Reading, TuningSettings
-
-    options = TuningOptions(
-        model=model,
-        out=out,
-        data=data,
+    job = first_job(
+        model,
+        out,
+        data,
         settings=TuningSettings(
             loss="preferences",
             steps=steps,
@@ -285,12 +266,5 @@ def dpo(
             seed=seed,
         ),
         reading=Reading(split=split, prompt_column=prompt_column, chat=chat),
-        report_every=report_every,
-        save_every=save_every,
     )
-    _run(options, as_json)
-
-
-def _run(options: TuningOptions, as_json: bool) -> None:
-
-    run_until_interrupted(tune, options, say_json if as_json else say_event)
+    run_until_interrupted(tune, job, out, report_every, save_every, as_json)

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -70,30 +70,18 @@ Score = Callable[[Sequence[Example]], Tensor]
 """Log-probabilities of some examples' tokens, fp32 [n], without a gradient."""
 
 
-class Loss(Protocol):
-    """What is learned of examples."""
-
-    def weigh(
-        self, examples: Sequence[Example], batch: Batch, score: Score
-    ) -> tuple[Tensor, float | None]:
-        """Each token's weight, fp32 [n], and the loss; None: it is −Σ weight · log π itself."""
-        ...
-
-    def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> Validated:
-        """Measure the policy on examples held back."""
-        ...
-
-
 class Answers:
     """Mean negative log-probability of the model's tokens, stop tokens included."""
 
     def weigh(
         self, examples: Sequence[Example], batch: Batch, score: Score
     ) -> tuple[Tensor, float | None]:
+        """Each token's weight, fp32 [n], and the loss; None: it is −Σ weight · log π itself."""
         count = batch.token_count()
         return torch.full((count,), 1 / count), None
 
     def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> Validated:
+        """Measure the policy on examples held back."""
         scores = score(examples)
         exact = _per_episode(scores, batch).exp().mean()
         return Validated(loss=-float(scores.mean()), exact=float(exact))
@@ -186,7 +174,7 @@ class Tuning:
         self._base = Path(job.model)
         self._load()
         left_out = self._split(job)
-        self._loss: Loss = Answers()
+        self._loss: Answers | Preferences = Answers()
         if self._pairs:
             self._loss = Preferences(self._settings.beta, self._settings.answer_weight)
             self._loss.refer(self._examples + self._held_back, self._settings.batch, self._score)
