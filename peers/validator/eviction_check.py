@@ -37,29 +37,19 @@ Evidence = tuple[Fault, bytes]
 
 @dataclass
 class Checked:
-    """The result of checking an eviction again."""
+    """An eviction, its place in the log of the peer that evicted, and the result of a check."""
 
-    peer: str
-    by: str
+    record: Record
+    eviction: Eviction
     issued_ms: int
-    reason: str
     confirmed: bool = False
     lines: list[str] = field(default_factory=list)
     """What was computed, a sentence each."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """An eviction, and its place in the log of the peer that evicted."""
-
-    record: Record
-    eviction: Eviction
-    issued_ms: int
-
-
-def newest_eviction(archive: Archive, peer: str) -> Found:
+def newest_eviction(archive: Archive, peer: str) -> Checked:
     """The newest eviction of a peer by a trusted peer; raises `UserError` if there is none."""
-    found: list[Found] = []
+    found: list[Checked] = []
     for record in archive.records:
         if isinstance(record.entry, Evicted) and record.entry.peer == peer:
             try:
@@ -68,13 +58,13 @@ def newest_eviction(archive: Archive, peer: str) -> Found:
                 continue  # `audit` reports it
             message = envelope.message
             if envelope.sender == record.owner and isinstance(message, Eviction):
-                found.append(Found(record, message, envelope.body.issued_ms))
+                found.append(Checked(record, message, envelope.body.issued_ms))
     if not found:
         raise UserError(f"no log has an eviction of {peer}")
     return max(found, key=lambda each: each.issued_ms)
 
 
-def is_proven_fault(archive: Archive, found: Found) -> bool:
+def is_proven_fault(archive: Archive, found: Checked) -> bool:
     """Whether the log of the evicting peer calls the submission a proven fault."""
     return any(
         isinstance(record.entry, Judged)
@@ -85,15 +75,14 @@ def is_proven_fault(archive: Archive, found: Found) -> bool:
     )
 
 
-def check_statistics(archive: Archive, found: Found) -> Checked:
+def check_statistics(archive: Archive, checked: Checked) -> None:
     """Sum the evidence in the logs and compare it with the threshold of the run.
 
     The logs do not say how far the evicting peer had read the others' logs. So the evidence is
     summed twice, with the others' logs and without them. Either sum alone exceeds the threshold
     for an honest worker with the probability `eviction_p_value` at most.
     """
-    peer, owner, index = found.eviction.peer, found.record.owner, found.record.index
-    checked = _begun(found)
+    peer, owner, index = checked.eviction.peer, checked.record.owner, checked.record.index
     limit = archive.manifest.thresholds.eviction_p_value
     alone = {other: 0 for other in archive.manifest.validator_ids()}
     for whose, before in (
@@ -108,24 +97,17 @@ def check_statistics(archive: Archive, found: Found) -> Checked:
         if standing.p_value <= limit:
             checked.confirmed = True
             break
-    return checked
-
-
-def _begun(found: Found) -> Checked:
-    eviction = found.eviction
-    return Checked(eviction.peer, found.record.owner, found.issued_ms, eviction.reason)
 
 
 async def check_fault(
-    archive: Archive, found: Found, evidence: Evidence, tokenizer: Path | None
-) -> Checked:
+    archive: Archive, checked: Checked, evidence: Evidence, tokenizer: Path | None
+) -> None:
     """Run the exact checks again on the file that the evicted worker signed."""
     fault, file = evidence
-    checked = _begun(found)
-    problem = _problem(archive, found, fault, file)
+    problem = _problem(archive, checked.eviction, fault, file)
     if problem is not None:
         checked.lines.append(f"the evidence does not belong to this eviction: {problem}")
-        return checked
+        return
     checked.lines.append(
         f"the worker signed the hash of this file of {len(file):,} bytes for step "
         f"{fault.order.step}, number {fault.submission.number}; {fault.ordered.sender} signed the "
@@ -146,7 +128,6 @@ async def check_fault(
         checked.lines.append(
             f"no proven fault was found here: {result.detail or 'all exact checks pass'}"
         )
-    return checked
 
 
 async def recheck(fault: Fault, model: Path, aside: Path) -> Report:
@@ -189,10 +170,10 @@ async def recheck(fault: Fault, model: Path, aside: Path) -> Report:
     return found
 
 
-def _problem(archive: Archive, found: Found, fault: Fault, file: bytes) -> str | None:
-    if fault.worker != found.eviction.peer:
+def _problem(archive: Archive, eviction: Eviction, fault: Fault, file: bytes) -> str | None:
+    if fault.worker != eviction.peer:
         return f"the announcement is signed by {fault.worker}"
-    if fault.submission.digest != found.eviction.submission:
+    if fault.submission.digest != eviction.submission:
         return "it is about another submission"
     if blake3(file).digest() != fault.submission.digest:
         return "the file is not the announced one"
@@ -227,13 +208,13 @@ def _model(fault: Fault, tokenizer: Path | None) -> Path:
 
 
 def find_evidence(
-    archive: Archive, found: Found, source: Path | None, bootstrap: Sequence[str] | None
+    archive: Archive, found: Eviction, source: Path | None, bootstrap: Sequence[str] | None
 ) -> Evidence:
     """The kept evidence of a proven fault, from a home or from the trusted peers.
 
     Raises `UserError` if nobody keeps it.
     """
-    submission, worker = found.eviction.submission, found.eviction.peer
+    submission, worker = found.submission, found.peer
     if source is None:
         entry = bootstrap or last_bootstrap()
         return run_until_interrupted(_fetch, entry, archive.run, submission, worker)
@@ -248,7 +229,11 @@ def find_evidence(
     )
     if not rows or not (home / path_of(submission)).exists():
         raise _missing(submission, [])
-    return _opened(rows[0][0]), (home / path_of(submission)).read_bytes()
+    try:
+        fault = decode_record(rows[0][0]).opened
+    except ValueError as error:
+        raise UserError(f"the evidence cannot be used: {error}") from error
+    return fault, (home / path_of(submission)).read_bytes()
 
 
 async def _fetch(bootstrap: Sequence[str], run: str, submission: bytes, worker: str) -> Evidence:
@@ -277,13 +262,6 @@ async def fetch_evidence(node: Node, run: Run, submission: bytes, worker: str) -
     if not found:
         raise _missing(submission, problems)
     return found[0]
-
-
-def _opened(raw: bytes) -> Fault:
-    try:
-        return decode_record(raw).opened
-    except ValueError as error:
-        raise UserError(f"the evidence cannot be used: {error}") from error
 
 
 def _missing(submission: bytes, problems: Sequence[str]) -> UserError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 import typer
@@ -36,19 +35,27 @@ def check_eviction(
     archive = readable(source, bootstrap, run)
     if source is not None:
         peer = peers_beside(source.expanduser()).get(peer, peer)
-    found = eviction_check.newest_eviction(archive, why.peer_named(archive, peer))
-    if eviction_check.is_proven_fault(archive, found):
-        evidence = eviction_check.find_evidence(archive, found, source, bootstrap)
-        checked = run_until_interrupted(
-            eviction_check.check_fault, archive, found, evidence, tokenizer
+    checked = eviction_check.newest_eviction(archive, why.peer_named(archive, peer))
+    eviction, by = checked.eviction, checked.record.owner
+    if eviction_check.is_proven_fault(archive, checked):
+        evidence = eviction_check.find_evidence(archive, eviction, source, bootstrap)
+        run_until_interrupted(eviction_check.check_fault, archive, checked, evidence, tokenizer)
+    else:
+        eviction_check.check_statistics(archive, checked)
+    if as_json:
+        print_json(
+            {
+                "peer": eviction.peer,
+                "by": by,
+                "issued_ms": checked.issued_ms,
+                "reason": eviction.reason,
+                "confirmed": checked.confirmed,
+                "lines": checked.lines,
+            }
         )
     else:
-        checked = eviction_check.check_statistics(archive, found)
-    if as_json:
-        print_json(dataclasses.asdict(checked))
-    else:
-        print(f"{checked.peer} was evicted by {checked.by}:")
-        print(f"  {printable(checked.reason)}")
+        print(f"{eviction.peer} was evicted by {by}:")
+        print(f"  {printable(eviction.reason)}")
         for line in checked.lines:
             print(f"- {printable(line)}")
         print("confirmed" if checked.confirmed else "NOT CONFIRMED")

@@ -146,9 +146,10 @@ def evicted(lab: Swarm, record: FaultRecord, file: bytes) -> tuple[Archive, Faul
 
 
 def check(archive: Archive, fault: Fault, file: bytes, folder: Path | None) -> Checked:
-    eviction = newest_eviction(archive, WORKER.peer_id)
-    assert is_proven_fault(archive, eviction)
-    return trio.run(check_fault, archive, eviction, (fault, file), folder)
+    checked = newest_eviction(archive, WORKER.peer_id)
+    assert is_proven_fault(archive, checked)
+    trio.run(check_fault, archive, checked, (fault, file), folder)
+    return checked
 
 
 def test_a_proven_fault_is_found_again(stage: Stage, tmp_path: Path) -> None:
@@ -156,7 +157,8 @@ def test_a_proven_fault_is_found_again(stage: Stage, tmp_path: Path) -> None:
     archive, fault, file = evicted(lab, *evidence(stage, lab, other_prompt))
     checked = check(archive, fault, file, stage.policy)
     assert checked.confirmed
-    assert (checked.by, checked.reason) == (ALICE.peer_id, "proven fault: prompts")
+    assert checked.record.owner == ALICE.peer_id
+    assert checked.eviction.reason == "proven fault: prompts"
     assert "the check prompts fails here too (4 against 0): row 4 does not have" in checked.lines[1]
     with pytest.raises(UserError, match="give --tokenizer the folder of the model"):
         check(archive, fault, file, None)
@@ -188,9 +190,10 @@ def test_statistical_evidence_is_summed_again(tmp_path: Path) -> None:
 
             async def checked() -> Checked:
                 archive = await fetch_archive(anyone.node, run)
-                eviction = newest_eviction(archive, WORKER.peer_id)
-                assert not is_proven_fault(archive, eviction)
-                return check_statistics(archive, eviction)
+                found = newest_eviction(archive, WORKER.peer_id)
+                assert not is_proven_fault(archive, found)
+                check_statistics(archive, found)
+                return found
 
             await alice.trusted.append_verdict(verdict_at(0, evidence=weak))
             await alice.trusted.evict(WORKER.peer_id, "I do not like it", bytes(32), 1e-12, 1e-9)
