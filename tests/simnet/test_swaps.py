@@ -16,7 +16,10 @@ from simnet.invariants import collections_in
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from tests.simnet.runs import SMALL, going
-from tests.validator.test_numbers import Hand, simulate
+from tests.trainer.runs import RUN
+from tests.validator.test_numbers import Hand, submitting
+
+RUNNER = RUN
 
 STEPS = 6
 
@@ -108,13 +111,11 @@ class Prophet(Hand):
         return msgspec.msgpack.encode(made)
 
 
-def test_a_policy_that_nobody_announced_holds_no_lane() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], _: Hand) -> None:
+async def test_a_policy_that_nobody_announced_holds_no_lane() -> None:
+    async with submitting(swaps_max=1) as (simulation, peers, _, said):
         prophet = Prophet(simulation.peers["worker"], simulation.workload)
         await prophet.deliver(peers["validator"], 0)
         await trio.sleep(1)
-
-    said = simulate(test, swaps_max=1)
     (verdict,) = [dict(event.fields) for event in said if event.name == "validator.verdict"]
     assert verdict["failed"] == "spans" and "no trainer has announced" in verdict["detail"]
-    assert not [event for event in said if event.name == "trust.evicted"]
+    assert not said.named("trust.evicted")

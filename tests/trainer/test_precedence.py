@@ -18,9 +18,12 @@ from simnet.compute.rollouts import SimulatedRollouts
 from simnet.simulation import Peer, Simulation
 from swarm.jobs.validation import Judge, PrefillService
 from swarm.wire.messages import Acknowledgement
+from tests.trainer.runs import RUN
 from tests.trainer.test_role import verdict
-from tests.validator.test_numbers import Hand, kinds, simulate
-from tests.validator.test_rank import ONCE, VERDICT_SECONDS, in_rank
+from tests.validator.test_numbers import Hand, kinds, submitting
+from tests.validator.test_rank import ONCE, TWO, VERDICT_SECONDS, in_rank
+
+RUNNER = RUN
 
 
 class Credulous(Examiner):
@@ -58,22 +61,18 @@ async def accepted_by_a_later_one(
     assert isinstance(role, ValidatorRole) and role._docket.judged_here()
 
 
-def test_an_acceptance_waits_for_an_earlier_validator_that_may_refuse() -> None:
+async def test_an_acceptance_waits_for_an_earlier_validator_that_may_refuse() -> None:
     """It cannot fetch the file here, so its time passes."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting(*TWO, thresholds=ONCE) as (simulation, peers, worker, _):
         await accepted_by_a_later_one(simulation, worker, peers)
         assert pool(peers["trainer"]) == 0
         await trio.sleep(VERDICT_SECONDS)
         assert pool(peers["trainer"]) == 1
 
-    simulate(test, "validator", "validator-2", thresholds=ONCE)
 
-
-def test_nothing_waits_beyond_the_end_of_the_run() -> None:
+async def test_nothing_waits_beyond_the_end_of_the_run() -> None:
     """Else an accepted submission would stand neither in the log nor in the pool."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting(*TWO, thresholds=ONCE) as (simulation, peers, worker, _):
         await accepted_by_a_later_one(simulation, worker, peers)
         trainer = peers["trainer"].roles[0]
         assert isinstance(trainer, TrainerRole)
@@ -82,13 +81,10 @@ def test_nothing_waits_beyond_the_end_of_the_run() -> None:
         await trio.sleep(1)
         assert pool(peers["trainer"]) == 1
 
-    simulate(test, "validator", "validator-2", thresholds=ONCE)
 
-
-def test_a_validator_that_stays_silent_delays_only_the_first_acceptances() -> None:
+async def test_a_validator_that_stays_silent_delays_only_the_first_acceptances() -> None:
     """It is reachable, but neither acknowledges nor judges."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting(*TWO, thresholds=ONCE) as (_, peers, worker, _):
         first, _ = in_rank(worker, peers)
         trainer = peers["trainer"].roles[0]
         assert isinstance(trainer, TrainerRole)
@@ -102,21 +98,17 @@ def test_a_validator_that_stays_silent_delays_only_the_first_acceptances() -> No
         assert seconds[0] == seconds[-2] == limits.verdict_seconds
         assert seconds[-1] == limits.acknowledgement_seconds
 
-    simulate(test, "validator", "validator-2", thresholds=ONCE)
 
-
-def test_nothing_waits_for_a_validator_that_is_gone() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_nothing_waits_for_a_validator_that_is_gone() -> None:
+    async with submitting(*TWO, thresholds=ONCE) as (_, peers, worker, _):
         first, second = in_rank(worker, peers)
         await first.kill()
         assert kinds(await worker.deliver(second, 0)) == [Acknowledgement]
         await trio.sleep(15)
         assert pool(peers["trainer"]) == 1
 
-    simulate(test, "validator", "validator-2", thresholds=ONCE)
 
-
-def test_nothing_that_an_earlier_validator_refuses_is_taken(
+async def test_nothing_that_an_earlier_validator_refuses_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Although a dishonest validator accepted it out of rank."""
@@ -125,8 +117,7 @@ def test_nothing_that_an_earlier_validator_refuses_is_taken(
         return
 
     monkeypatch.setattr(Precedence, "earlier", nobody)
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting(*TWO, thresholds=ONCE, speed=100.0) as (simulation, peers, _, said):
         cheat = Cheat(simulation.peers["worker"], simulation.workload)
         second = in_rank(cheat, peers)[1]
         liar = second.roles[0]
@@ -136,9 +127,5 @@ def test_nothing_that_an_earlier_validator_refuses_is_taken(
         for _ in range(400):
             assert pool(peers["trainer"]) == 0
             await trio.sleep(0.1)
-
-    said = simulate(
-        test, "validator", "validator-2", thresholds=ONCE, prefill_tokens_per_second=100.0
-    )
-    outcomes = [e.fields["outcome"] for e in said if e.name == "validator.verdict"]
+    outcomes = [each["outcome"] for each in said.named("validator.verdict")]
     assert outcomes == ["accepted", "refused"]

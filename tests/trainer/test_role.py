@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -13,8 +13,7 @@ from peers.learning.state_format import STATES
 from peers.trainer import collector
 from peers.trainer.accepted import KEPT
 from peers.trainer.role import TrainerRole
-from simnet.clock import run_virtual
-from simnet.compute.setting import Hardware, Workload
+from simnet.compute.setting import Hardware
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event
@@ -24,105 +23,40 @@ from swarm.shardcast.manifest import digest_of, parse
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import Adapter, Objective, Thresholds
 from swarm.wire.messages import Evaluation, Evidence, Verdict
+from tests.trainer.runs import RUN, finish, restart, simulated, start_run
+
+RUNNER = RUN
 
 
-def simulate(main: Any, seed: int = 5, **workload: Any) -> list[tuple[str, Event]]:
-    """`main(simulation)` to its end; everything that was said, and by whom."""
-    given = {"model_bytes": 3_000_000, "completion_tokens_mean": 64, **workload}
-    simulation = Simulation(seed, workload=Workload(**given))
-    said: list[tuple[str, Event]] = []
-    simulation.listeners.append(lambda _, peer, event: said.append((peer.name, event)))
-
-    async def virtual() -> None:
-        async with simulation.running():
-            await main(simulation)
-
-    run_virtual(virtual, seed=seed, limit_seconds=3600)
-    assert simulation.violations == []
-    return said
-
-
-async def start_run(
-    simulation: Simulation,
-    *names: str,
-    mirrors: Sequence[str] = (),
-    steps: int = 3,
-    step_seconds: float = 60.0,
-    save_steps: int | None = 1,
-    validators: Sequence[str] = ("validator",),
-    prefill_tokens_per_second: float = 40_000.0,
-    trainer_memory_bytes: int = 1 << 50,
-    memory_check: str = "refuse",
-    trainer: dict[str, Any] | None = None,
-    validator: dict[str, Any] | None = None,
-    **run: Any,
-) -> dict[str, Peer]:
-    await start_bootstrap(
-        simulation, trainers=["trainer"], validators=validators, steps=steps,
-        groups_per_step=8, max_new_tokens=256, **run,
-    )  # fmt: skip
-    peers = {}
-    for name in names:
-        tables: dict[str, dict[str, Any]] = {"validator": validator or {}}
-        if name == "trainer":
-            tables["trainer"] = {
-                "model": "simulated",
-                "starved_seconds": 60.0,
-                "mirrors": list(mirrors),
-                **({} if save_steps is None else {"save_steps": save_steps}),
-                "memory_check": memory_check,
-                **(trainer or {}),
-            }
-        plan = Plan(
-            name,
-            [name.partition("-")[0]],
-            tables=tables,
-            hardware=Hardware(
-                step_seconds=step_seconds,
-                prefill_tokens_per_second=prefill_tokens_per_second,
-                memory_bytes=trainer_memory_bytes if name == "trainer" else 1 << 50,
-            ),
-        )
-        peers[name] = simulation.add(plan)
-        await peers[name].start()
-    return peers
-
-
-def test_when_no_work_comes_from_workers_that_are_there_it_asks_them_for_more() -> None:
+async def test_when_no_work_comes_from_workers_that_are_there_it_asks_them_for_more() -> None:
     """What they made may be lost for good, and their quota with it."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         await start_run(simulation, "validator", "trainer")
         slow = Hardware(tokens_per_second=2.0)
         await simulation.add(Plan("inference-slow", ["inference"], hardware=slow)).start()
         await trio.sleep(200)
-
-    said = simulate(main)
-    assert not [event for _, event in said if event.name == "validator.verdict"]
-    opened = [event.fields for _, event in said if event.name == "trainer.step_opened"]
+    assert not said.named("validator.verdict")
+    opened = said.named("trainer.step_opened")
     assert [fields["revision"] for fields in opened] == [0, 1, 2, 3]
     assert {fields["step"] for fields in opened} == {0}
 
 
-def test_without_rollouts_it_says_whom_it_waits_for_and_goes_on() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_without_rollouts_it_says_whom_it_waits_for_and_goes_on() -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(simulation, "validator", "trainer")
         await trio.sleep(200)
         late = simulation.add(Plan("inference-late", ["inference"]))
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         await late.start()
-        assert await simulation.meet(over, 1800)
+        await finish(simulation)
         assert peers["trainer"].alive
-
-    said = simulate(main)
-    starved = [event.fields for _, event in said if event.name == "trainer.starved"]
+    starved = said.named("trainer.starved")
     assert 5 <= len(starved) <= 8
     for fields in starved:
         assert fields["groups_missing"] == 8 and fields["groups_unjudged"] == 0
         assert fields["waiting_for"] == "any inference peer: none is there"
     assert [round(fields["seconds"]) for fields in starved[:2]] == [30, 60]
 
-    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    trained = said.named("trainer.step_trained")
     assert len(trained) == 3
     assert trained[0]["idle_rollouts_seconds"] > 180
     for fields in trained:  # every second of a step has one cause
@@ -133,31 +67,26 @@ def test_without_rollouts_it_says_whom_it_waits_for_and_goes_on() -> None:
 
 
 @pytest.mark.slow
-def test_it_publishes_a_policy_while_the_next_step_trains() -> None:
+async def test_it_publishes_a_policy_while_the_next_step_trains() -> None:
     """Once rollouts are there, nothing waits for its writing and publishing."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated(model_bytes=1_000_000_000) as (simulation, said):
         peers = await start_run(
             simulation, "validator", "trainer", "inference-one", steps=3, step_seconds=60.0
         )
         disk = peers["trainer"].disk
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        assert await simulation.meet(over, 1800)
+        await finish(simulation)
         assert disk.list("trainer/states") == ["0-2", "0-3"]
         assert disk.list("accepted") == []
-
-    said = simulate(main, model_bytes=1_000_000_000)
-    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    trained = said.named("trainer.step_trained")
     assert [fields["step"] for fields in trained] == list(range(3))
     for fields in trained:
         assert fields["publish_seconds"] > 1 > fields["idle_weights_seconds"]
 
 
-def test_what_arrives_before_the_batch_is_whole_is_scored_while_it_waits() -> None:
+async def test_what_arrives_before_the_batch_is_whole_is_scored_while_it_waits() -> None:
     """Once per step, and before the step trains; a batch that is already whole need not wait."""
     calls: list[tuple[str, set[bytes]]] = []
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, _):
         tell = simulation.tell
 
         def hear(peer: Peer, life: trio.CancelScope, what: str, **facts: Any) -> None:
@@ -169,10 +98,7 @@ def test_what_arrives_before_the_batch_is_whole_is_scored_while_it_waits() -> No
 
         simulation.tell = hear  # type: ignore[method-assign]
         await start_run(simulation, "validator", "trainer", "inference-one", "inference-two")
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        assert await simulation.meet(over, 1800)
-
-    simulate(main)
+        await finish(simulation)
     scored: set[bytes] = set()
     steps_ahead = 0
     for what, submissions in calls:
@@ -195,13 +121,13 @@ def publishes(simulation: Simulation, step: int) -> Any:
 
 
 @pytest.mark.parametrize(("save_steps", "kept", "states"), [(5, 5, 2), (3, 2, 4), (1, 5, 10)])
-def test_ten_steps_write_few_states_and_a_crash_repeats_the_rest(
+async def test_ten_steps_write_few_states_and_a_crash_repeats_the_rest(
     save_steps: int, kept: int, states: int
 ) -> None:
     """However few policies other peers keep; a state is the largest file that a trainer writes."""
     written: dict[str, int] = {}
+    async with simulated() as (simulation, said):
 
-    async def main(simulation: Simulation) -> None:
         def look(_: float, peer: Peer, event: Event) -> None:
             if event.name == "trainer.checkpoint_published":
                 for name in peer.disk.list(STATES):
@@ -220,26 +146,23 @@ def test_ten_steps_write_few_states_and_a_crash_repeats_the_rest(
             await peers[name].disk.remove("checkpoints")
             await peers[name].start()
         await trainer.start(resume=True)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        assert await simulation.meet(over, 1800), trainer.ended
-
-    said = simulate(main)
-    names = [event.name for _, event in said]
+        await finish(simulation)
+    names = said.names()
     one = max(written.values())
     assert sum(written.values()) <= (states + 1) * one  # and the one that it began with
     assert "trainer.rolled_back" not in names
-    published = [e.fields for _, e in said if e.name == "trainer.checkpoint_published"]
+    published = said.named("trainer.checkpoint_published")
     manifests = {(each["step"], each["manifest"]) for each in published}
     assert len(manifests) == 11  # each policy came out the same again
 
 
 @pytest.mark.parametrize("save_steps", [1, 3])
 @pytest.mark.parametrize("after", [0.0, 0.3, 2.0, 6.0])
-def test_killed_while_it_writes_it_repeats_what_was_lost(save_steps: int, after: float) -> None:
+async def test_killed_while_it_writes_it_repeats_what_was_lost(
+    save_steps: int, after: float
+) -> None:
     """Every policy that was announced comes out the same again, and no batch is taken twice."""
-    entries: list[Consumed] = []
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(
             simulation, "validator", "trainer", "inference-one", steps=8, step_seconds=5.0,
             save_steps=save_steps, checkpoints_kept=9,
@@ -248,27 +171,19 @@ def test_killed_while_it_writes_it_repeats_what_was_lost(save_steps: int, after:
         for step in (2, 4):
             assert await simulation.meet(publishes(simulation, step), 1800)
             await trio.sleep(after)
-            await trainer.kill()
-            await trainer.start(resume=True)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        assert await simulation.meet(over, 1800), trainer.ended
-        entries.extend(consumed(trainer))
-
-    said = simulate(main)
-    names = [event.name for _, event in said]
+            await restart(trainer)
+        await finish(simulation)
+        entries = consumed(trainer)
+    names = said.names()
     assert "trainer.rolled_back" not in names
-    published = {
-        (event.fields["lineage"], event.fields["step"])
-        for _, event in said
-        if event.name == "trainer.checkpoint_published"
-    }
-    assert published == {(0, step) for step in range(9)}
+    published = said.named("trainer.checkpoint_published")
+    assert {(e["lineage"], e["step"]) for e in published} == {(0, step) for step in range(9)}
     assert len({entry.submission for entry in entries}) == len(entries)
     assert (save_steps == 1) or "trainer.step_repeated" in names
 
 
-def test_a_run_that_synthesises_keeps_what_it_consumed_also_over_crashes() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_a_run_that_synthesises_keeps_what_it_consumed_also_over_crashes() -> None:
+    async with simulated() as (simulation, _):
         peers = await start_run(
             simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=5.0,
             save_steps=3, checkpoints_kept=9, objective=Objective(name="synthesis"),
@@ -276,23 +191,18 @@ def test_a_run_that_synthesises_keeps_what_it_consumed_also_over_crashes() -> No
         trainer = peers["trainer"]
         for step in (1, 4):
             assert await simulation.meet(publishes(simulation, step), 1800)
-            await trainer.kill()
-            await trainer.start(resume=True)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        assert await simulation.meet(over, 1800), trainer.ended
+            await restart(trainer)
+        await finish(simulation)
         used = {each.submission for each in consumed(trainer) if "carried" not in each.outcomes}
         await trainer.kill()
         database = trainer.disk.database("trainer.sqlite")
         assert {digest for (digest,) in database.read("SELECT digest FROM kept")} == used
         assert set(trainer.disk.list(KEPT)) == {f"{each.hex()}.rollouts" for each in used}
 
-    simulate(main)
 
-
-def test_what_cannot_be_repeated_opens_a_new_lineage() -> None:
+async def test_what_cannot_be_repeated_opens_a_new_lineage() -> None:
     """A policy is published, the state before it is older, and a file of its batch is gone."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(
             simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=5.0,
             save_steps=4, checkpoints_kept=9,
@@ -303,21 +213,17 @@ def test_what_cannot_be_repeated_opens_a_new_lineage() -> None:
         for name in trainer.disk.list("accepted"):
             await trainer.disk.remove(f"accepted/{name}")
         await trainer.start(resume=True)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        assert await simulation.meet(over, 1800), trainer.ended
+        await finish(simulation)
         entries = consumed(trainer)
         assert len({entry.submission for entry in entries}) == len(entries)
-
-    said = simulate(main)
-    back = [event.fields for _, event in said if event.name == "trainer.rolled_back"]
+    back = said.named("trainer.rolled_back")
     assert [(fields["step"], fields["lineage"]) for fields in back] == [(0, 1)]
     assert "is not on this disk" in back[0]["reason"]
 
 
-def test_a_deleted_base_of_adapters_is_published_again() -> None:
+async def test_a_deleted_base_of_adapters_is_published_again() -> None:
     """Newcomers may find it nowhere else."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(
             simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=5.0,
             adapter=Adapter(rank=4),
@@ -327,15 +233,12 @@ def test_a_deleted_base_of_adapters_is_published_again() -> None:
         await trainer.kill()
         await trainer.disk.remove("checkpoints/0-0")
         await trainer.start(resume=True)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        assert await simulation.meet(over, 1800), trainer.ended
+        await finish(simulation)
         newest = await trainer.disk.read("checkpoints/0-6/.manifest")
         base = await trainer.disk.read("checkpoints/0-0/.manifest")
         named = parse(newest).base
         assert named is not None and named.digest == digest_of(base)
-
-    said = simulate(main)
-    names = [event.name for _, event in said]
+    names = said.names()
     assert "trainer.rolled_back" not in names and "shardcast.checkpoint_failed" not in names
 
 
@@ -348,12 +251,11 @@ def test_a_deleted_base_of_adapters_is_published_again() -> None:
         (1, False, 8_000_000, "the deltas that lead to it, would not be those that"),
     ],
 )
-def test_a_trainer_whose_policies_were_deleted_goes_on(
+async def test_a_trainer_whose_policies_were_deleted_goes_on(
     save_steps: int, others: bool, model_bytes: int, lost: str
 ) -> None:
     """Peers that hold them give them back, or they are trained again. Else a lineage begins."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated(model_bytes=model_bytes, delta_share=0.02) as (simulation, said):
         peers = await start_run(
             simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=5.0,
             save_steps=save_steps, checkpoints_kept=9,
@@ -367,27 +269,21 @@ def test_a_trainer_whose_policies_were_deleted_goes_on(
             await peers[name].disk.remove("checkpoints")
             await peers[name].start()
         await trainer.start(resume=True)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        assert await simulation.meet(over, 1800), trainer.ended
+        await finish(simulation)
         entries = consumed(trainer)
         assert len({entry.submission for entry in entries}) == len(entries)
-
-    said = simulate(main, model_bytes=model_bytes, delta_share=0.02)
-    back = [event.fields for _, event in said if event.name == "trainer.rolled_back"]
+    back = said.named("trainer.rolled_back")
     assert [fields["lineage"] for fields in back] == ([1] if lost else [])
     assert not back or lost in back[0]["reason"]
     manifests: dict[tuple[int, int], set[str]] = {}
-    for _, event in said:
-        if event.name == "trainer.checkpoint_published":
-            key = (event.fields["lineage"], event.fields["step"])
-            manifests.setdefault(key, set()).add(event.fields["manifest"])
+    for fields in said.named("trainer.checkpoint_published"):
+        key = (fields["lineage"], fields["step"])
+        manifests.setdefault(key, set()).add(fields["manifest"])
     assert {len(each) for each in manifests.values()} == {1}
 
 
-def test_a_peer_without_memory_for_the_base_of_adapters_says_so_before_it_fetches() -> None:
-    ended: list[str] = []
-
-    async def main(simulation: Simulation) -> None:
+async def test_a_peer_without_memory_for_the_base_of_adapters_says_so_before_it_fetches() -> None:
+    async with simulated() as (simulation, said):
         await start_run(
             simulation, "validator", "trainer", "inference-one", steps=3, step_seconds=5.0,
             adapter=Adapter(rank=4),
@@ -400,18 +296,14 @@ def test_a_peer_without_memory_for_the_base_of_adapters_says_so_before_it_fetche
         )  # fmt: skip
         await simulation.add(cramped).start()
         await trio.sleep(20)
-        ended.append(simulation.peers["cramped"].ended or "")
-
-    said = simulate(main)
-    assert "have 3.0 MB and a base of 3.0 MB, and 2 must fit into memory" in ended[0]
-    assert ("cramped", "shardcast.piece_received") not in [(who, e.name) for who, e in said]
+        peer = simulation.peers["cramped"]
+    assert "have 3.0 MB and a base of 3.0 MB, and 2 must fit into memory" in (peer.ended or "")
+    assert ("shardcast.piece_received", peer.id) not in [(e.name, e.peer) for e in said]
 
 
-def test_its_manifests_name_its_mirrors() -> None:
+async def test_its_manifests_name_its_mirrors() -> None:
     mirrors = ["https://mirror.example/policies", "http://192.0.2.7:8080"]
-    held: list[tuple[int, list[str]]] = []
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, _):
         loaded = simulation.expect("inference.policy_loaded", ["inference-one"])
         peers = await start_run(
             simulation, "validator", "trainer", "inference-one", mirrors=mirrors
@@ -420,10 +312,8 @@ def test_its_manifests_name_its_mirrors() -> None:
         assert await simulation.meet(loaded, 600)
         part = peers["inference-one"].part
         assert part is not None
-        held.extend((one.key[1], one.manifest.mirrors) for one in part.store.all())
-
-    simulate(main)
-    assert held and all(named == mirrors for _, named in held)
+        held = part.store.all()
+    assert held and all(each.manifest.mirrors == mirrors for each in held)
 
 
 def consumed(peer: Peer) -> list[Consumed]:
@@ -440,14 +330,11 @@ def logged(peer: Peer) -> list[Entry]:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_file_that_cannot_be_read_is_left_out_and_made_up_for(restarts: bool) -> None:
+async def test_a_file_that_cannot_be_read_is_left_out_and_made_up_for(restarts: bool) -> None:
     """Also when it lies in the pool of a trainer that starts again."""
-    entries: list[Consumed] = []
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(simulation, "validator", "trainer", "inference-one")
         trainer = peers["trainer"]
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         await trio.sleep(45)  # a step trains, and the pool holds the next one's
         if restarts:
             await trainer.kill()
@@ -455,25 +342,22 @@ def test_a_file_that_cannot_be_read_is_left_out_and_made_up_for(restarts: bool) 
             trainer.disk.put(f"accepted/{name}", 0, b"spoilt")
         if restarts:
             await trainer.start(resume=True)
-        assert await simulation.meet(over, 1800), trainer.ended
-        entries.extend(consumed(trainer))
-
-    said = simulate(main)
-    unreadable = [event.fields for _, event in said if event.name == "trainer.unreadable"]
+        await finish(simulation)
+        entries = consumed(trainer)
+    unreadable = said.named("trainer.unreadable")
     lost = {entry.submission for entry in entries if set(entry.outcomes) == {"unreadable"}}
     assert lost and {fields["submission"] for fields in unreadable} == lost
     assert all("its hash differs" in fields["reason"] for fields in unreadable)
-    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    trained = said.named("trainer.step_trained")
     assert [fields["groups"] >= 8 for fields in trained] == [True] * 3
     assert len({entry.submission for entry in entries}) == len(entries)
-    assert not [event for _, event in said if event.name == "trainer.starved"]
+    assert not said.named("trainer.starved")
 
 
-def test_what_an_earlier_version_left_in_the_pool_is_said_once_and_made_up_for() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_what_an_earlier_version_left_in_the_pool_is_said_once_and_made_up_for() -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(simulation, "validator", "trainer", "inference-one")
         trainer = peers["trainer"]
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         await trio.sleep(45)  # a step trains, and the pool holds the next one's
         await trainer.kill()
         first, *others = trainer.disk.list("accepted")
@@ -487,22 +371,19 @@ def test_what_an_earlier_version_left_in_the_pool_is_said_once_and_made_up_for()
             )
         )
         await trainer.start(resume=True)
-        assert await simulation.meet(over, 1800), trainer.ended
+        await finish(simulation)
         entries = consumed(trainer)
         assert len({entry.submission for entry in entries}) == len(entries)
-
-    said = simulate(main)
-    missing = [event.fields for _, event in said if event.name == "trainer.rollouts_missing"]
+    missing = said.named("trainer.rollouts_missing")
     assert len(missing) == 1 and missing[0]["submissions"] > 1
-    assert len([event for _, event in said if event.name == "trainer.step_trained"]) >= 3
+    assert len(said.named("trainer.step_trained")) >= 3
 
 
-def test_accepted_work_that_is_lost_is_asked_for_again_at_once() -> None:
+async def test_accepted_work_that_is_lost_is_asked_for_again_at_once() -> None:
     """A lone worker's quota is just what is missing, and part of it is spent for nothing."""
     lost: list[bytes] = []
-
-    async def main(simulation: Simulation) -> None:
-        peers = await start_run(simulation, "validator", "trainer", steps=1)
+    async with simulated() as (simulation, said):
+        await start_run(simulation, "validator", "trainer", steps=1)
 
         def lose(_: float, peer: Peer, event: Event) -> None:
             if event.name == "validator.verdict" and not lost:
@@ -511,14 +392,11 @@ def test_accepted_work_that_is_lost_is_asked_for_again_at_once() -> None:
                 peer.part.blobs.unregister(lost[0])
 
         simulation.listeners.append(lose)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         slow = Hardware(tokens_per_second=250.0)
         await simulation.add(Plan("inference-slow", ["inference"], hardware=slow)).start()
-        assert await simulation.meet(over, 1800), peers["trainer"].ended
-
-    said = simulate(main)
-    assert len([event for _, event in said if event.name == "trainer.fetch_failed"]) >= 5
-    assert not [event for _, event in said if event.name == "trainer.starved"]
+        await finish(simulation)
+    assert len(said.named("trainer.fetch_failed")) >= 5
+    assert not said.named("trainer.starved")
 
 
 def verdict(number: int, **differs: Any) -> Verdict:
@@ -553,78 +431,64 @@ async def say(peer: Peer, *verdicts: Verdict) -> None:
     ],
     ids=["stale", "refused", "quarantined"],
 )
-def test_work_that_serves_no_batch_is_asked_for_again_at_once(wasted: Verdict) -> None:
+async def test_work_that_serves_no_batch_is_asked_for_again_at_once(wasted: Verdict) -> None:
     """Its worker's quota is spent, although the order wants as many groups as before."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(simulation, "validator", "trainer")
         await trio.sleep(20)
         assert simulation.trace.counts["trainer.step_opened"] == 1
         await say(peers["validator"], wasted)
         await trio.sleep(2)
-
-    said = simulate(main)
-    opened = [event.fields for _, event in said if event.name == "trainer.step_opened"]
+    opened = said.named("trainer.step_opened")
     assert [(each["revision"], each["groups_wanted"]) for each in opened] == [(0, 8), (1, 8)]
-    assert not [event for _, event in said if event.name == "trainer.starved"]
+    assert not said.named("trainer.starved")
 
 
-def test_a_resumed_trainer_does_not_pause_for_what_was_not_graded_in_its_life_before() -> None:
+async def test_a_resumed_trainer_does_not_pause_for_what_was_ungraded_in_its_life_before() -> None:
     ungraded = [
         verdict(n, outcome="quarantined", failed="environment", detail="env fails", rewards=[])
         for n in range(UNGRADED_MAX)
     ]
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(simulation, "validator", "trainer")
         trainer = peers["trainer"]
         await trio.sleep(20)
         await say(peers["validator"], *ungraded)
         await trio.sleep(2)
         assert simulation.trace.counts["trainer.paused"] == 1
-        await trainer.kill()
-        await trainer.start(resume=True)
+        await restart(trainer)
         await trio.sleep(20)
         role = trainer.roles[0]
         assert isinstance(role, TrainerRole)
         assert len(role._accepted.forecast._judged) == len(ungraded), "it hears of them again"
-
-    names = [event.name for _, event in simulate(main)]
+    names = said.names()
     assert names.count("trainer.paused") == 1
 
 
-def test_what_it_has_no_room_to_hear_while_it_loads_it_reads_in_the_logs(
+async def test_what_it_has_no_room_to_hear_while_it_loads_it_reads_in_the_logs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collector, "VERDICTS_HELD_MAX", 1)
-    judged: list[int] = []
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(simulation, "validator", "trainer", "inference-one", steps=1)
         trainer = peers["trainer"]
         loaded = simulation.expect("inference.policy_loaded", ["inference-one"])
         assert await simulation.meet(loaded, 600)
         await trainer.kill()
         await trio.sleep(30)
-        judged.append(simulation.trace.counts["validator.verdict"])
+        assert simulation.trace.counts["validator.verdict"] == 2, "a batch"
         await peers["inference-one"].kill()  # nobody could make up for it
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         await trainer.start(resume=True)
-        assert await simulation.meet(over, 1800), trainer.ended
-
-    said = simulate(main)
-    assert judged == [2], "a batch"
-    assert len([event for _, event in said if event.name == "trainer.verdicts_missed"]) == 1
-    assert not [event for _, event in said if event.name == "trainer.starved"]
+        await finish(simulation)
+    assert len(said.named("trainer.verdicts_missed")) == 1
+    assert not said.named("trainer.starved")
 
 
 @pytest.mark.slow
-def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
+async def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
     """Also after a restart, when every verdict that has not expired is heard again."""
     remembered: list[int] = []
-    entries: list[Consumed] = []
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, _):
         peers = await start_run(
             simulation, "validator", "trainer", "inference-one", steps=12, step_seconds=5.0
         )
@@ -641,23 +505,18 @@ def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
             "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] == 7
         )
         assert await simulation.meet(seventh, 1800)
-        await trainer.kill()
-        await trainer.start(resume=True)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        assert await simulation.meet(over, 1800), trainer.ended
-        entries.extend(consumed(trainer))
-
-    simulate(main)
+        await restart(trainer)
+        await finish(simulation)
+        entries = consumed(trainer)
     assert len(remembered) == 12
     assert len(entries) == 2 * 12
     assert max(remembered[5:8]) <= 2 * (4 + 2), "those of policies that are young enough"
     assert len({entry.submission for entry in entries}) == len(entries)
 
 
-def test_what_it_has_trained_on_is_remembered_until_it_is_logged() -> None:
+async def test_what_it_has_trained_on_is_remembered_until_it_is_logged() -> None:
     """A verdict heard again meanwhile, too old by then, must not log it as stale before that."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, _):
         trainer = (await start_run(simulation, "validator", "trainer", steps=20))["trainer"]
         assert await simulation.meet(simulation.expect("trainer.step_opened", ["trainer"]), 600)
         role = trainer.roles[0]
@@ -676,15 +535,10 @@ def test_what_it_has_trained_on_is_remembered_until_it_is_logged() -> None:
         assert not accepted.knows(trained_on.submission)
         assert not role._collector._is_new(trained_on)
 
-    simulate(main)
 
-
-def test_what_arrives_stale_while_others_are_dropped_is_dropped_too() -> None:
+async def test_what_arrives_stale_while_others_are_dropped_is_dropped_too() -> None:
     """Or the next batch, taken at once, holds it."""
-    left: list[bytes] = []
-    entries: list[Consumed] = []
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, _):
         opened = simulation.expect("trainer.step_opened", ["trainer"])
         trainer = (await start_run(simulation, "validator", "trainer"))["trainer"]
         assert await simulation.meet(opened, 600)
@@ -699,33 +553,25 @@ def test_what_arrives_stale_while_others_are_dropped_is_dropped_too() -> None:
         simulation.listeners.append(arrive)
         accepted._add(verdict(0, lineage=7))
         await accepted.drop_stale()
-        left.extend(each.digest for each in accepted.pool.oldest_first())
-        assert not late
-        entries.extend(consumed(trainer))
-
-    simulate(main)
-    assert left == []
+        assert not late and accepted.pool.oldest_first() == []
+        entries = consumed(trainer)
     assert sorted(entry.submission[0] for entry in entries) == [0, 1]
 
 
-def test_an_accepted_submission_is_dropped_when_another_validator_refuses_it_before_use() -> None:
+async def test_an_accepted_submission_is_dropped_when_another_validator_refuses_it() -> None:
     """And the refusal binds, since it rests on a recomputation."""
-    held: list[bool] = []
     judges: list[str] = []
-    refused: list[bytes] = []
-    entries: list[Consumed] = []
 
     def hear(_: float, __: Peer, event: Event) -> None:
         if event.name == "inference.receipt":
             judges.append(event.fields["by"])
 
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, _):
         validators = ["validator", "validator-2"]
         peers = await start_run(simulation, *validators, "trainer", steps=1, validators=validators)
         trainer = peers["trainer"]
         simulation.listeners.append(hear)
         first = simulation.expect("inference.receipt", ["inference-slow"])
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         slow = Hardware(tokens_per_second=250.0)
         await simulation.add(Plan("inference-slow", ["inference"], hardware=slow)).start()
         assert await simulation.meet(first, 600)
@@ -734,7 +580,6 @@ def test_an_accepted_submission_is_dropped_when_another_validator_refuses_it_bef
         assert isinstance(role, TrainerRole)
         (accepted,) = role._accepted.pool.oldest_first()
         kept = accepted.verdict
-        refused.append(kept.submission)
         other = next(name for name in validators if peers[name].id != judges[0])
         refusal = msgspec.structs.replace(
             kept, outcome="refused", failed="proofs", rewards=[], rollouts_digest=b"",
@@ -742,23 +587,18 @@ def test_an_accepted_submission_is_dropped_when_another_validator_refuses_it_bef
         )  # fmt: skip
         await say(peers[other], refusal)
         await trio.sleep(2)
-        held.append(bool(role._accepted.pool.matching(lambda v: v.submission == kept.submission)))
-        assert await simulation.meet(over, 1800), trainer.ended
-        entries.extend(consumed(trainer))
-
-    simulate(main)
-    assert held == [False]
+        assert not role._accepted.pool.matching(lambda v: v.submission == kept.submission)
+        await finish(simulation)
+        entries = consumed(trainer)
     outcomes = {entry.submission: entry.outcomes for entry in entries}
-    assert set(outcomes[refused[0]]) == {"stale"}
+    assert set(outcomes[kept.submission]) == {"stale"}
 
 
 BROKEN = Hardware(grades=False)
 
 
-def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_it_is_repaired() -> None:
-    judged: list[int] = []
-
-    async def main(simulation: Simulation) -> None:
+async def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_repaired() -> None:
+    async with simulated() as (simulation, said):
         await start_bootstrap(
             simulation, trainers=["trainer"], validators=["validator"], steps=3,
             groups_per_step=8, max_new_tokens=256,
@@ -771,61 +611,52 @@ def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_it_is_rep
             await peer.start()
         assert await simulation.meet(paused, 300)
         await trio.sleep(600)  # what was on its way finds nobody, or is judged once more
-        judged.append(simulation.trace.counts["validator.verdict"])
+        judged = simulation.trace.counts["validator.verdict"]
         await trio.sleep(300)
-        judged.append(simulation.trace.counts["validator.verdict"])
+        assert simulation.trace.counts["validator.verdict"] == judged, "it quarantines no longer"
         assert trainer.part is not None
         assert trainer.part.status.doing.startswith("paused: no validator can grade: env")
         order = trainer.part.step_order()
         assert order is not None and order.groups_wanted == 0
 
         validator.plan.hardware = Hardware()
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         for peer in (validator, trainer):
             await peer.kill()
             await peer.start(resume=True)
-        assert await simulation.meet(over, 1800)
-
-    said = simulate(main)
-    assert 5 <= judged[0] <= 20 and judged[0] == judged[1], "it quarantines no longer"
-    names = [event.name for _, event in said]
+        await finish(simulation)
+    assert 5 <= judged <= 20
+    names = said.names()
     assert "validator.cannot_grade" in names
-    verdicts = [event.fields for _, event in said if event.name == "validator.verdict"]
-    for fields in verdicts[: judged[0]]:
+    verdicts = said.named("validator.verdict")
+    for fields in verdicts[:judged]:
         assert (fields["outcome"], fields["failed"]) == ("quarantined", "environment")
     assert not [name for name in names if name == "membership.peer_evicted"]
 
 
-def test_a_group_that_nobody_can_grade_is_credited_and_the_others_train() -> None:
+async def test_a_group_that_nobody_can_grade_is_credited_and_the_others_train() -> None:
     """The simulation's invariants fail if a quarantined group is trained on.
 
     A worker whose record spares it most recomputations gains nothing with text that nobody can
     grade: such a submission is always recomputed.
     """
-    logs: list[Any] = []
-    judged: list[Judged] = []
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated(ungradable_share=0.3, reward_start=0.5) as (simulation, said):
         await start_bootstrap(
             simulation, trainers=["trainer"], validators=["validator"], steps=3,
             groups_per_step=8, max_new_tokens=256, groups_per_submission=4,
             thresholds=Thresholds(recompute_safety=1.1, audit_share=0.0, measured_tokens=1),
         )  # fmt: skip
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         peers = [simulation.add(Plan(name, [name])) for name in ("trainer", "validator")]
         for peer in (*peers, simulation.add(Plan("inference", ["inference"]))):
             await peer.start()
-        assert await simulation.meet(over, 1800)
-        logs.extend(consumed(peers[0]))
-        judged.extend(each for each in logged(peers[1]) if isinstance(each, Judged))
-
-    said = simulate(main, ungradable_share=0.3, reward_start=0.5)
-    verdicts = [event.fields for _, event in said if event.name == "validator.verdict"]
+        await finish(simulation)
+        logs = consumed(peers[0])
+        judged = [each for each in logged(peers[1]) if isinstance(each, Judged)]
+    verdicts = said.named("validator.verdict")
     partly = [each for each in verdicts if each["outcome"] == "accepted" and each["quarantined"]]
     assert partly and "groups are quarantined, the first because" in partly[0]["detail"]
-    receipts = [event.fields for _, event in said if event.name == "inference.receipt"]
+    receipts = said.named("inference.receipt")
     assert {each["groups"] for each in receipts if each["outcome"] == "accepted"} == {4}
-    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    trained = said.named("trainer.step_trained")
     figures = [each["environments"]["simulated"] for each in trained]
     assert any(each["quarantine_rate"] for each in figures)
     for each in figures:
@@ -837,13 +668,12 @@ def test_a_group_that_nobody_can_grade_is_credited_and_the_others_train() -> Non
 
 
 @pytest.mark.slow
-def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:
+    async with simulated() as (simulation, said):
         await start_bootstrap(
             simulation, trainers=["trainer"], validators=["broken", "sound"], steps=3,
             groups_per_step=64, max_new_tokens=256,
         )  # fmt: skip
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         for plan in (
             Plan("trainer", ["trainer"]),
             Plan("broken", ["validator"], hardware=BROKEN),
@@ -851,22 +681,19 @@ def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:
             *(Plan(f"inference-{n}", ["inference"]) for n in range(3)),
         ):
             await simulation.add(plan).start()
-        assert await simulation.meet(over, 1800)
+        await finish(simulation)
+    assert not said.named("trainer.paused")
+    broken = {event.peer for event in said if event.name == "validator.cannot_grade"}
+    assert broken == {simulation.peers["broken"].id}
 
-    said = simulate(main)
-    assert not [event for _, event in said if event.name == "trainer.paused"]
-    assert {name for name, event in said if event.name == "validator.cannot_grade"} == {"broken"}
 
-
-def test_each_environment_has_a_reward_of_its_own() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_each_environment_has_a_reward_of_its_own() -> None:
+    async with simulated() as (simulation, said):
         environments = [SIMULATED, msgspec.structs.replace(SIMULATED, name="other", weight=3.0)]
         await start_run(simulation, "validator", "trainer", environments=environments)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         await simulation.add(Plan("inference", ["inference"])).start()
-        assert await simulation.meet(over, 1800)
-
-    trained = [event.fields for _, event in simulate(main) if event.name == "trainer.step_trained"]
+        await finish(simulation)
+    trained = said.named("trainer.step_trained")
     assert len(trained) == 3
     seen: set[str] = set()
     for fields in trained:
@@ -881,15 +708,13 @@ def test_each_environment_has_a_reward_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_policies_are_evaluated_while_the_run_goes_on() -> None:
+async def test_policies_are_evaluated_while_the_run_goes_on() -> None:
     """Each takes about 40 s, a step 60 s; the child of the second one is killed."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated(seed=6) as (simulation, said):
         peers = await start_run(
             simulation, "validator", "trainer", steps=8,
             validator={"evaluate_steps": 2, "evaluate_tasks": 1200},
         )  # fmt: skip
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         second = simulation.expect(
             "trainer.checkpoint_published", ["trainer"], lambda event: event.fields["step"] == 2
         )
@@ -898,33 +723,31 @@ def test_policies_are_evaluated_while_the_run_goes_on() -> None:
         await trio.sleep(10)
         compute: Any = peers["validator"].node and peers["validator"].node.compute
         compute.children["evaluation"].die()
-        assert await simulation.meet(over, 1800)
+        await finish(simulation)
         for peer in peers.values():
             assert peer.part is not None and peer.part.evaluation.value is not None
             heard = peer.part.evaluation.value.expect(Evaluation)
             assert (heard.reference.step, heard.tasks) == (6, 1200)
-
-    said = simulate(main, seed=6)
-    evaluated = [event.fields for _, event in said if event.name == "evaluation.done"]
-    failed = [event.fields for _, event in said if event.name == "evaluation.failed"]
+    evaluated = said.named("evaluation.done")
+    failed = said.named("evaluation.failed")
     assert [each["policy"] for each in evaluated][:3] == [0, 4, 6]
     assert [each["policy"] for each in failed] == [2]
     assert "evaluation was killed" in failed[0]["reason"]
     assert evaluated[1]["environments"]["simulated"]["reward"] == evaluated[1]["reward"]
     assert evaluated[1]["reward"] == pytest.approx(0.28, abs=0.001)
-    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    trained = said.named("trainer.step_trained")
     taken = [each["evaluation_policy"] for each in trained if "evaluation" in each]
     assert taken == [0, 4, 6]
     assert max(each["step_seconds"] for each in trained[2:]) < 70  # no step waited for it
 
 
 @pytest.mark.slow
-def test_an_evaluation_keeps_its_policy_until_it_ends_and_no_longer() -> None:
+async def test_an_evaluation_keeps_its_policy_until_it_ends_and_no_longer() -> None:
     """It takes far longer than a policy is kept: 800 s, at a step a minute."""
     tables = {"evaluate_steps": 100, "evaluate_tasks": 24000}
     removed: dict[int, float] = {}
+    async with simulated() as (simulation, said):
 
-    async def main(simulation: Simulation) -> None:
         def hear(now: float, peer: Peer, event: Event) -> None:
             if (peer.name, event.name) == ("validator", "shardcast.checkpoint_removed"):
                 removed[event.fields["step"]] = now
@@ -933,39 +756,32 @@ def test_an_evaluation_keeps_its_policy_until_it_ends_and_no_longer() -> None:
         peers = await start_run(
             simulation, "validator", "trainer", steps=18, validator=tables, trainer=None
         )
-        over = simulation.expect("trainer.run_complete", ["trainer"])
         evaluated = simulation.expect("evaluation.done", ["validator"])
         await simulation.add(Plan("inference", ["inference"])).start()
         assert await simulation.meet(evaluated, 1800)
         assert 0 not in removed and len(removed) >= 2
-        assert await simulation.meet(over, 1800)
+        await finish(simulation)
         assert 0 in removed
         part = peers["validator"].part
         assert part is not None and (0, 0) not in part.store._pins
-
-    said = simulate(main)
-    assert not [event.fields for _, event in said if event.name == "evaluation.failed"]
+    assert not said.named("evaluation.failed")
 
 
 @pytest.mark.parametrize("memory_check", ["refuse", "report"])
-def test_a_trainer_says_its_plan_first_and_refuses_one_that_does_not_fit(memory_check: str) -> None:
-    said: list[Event] = []
-
-    async def main(simulation: Simulation) -> None:
-        simulation.listeners.append(lambda _, peer, event: said.append(event))
-        await start_run(
-            simulation, "trainer", trainer_memory_bytes=20_000_000, memory_check=memory_check
-        )
-        await trio.sleep(30)
-
-    if memory_check == "refuse":
-        with pytest.raises(AssertionError, match="trainer ended: the trainer needs 24 MB"):
-            simulate(main)
-    else:
-        simulate(main)
-    names = [event.name for event in said]
-    planned = said[names.index("trainer.planned")].fields
+async def test_a_trainer_says_its_plan_first_and_refuses_one_that_does_not_fit(
+    memory_check: str,
+) -> None:
+    fits = memory_check == "report"
+    refusal = pytest.raises(AssertionError, match="trainer ended: the trainer needs 24 MB")
+    with nullcontext() if fits else refusal:
+        async with simulated() as (simulation, said):
+            await start_run(
+                simulation, "trainer", trainer_memory_bytes=20_000_000, memory_check=memory_check
+            )
+            await trio.sleep(30)
+    names = said.names()
+    planned = said.named("trainer.planned")[0]
     assert planned["problem"] == "the trainer needs 24 MB"
     assert planned["host_parts"] == ["training 24 MB"]
-    assert ("trainer.step_opened" in names) == (memory_check == "report")
+    assert ("trainer.step_opened" in names) == fits
     assert "trainer.step_opened" not in names[: names.index("trainer.planned")]

@@ -18,14 +18,15 @@ from peers.learning.objective import advantages
 from peers.learning.values import give_values, token_advantages
 from peers.trainer.pool import Accepted
 from peers.trainer.state_values import StateValues, boundaries
-from simnet.simulation import Simulation
 from swarm.jobs.training import StateValue
 from swarm.node.states import States
 from swarm.rollouts.rollout import Rollout
 from swarm.rollouts.rollouts import Rollouts
 from swarm.wire.manifest import Objective, ProcessRewards, Values
 from tests.rollouts.harness import single_turns
-from tests.trainer.test_role import simulate, start_run
+from tests.trainer.runs import RUN, finish, simulated, start_run
+
+RUNNER = RUN
 
 REWARDS = st.floats(-10, 10, width=32)
 OBJECTIVES = [
@@ -158,37 +159,31 @@ async def _read(_: StateValues, accepted: Accepted) -> Rollouts:
 VALUES = Values(estimate="continuations", segment_tokens=1, wait_seconds=300.0)
 
 
-async def _run(simulation: Simulation, **run: Any) -> None:
-    over = simulation.expect("trainer.run_complete", ["trainer"])
-    await start_run(
-        simulation, "validator", "trainer", "inference-one", "inference-two",
-        steps=4, step_seconds=5.0, values=VALUES, **run,
-    )  # fmt: skip
-    assert await simulation.meet(over, 1800)
-
-
-def named(said: list[tuple[str, Any]], name: str) -> list[dict[str, Any]]:
-    return [event.fields for _, event in said if event.name == name]
-
-
-def test_a_simulated_run_orders_and_uses_continuations(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_simulated_run_orders_and_uses_continuations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(StateValues, "_read", _read)
-    said = simulate(_run)
-    trained = named(said, "trainer.step_trained")
+    async with simulated() as (simulation, said):
+        await start_run(
+            simulation, "validator", "trainer", "inference-one", "inference-two",
+            steps=4, step_seconds=5.0, values=VALUES,
+        )  # fmt: skip
+        await finish(simulation)
+    trained = said.named("trainer.step_trained")
     assert len(trained) == 4
     # Until workers have a record, more is asked of them: the first batch may be full before.
     assert sum(each.get("states_valued", 0) > 0 for each in trained) == 2
     assert "states_valued" not in trained[-1]  # no step follows that could continue it
     assert sum(each.get("left_out_continuation", 0) for each in trained) > 0
-    assert {each["outcome"] for each in named(said, "validator.verdict")} == {"accepted"}
-    assert named(said, "membership.peer_evicted") == []
+    assert {each["outcome"] for each in said.named("validator.verdict")} == {"accepted"}
+    assert said.named("membership.peer_evicted") == []
 
 
-def test_a_trainer_that_returns_goes_on_with_its_states(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_trainer_that_returns_goes_on_with_its_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(StateValues, "_read", _read)
-
-    async def main(simulation: Simulation) -> None:
-        over = simulation.expect("trainer.run_complete", ["trainer"])
+    async with simulated() as (simulation, said):
         first = simulation.expect("trainer.step_trained", ["trainer"])
         peers = await start_run(
             simulation, "validator", "trainer", "inference-one", "inference-two",
@@ -199,17 +194,15 @@ def test_a_trainer_that_returns_goes_on_with_its_states(monkeypatch: pytest.Monk
         await peers["trainer"].crash()
         await trio.sleep(2)
         await peers["trainer"].start(resume=True)
-        assert await simulation.meet(over, 1800)
-
-    said = simulate(main)
-    trained = named(said, "trainer.step_trained")
+        await finish(simulation)
+    trained = said.named("trainer.step_trained")
     assert [each["step"] for each in trained] == list(range(6))
     assert trained[1]["states_valued"] > 0  # the states were ordered before the crash
-    assert named(said, "trainer.rolled_back") == []
-    assert {each["outcome"] for each in named(said, "validator.verdict")} == {"accepted"}
+    assert said.named("trainer.rolled_back") == []
+    assert {each["outcome"] for each in said.named("validator.verdict")} == {"accepted"}
 
 
-def test_states_that_nobody_serves_stop_the_work_and_blame_nobody(
+async def test_states_that_nobody_serves_stop_the_work_and_blame_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(StateValues, "_read", _read)
@@ -218,15 +211,12 @@ def test_states_that_nobody_serves_stop_the_work_and_blame_nobody(
         pass
 
     monkeypatch.setattr(States, "_serve", nowhere)
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         missing = simulation.expect("inference.states_missing", ["inference-one"])
         await start_run(simulation, "validator", "trainer", "inference-one", steps=4, values=VALUES)
         assert await simulation.meet(missing, 600)
         await trio.sleep(60)
-
-    said = simulate(main)
-    assert named(said, "membership.peer_evicted") == []
-    assert {each["outcome"] for each in named(said, "validator.verdict")} == {"accepted"}
-    sentences = {each["reason"] for each in named(said, "inference.states_missing")}
+    assert said.named("membership.peer_evicted") == []
+    assert {each["outcome"] for each in said.named("validator.verdict")} == {"accepted"}
+    sentences = {each["reason"] for each in said.named("inference.states_missing")}
     assert all("no peer sent the states of step 1" in each for each in sentences)

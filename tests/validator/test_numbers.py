@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -12,11 +13,9 @@ from blake3 import blake3
 
 from peers.validator.role import ValidatorRole
 from simnet.adversaries.base import Adversary
-from simnet.clock import run_virtual
 from simnet.compute.rollouts import rollouts
 from simnet.compute.setting import Hardware, Setting, Workload
 from simnet.simulation import Peer, Plan, Simulation
-from swarm.events import Event
 from swarm.jobs import SubmissionOrder
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import nonce_of
@@ -32,7 +31,9 @@ from swarm.wire.messages import (
     Submission,
     Verdict,
 )
-from tests.trainer.test_role import start_run
+from tests.trainer.runs import RUN, Said, simulated, start_run
+
+RUNNER = RUN
 
 
 class Hand:
@@ -91,43 +92,30 @@ def kinds(answer: Sequence[Envelope]) -> list[type[Message]]:
     return [type(each.message) for each in answer]
 
 
-Test = Callable[[Simulation, dict[str, Peer], Hand], Awaitable[None]]
-
-
-def simulate(
-    test: Test,
+@asynccontextmanager
+async def submitting(
     *validators: str,
     absent: Sequence[str] = (),
-    prefill_tokens_per_second: float = 40_000.0,
+    speed: float = 40_000.0,
     trial: bool = False,
     **run: Any,
-) -> list[Event]:
-    """Run `test` with validators, a trainer, and an idle peer in a worker's place.
+) -> AsyncIterator[tuple[Simulation, dict[str, Peer], Hand, Said]]:
+    """Validators, a trainer, an idle peer in a worker's place, and what was said.
 
-    `absent` validators are named in the manifest and never there.
+    `absent` validators are named in the manifest and never there. `speed`: that of a validator's
+    prefill, in tokens per second.
     """
-    simulation = Simulation(seed=5)
-    said: list[Event] = []
-    ended: list[bool] = []
-    simulation.listeners.append(lambda _, __, event: said.append(event))
-
-    async def main() -> None:
-        async with simulation.running():
-            present = validators or ("validator",)
-            peers = await start_run(
-                simulation, *present, "trainer", groups_per_submission=1,
-                admissions=Admissions(trial=trial),
-                validators=[*present, *absent], prefill_tokens_per_second=prefill_tokens_per_second,
-                **run,
-            )  # fmt: skip
-            worker = await start_idle(simulation, "worker")
-            await trio.sleep(20)
-            await test(simulation, peers, Hand(worker, simulation.workload))
-            ended.append(True)
-
-    run_virtual(main, seed=5, limit_seconds=600)
-    assert ended
-    return said
+    present = validators or ("validator",)
+    async with simulated() as (simulation, said):
+        peers = await start_run(
+            simulation, *present, "trainer", groups_per_submission=1,
+            admissions=Admissions(trial=trial),
+            validators=[*present, *absent], prefill_tokens_per_second=speed,
+            **run,
+        )  # fmt: skip
+        worker = await start_idle(simulation, "worker")
+        await trio.sleep(20)
+        yield simulation, peers, Hand(worker, simulation.workload), said
 
 
 async def start_idle(simulation: Simulation, name: str) -> Peer:
@@ -142,8 +130,8 @@ def part_of(peer: Peer) -> RunNode:
     return peer.part
 
 
-def test_a_later_number_is_neither_acknowledged_nor_announced_nor_judged() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_a_later_number_is_neither_acknowledged_nor_announced_nor_judged() -> None:
+    async with submitting() as (_, peers, worker, said):
         validator = peers["validator"]
         heard: list[Envelope] = []
         part_of(peers["trainer"]).gossip.listen(Acknowledgement, heard.append)
@@ -159,16 +147,13 @@ def test_a_later_number_is_neither_acknowledged_nor_announced_nor_judged() -> No
         assert await worker.deliver(validator, 3) == []
         await trio.sleep(5)
         assert [each.expect(Acknowledgement).number for each in heard] == [0, 1]
-
-    said = simulate(test)
-    numbers = [event.fields["number"] for event in said if event.name == "validator.verdict"]
+    numbers = [each["number"] for each in said.named("validator.verdict")]
     assert numbers == [0, 1]
 
 
-def test_a_worker_on_trial_has_one_unjudged_submission() -> None:
+async def test_a_worker_on_trial_has_one_unjudged_submission() -> None:
     """And is no longer on trial once its first is recomputed and accepted."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting(trial=True, speed=1_000.0) as (_, peers, worker, said):
         validator = peers["validator"]
         assert worker.part.lease is not None and worker.part.lease.admission is not None
         assert worker.part.lease.admission.expect(Admission).trial
@@ -178,17 +163,14 @@ def test_a_worker_on_trial_has_one_unjudged_submission() -> None:
         for number in (1, 2, 3):
             assert kinds(await worker.deliver(validator, number)) == [Acknowledgement]
         assert not worker.part.lease.admission.expect(Admission).trial
-
-    said = simulate(test, trial=True, prefill_tokens_per_second=1_000.0)
-    outcomes = [e.fields["outcome"] for e in said if e.name == "validator.verdict"]
+    outcomes = [each["outcome"] for each in said.named("validator.verdict")]
     assert outcomes[:1] == ["accepted"], outcomes
 
 
 @pytest.mark.parametrize("role", ["relay", "observer"])
-def test_the_slot_of_another_role_lets_nobody_submit(role: str) -> None:
+async def test_the_slot_of_another_role_lets_nobody_submit(role: str) -> None:
     """Else there would be `helpers_max` unproven workers beyond `unproven_max`."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting() as (simulation, peers, worker, _):
         helper = simulation.add(Plan("helper", [role], acts=Adversary))
         await helper.start()
         await trio.sleep(5)
@@ -199,11 +181,9 @@ def test_the_slot_of_another_role_lets_nobody_submit(role: str) -> None:
         assert "inference" in no.expect(AdmissionRefused).reason
         assert kinds(await worker.deliver(peers["validator"], 0)) == [Acknowledgement]
 
-    simulate(test)
 
-
-def test_announcing_a_number_without_its_file_settles_nothing() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_announcing_a_number_without_its_file_settles_nothing() -> None:
+    async with submitting() as (_, peers, worker, _):
         validator = peers["validator"]
         assert await worker.announce(validator, 0) == []
         assert await worker.deliver(validator, 1) == []
@@ -211,13 +191,10 @@ def test_announcing_a_number_without_its_file_settles_nothing() -> None:
         assert kinds(await worker.deliver(validator, 0)) == [Acknowledgement]
         assert kinds(await worker.deliver(validator, 1)) == [Acknowledgement]
 
-    simulate(test)
 
-
-def test_an_acknowledgement_is_signed_and_published_once() -> None:
+async def test_an_acknowledgement_is_signed_and_published_once() -> None:
     """Also after it was published, however often the worker asks while its file is judged."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting(speed=10.0) as (_, peers, worker, _):
         validator = peers["validator"]
         heard: list[Envelope] = []
         part_of(peers["trainer"]).gossip.listen(Acknowledgement, heard.append)
@@ -226,8 +203,6 @@ def test_an_acknowledgement_is_signed_and_published_once() -> None:
         await trio.sleep(1)
         assert {kind for answer in said for kind in kinds(answer)} == {Acknowledgement}
         assert {answer[0].digest for answer in said} == {heard[0].digest} and len(heard) == 1
-
-    simulate(test, prefill_tokens_per_second=10.0)
 
 
 @pytest.mark.parametrize(
@@ -241,12 +216,11 @@ def test_an_acknowledgement_is_signed_and_published_once() -> None:
     ],
     ids=["verdict", "acknowledgement", "own-verdict", "own-acknowledgement", "unlogged"],
 )
-def test_the_next_validator_takes_over_when_it_is_shown_a_receipt(
+async def test_the_next_validator_takes_over_when_it_is_shown_a_receipt(
     by: str, shown: type[Message], believed: bool
 ) -> None:
     """Of the number before, by a validator that is never heard."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting(absent=["silent"]) as (simulation, peers, worker, _):
         named: dict[str, Any] = {
             "submission": bytes(32),
             "worker": worker.id,
@@ -266,13 +240,10 @@ def test_the_next_validator_takes_over_when_it_is_shown_a_receipt(
         answer = await worker.deliver(peers["validator"], 1, receipt)
         assert kinds(answer) == ([Acknowledgement] if believed else [])
 
-    simulate(test, absent=["silent"])
 
-
-def test_a_worker_that_makes_other_bytes_after_a_restart_goes_on() -> None:
+async def test_a_worker_that_makes_other_bytes_after_a_restart_goes_on() -> None:
     """Also at a validator that has not heard of its first file."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting("validator", "validator-2") as (simulation, peers, worker, _):
         first, second = peers["validator"], peers["validator-2"]
         for other in ("validator", "trainer", "bootstrap"):
             simulation.network.cut(second.id, simulation.peers[other].id)
@@ -285,16 +256,11 @@ def test_a_worker_that_makes_other_bytes_after_a_restart_goes_on() -> None:
         answer = await worker.deliver(second, 1, receipt)
         assert kinds(answer) == [Acknowledgement]
 
-    simulate(test, "validator", "validator-2")
 
-
-def test_no_group_of_a_submission_may_be_left_out() -> None:
+async def test_no_group_of_a_submission_may_be_left_out() -> None:
     """Or a worker could choose how a submission ends."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting() as (_, peers, worker, _):
         await worker.push(peers["validator"], worker.make(0))
         for groups in (3, 5):
             (refusal,) = await worker.announce(peers["validator"], 0, groups=groups)
             assert isinstance(refusal.message, Verdict) and refusal.message.failed == "groups"
-
-    simulate(test)

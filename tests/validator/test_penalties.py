@@ -23,8 +23,7 @@ from peers.validator.penalties import (
     Penalties,
 )
 from peers.validator.role import ValidatorRole
-from simnet.simulation import Peer, Simulation
-from swarm.events import Event
+from simnet.simulation import Peer
 from swarm.run.run import Run
 from swarm.transport import BlobReference, Refused
 from swarm.wire.envelope import seal
@@ -32,9 +31,11 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Verdict
 from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
-from tests.validator.test_numbers import Hand, kinds, part_of, simulate
+from tests.trainer.runs import RUN
+from tests.validator.test_numbers import kinds, part_of, submitting
 from tests.worlds import VirtualWorld
 
+RUNNER = RUN
 DISK_BYTES = 64 << 20
 
 
@@ -97,8 +98,8 @@ async def test_what_is_remembered_is_bounded() -> None:
     assert len(penalties._wastes) == WORKERS_REMEMBERED_MAX
 
 
-def test_announcing_without_files_costs_a_growing_pause() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_announcing_without_files_costs_a_growing_pause() -> None:
+    async with submitting() as (_, peers, worker, _):
         validator = peers["validator"]
         for _ in range(WASTES_FREE + 1):
             assert await worker.announce(validator, 0) == []
@@ -108,11 +109,9 @@ def test_announcing_without_files_costs_a_growing_pause() -> None:
         await trio.sleep(PAUSE_SECONDS_MIN + 0.1)
         assert kinds(await worker.deliver(validator, 0)) == [Acknowledgement]
 
-    simulate(test)
 
-
-def test_a_restart_forgets_no_refused_file() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_a_restart_forgets_no_refused_file() -> None:
+    async with submitting() as (_, peers, worker, _):
         validator = peers["validator"]
         await part_of(validator).trusted_part("validator").append_verdict(
             lambda index: Verdict(
@@ -125,8 +124,6 @@ def test_a_restart_forgets_no_refused_file() -> None:
         await trio.sleep(5)
         assert wastes(validator, worker.id) == 1
 
-    simulate(test)
-
 
 def wastes(validator: Peer, worker: str) -> int:
     role = validator.roles[0]
@@ -134,16 +131,14 @@ def wastes(validator: Peer, worker: str) -> int:
     return round(role._penalties._wastes[worker].count)
 
 
-def test_refusals_beyond_a_quota_are_silent() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_refusals_beyond_a_quota_are_silent() -> None:
+    async with submitting() as (_, peers, worker, said):
         answers = [await worker.announce(peers["validator"], 10**6 + n) for n in range(100)]
         refusals = [each for answer in answers for each in answer]
         assert kinds(refusals) == [Verdict] * len(refusals)
         assert REFUSALS_BURST <= len(refusals) <= REFUSALS_BURST + 2
         assert kinds(await worker.deliver(peers["validator"], 0)) == [Acknowledgement]
-
-    said: list[Event] = simulate(test)
-    assert not [event for event in said if event.name == "validator.verdict"][1:]
+    assert not said.named("validator.verdict")[1:]
 
 
 class SmallDisk(LocalDisk):

@@ -19,9 +19,8 @@ from peers.validator.inbox import (
     canonical_path_of,
     path_of,
 )
-from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware
-from simnet.simulation import Peer, Plan, Simulation
+from simnet.simulation import Peer, Plan
 from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event
 from swarm.node.run_node import RunNode
 from swarm.run.run import Run
@@ -35,10 +34,11 @@ from swarm.world import Sink
 from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
 from tests.shardcast.memory_disk import MemoryDisk
-from tests.trainer.test_role import start_run
+from tests.trainer.runs import RUN, finish, simulated, start_run
 from tests.validator.test_numbers import part_of, start_idle
 from tests.worlds import VirtualWorld
 
+RUNNER = RUN
 GOOD, OTHER = b"judged " * 1000, b"trained" * 1000
 OWNER, WORKER = identity(1), identity(2)
 REFERENCE = BlobReference(blake3(GOOD).digest(), len(GOOD))
@@ -100,10 +100,10 @@ async def by_another_peer(worker: Pusher, other: Pusher) -> None:
 
 
 @pytest.mark.parametrize("attack", [together, half, out_of_order, afterwards, by_another_peer])
-def test_a_file_that_is_here_stays_what_its_digest_says(
+async def test_a_file_that_is_here_stays_what_its_digest_says(
     attack: Callable[[Pusher, Pusher], Awaitable[None]],
 ) -> None:
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, _):
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
         validator, worker = peers["validator"], peers["inference-worker"]
@@ -111,8 +111,6 @@ def test_a_file_that_is_here_stays_what_its_digest_says(
         await attack(Pusher(part, worker.id), Pusher(part, peers["trainer"].id))
         path = f"incoming/{REFERENCE.digest.hex()}-{worker.id}.parquet"
         assert await validator.disk.read(path) == GOOD
-
-    _simulate(main)
 
 
 class Pushes:
@@ -194,8 +192,8 @@ def test_a_file_whose_announcement_is_refused_as_it_is_stored_is_refused_too(
     trio.run(main)
 
 
-def test_a_push_may_take_longer_than_a_file_may_wait_to_be_announced() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_a_push_may_take_longer_than_a_file_may_wait_to_be_announced() -> None:
+    async with simulated() as (simulation, _):
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
         disk = peers["validator"].disk
@@ -210,11 +208,9 @@ def test_a_push_may_take_longer_than_a_file_may_wait_to_be_announced() -> None:
         await trio.sleep(30)
         assert REFERENCE.digest.hex() not in str(disk.list("incoming"))
 
-    _simulate(main)
 
-
-def test_a_file_that_was_announced_waits_for_its_verdict_as_long_as_that_takes() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_a_file_that_was_announced_waits_for_its_verdict_as_long_as_that_takes() -> None:
+    async with simulated() as (simulation, _):
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
         part, worker = part_of(peers["validator"]), peers["inference-worker"].id
@@ -224,8 +220,6 @@ def test_a_file_that_was_announced_waits_for_its_verdict_as_long_as_that_takes()
         inbox.hold((worker, REFERENCE.digest), len(GOOD))
         await trio.sleep(2 * UNANNOUNCED_SECONDS)
         assert await peers["validator"].disk.read(path_of((worker, REFERENCE.digest))) == GOOD
-
-    _simulate(main)
 
 
 def test_a_file_that_is_announced_while_another_is_removed_stays() -> None:
@@ -248,9 +242,9 @@ def test_a_file_that_is_announced_while_another_is_removed_stays() -> None:
     in_virtual_time(main)
 
 
-def test_pushes_that_break_off_leave_nothing_and_cost_their_quota_meanwhile() -> None:
-    async def main(simulation: Simulation) -> None:
-        peers = await start_run(simulation, "validator", "trainer", "inference-worker")
+async def test_pushes_that_break_off_leave_nothing_and_cost_their_quota_meanwhile() -> None:
+    async with simulated() as (simulation, _):
+        peers = await start_run(simulation, "validator", "trainer")
         await trio.sleep(10)
         disk = peers["validator"].disk
         pusher = Pusher(part_of(peers["validator"]), peers["trainer"].id)
@@ -266,13 +260,10 @@ def test_pushes_that_break_off_leave_nothing_and_cost_their_quota_meanwhile() ->
             await trio.sleep(0.1)
         assert disk.list("incoming") == before
 
-    _simulate(main)
 
-
-def test_an_announcement_repeated_before_its_step_is_known_gives_one_verdict() -> None:
+async def test_an_announcement_repeated_before_its_step_is_known_gives_one_verdict() -> None:
     """It waits for the order a while, and so do its repetitions."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
         part, validator = part_of(peers["inference-worker"]), peers["validator"].id
@@ -293,16 +284,13 @@ def test_an_announcement_repeated_before_its_step_is_known_gives_one_verdict() -
                 nursery.start_soon(announce)
         await announce()
         assert {verdict.digest for (verdict,) in answers} == {answers[0][0].digest}
-
-    said = _simulate(main)
-    turned_down = [event.fields for event in said if event.name == "validator.turned_down"]
+    turned_down = said.named("validator.turned_down")
     assert [fields["failed"] for fields in turned_down] == ["step"]
 
 
-def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() -> None:
+async def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() -> None:
     """Any peer that is admitted as a worker can make fifty a second of them."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(simulation, "validator", "trainer")
         idle, validator = await start_idle(simulation, "liar"), peers["validator"]
         await trio.sleep(20)
@@ -334,15 +322,13 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
         await trio.sleep(5)
         assert (log.size(), part_of(validator).gossip.kept()) == (before, kept)
         assert liar.step_order() == order
-
-    said = _simulate(main)
-    names = Counter(event.name for event in said)
+    names = Counter(said.names())
     for name in ("validator.turned_down", "validator.not_admitted"):
         assert 0 < names[name] <= 2 * STRANGERS_EVENTS_PER_MINUTE
 
 
-def test_validators_that_never_hear_each_other_take_a_workers_work_in_turn() -> None:
-    async def main(simulation: Simulation) -> None:
+async def test_validators_that_never_hear_each_other_take_a_workers_work_in_turn() -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(
             simulation, "validator", "validator-2", "trainer",
             validators=["validator", "validator-2"],
@@ -353,17 +339,15 @@ def test_validators_that_never_hear_each_other_take_a_workers_work_in_turn() -> 
         slow = Hardware(tokens_per_second=250.0)
         await simulation.add(Plan("inference-slow", ["inference"], hardware=slow)).start()
         await trio.sleep(200)
-
-    verdicts = [event for event in _simulate(main) if event.name == "validator.verdict"]
+    verdicts = [event for event in said if event.name == "validator.verdict"]
     assert len({event.peer for event in verdicts}) == 2
     assert {event.fields["outcome"] for event in verdicts} == {"accepted"}
 
 
 @pytest.mark.parametrize("lasts", [True, False])
-def test_a_file_that_its_disk_has_changed_is_nobodys_fault(lasts: bool) -> None:
+async def test_a_file_that_its_disk_has_changed_is_nobodys_fault(lasts: bool) -> None:
     """Whatever changed it between its arrival and its inspection; it is judged again."""
-
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, said):
         peers = await start_run(simulation, "validator", "trainer")
         disk = peers["validator"].disk
         good: dict[str, bytes] = {}
@@ -384,15 +368,14 @@ def test_a_file_that_its_disk_has_changed_is_nobodys_fault(lasts: bool) -> None:
         judged = simulation.expect("validator.verdict", ["validator"])
         await simulation.add(Plan("inference-worker", ["inference"])).start()
         assert await simulation.meet(judged, 300)
-
-    verdict = next(event.fields for event in _simulate(main) if event.name == "validator.verdict")
+    verdict = next(event.fields for event in said if event.name == "validator.verdict")
     assert (verdict["outcome"], verdict["failed"]) == (
         ("quarantined", "internal") if lasts else ("accepted", "")
     )
     assert lasts == ("the file has changed since it arrived" in verdict["detail"])
 
 
-def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> None:
+async def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> None:
     """The trainer fetches what the verdict names, and never the worker's file."""
     heard: list[Verdict] = []
 
@@ -400,7 +383,7 @@ def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> No
         assert isinstance(envelope.message, Verdict)
         heard.append(envelope.message)
 
-    async def main(simulation: Simulation) -> None:
+    async with simulated() as (simulation, _):
         peers = await start_run(simulation, "validator", "trainer")
         validator = peers["validator"]
         await trio.sleep(5)
@@ -423,38 +406,17 @@ def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> No
         await trio.sleep(5)
         await served()
 
-    _simulate(main)
 
-
-def test_accepted_files_leave_the_disk_with_their_policy() -> None:
-    held: list[str] = []
-    oldest = 0
-
-    async def main(simulation: Simulation) -> None:
-        nonlocal oldest
-        over = simulation.expect("trainer.run_complete", ["trainer"])
+async def test_accepted_files_leave_the_disk_with_their_policy() -> None:
+    async with simulated() as (simulation, said):
         names = ("validator", "trainer", "inference-worker")
         peers = await start_run(simulation, *names, steps=12, step_seconds=5.0)
-        assert await simulation.meet(over, 550)
+        await finish(simulation)
         part = part_of(peers["validator"])
         oldest = 12 - part.run.max_staleness - 2  # the last removal was at the last checkpoint
         await trio.sleep(10)
-        held.extend(peers["validator"].disk.list(FOLDER))
-
-    said = [event.fields for event in _simulate(main) if event.name == "validator.verdict"]
-    accepted = [fields for fields in said if fields["outcome"] == "accepted"]
+        held = peers["validator"].disk.list(FOLDER)
+    verdicts = said.named("validator.verdict")
+    accepted = [fields for fields in verdicts if fields["outcome"] == "accepted"]
     recent = [fields for fields in accepted if fields["step"] >= oldest]
     assert 0 < len(held) <= 2 * len(recent) < 2 * len(accepted), "a file and its rollouts each"
-
-
-def _simulate(main: Callable[[Simulation], Awaitable[None]]) -> list[Event]:
-    simulation = Simulation(seed=5)
-    said: list[Event] = []
-    simulation.listeners.append(lambda _, __, event: said.append(event))
-
-    async def virtual() -> None:
-        async with simulation.running():
-            await main(simulation)
-
-    run_virtual(virtual, seed=5, limit_seconds=600)
-    return said

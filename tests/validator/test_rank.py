@@ -6,12 +6,17 @@ from collections.abc import Sequence
 
 import trio
 
-from simnet.simulation import Peer, Simulation
+from simnet.simulation import Peer
 from swarm.run.work import judges_of
 from swarm.wire.envelope import Envelope
 from swarm.wire.manifest import Thresholds
 from swarm.wire.messages import Acknowledgement, AdmissionRefused, Verdict
-from tests.validator.test_numbers import Hand, kinds, part_of, simulate
+from tests.trainer.runs import RUN
+from tests.validator.test_numbers import Hand, kinds, part_of, submitting
+
+RUNNER = RUN
+TWO = ("validator", "validator-2")
+THREE = (*TWO, "validator-3")
 
 ONCE = Thresholds(second_share=0.0, measured_tokens=1)
 """No second opinions."""
@@ -38,8 +43,8 @@ def sent_to(answer: Sequence[Envelope], first: Peer) -> bool:
     )
 
 
-def test_a_worker_that_asks_a_later_validator_is_sent_to_the_first() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_a_worker_that_asks_a_later_validator_is_sent_to_the_first() -> None:
+    async with submitting(*THREE, thresholds=ONCE) as (_, peers, worker, said):
         first, second, third = in_rank(worker, peers)
         for later in (third, second):
             assert sent_to(await worker.deliver(later, 0), first)
@@ -47,24 +52,19 @@ def test_a_worker_that_asks_a_later_validator_is_sent_to_the_first() -> None:
         (answer,) = await worker.announce(second, 0)
         assert answer.sender == str(first.id), "it has judged or acknowledged it"
         await trio.sleep(10)
-
-    said = simulate(test, "validator", "validator-2", "validator-3", thresholds=ONCE)
-    assert len([event for event in said if event.name == "validator.verdict"]) == 1
+    assert len(said.named("validator.verdict")) == 1
 
 
-def test_a_validator_takes_over_at_once_when_the_first_cannot_be_reached() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_a_validator_takes_over_at_once_when_the_first_cannot_be_reached() -> None:
+    async with submitting(*TWO) as (simulation, peers, worker, _):
         first, second = in_rank(worker, peers)
         simulation.network.cut(first.id, second.id)
         assert kinds(await worker.deliver(second, 0)) == [Acknowledgement]
 
-    simulate(test, "validator", "validator-2")
 
-
-def test_a_validator_takes_over_when_the_first_had_its_time() -> None:
+async def test_a_validator_takes_over_when_the_first_had_its_time() -> None:
     """The worker may be unable to reach it, which only the worker knows."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting(*TWO) as (_, peers, worker, _):
         first, second = in_rank(worker, peers)
         assert sent_to(await worker.deliver(second, 0), first)
         await trio.sleep(VERDICT_SECONDS - 5)
@@ -72,11 +72,9 @@ def test_a_validator_takes_over_when_the_first_had_its_time() -> None:
         await trio.sleep(5)
         assert kinds(await worker.announce(second, 0)) == [Acknowledgement]
 
-    simulate(test, "validator", "validator-2")
 
-
-def test_a_validator_takes_over_when_the_verdict_of_the_first_is_late() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_a_validator_takes_over_when_the_verdict_of_the_first_is_late() -> None:
+    async with submitting(*TWO, speed=1.0) as (_, peers, worker, _):
         first, second = in_rank(worker, peers)
         assert kinds(await worker.deliver(first, 0)) == [Acknowledgement]
         await trio.sleep(VERDICT_SECONDS - 5)
@@ -86,23 +84,18 @@ def test_a_validator_takes_over_when_the_verdict_of_the_first_is_late() -> None:
         (answer,) = await worker.announce(second, 0)
         assert isinstance(answer.message, Acknowledgement) and answer.sender == str(second.id)
 
-    simulate(test, "validator", "validator-2", prefill_tokens_per_second=1.0)
 
-
-def test_a_validator_takes_over_from_one_that_takes_no_files() -> None:
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+async def test_a_validator_takes_over_from_one_that_takes_no_files() -> None:
+    async with submitting(*TWO) as (_, peers, worker, _):
         first, second = in_rank(worker, peers)
         part_of(first).blobs.inbox = None
         assert kinds(await worker.deliver(second, 0)) == [Acknowledgement]
 
-    simulate(test, "validator", "validator-2")
 
-
-def test_showing_every_file_to_all_validators_brings_one_verdict_by_the_first() -> None:
+async def test_showing_every_file_to_all_validators_brings_one_verdict_by_the_first() -> None:
     """Three validators: the same as a worker gets that asks them in order of rank."""
     firsts: list[str] = []
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    async with submitting(*THREE, thresholds=ONCE) as (_, peers, worker, said):
         for number in range(4):
             ranks = in_rank(worker, peers, number)
             firsts.append(str(ranks[0].id))
@@ -111,16 +104,19 @@ def test_showing_every_file_to_all_validators_brings_one_verdict_by_the_first() 
             await trio.sleep(10)
             (verdict,) = await worker.announce(ranks[-1], number)
             assert isinstance(verdict.message, Verdict) and verdict.sender == firsts[-1]
-
-    said = simulate(test, "validator", "validator-2", "validator-3", thresholds=ONCE)
-    judged = [event for event in said if event.name == "validator.verdict"]
+    judged = said.named("validator.verdict")
     assert len(judged) == len(firsts) == 4 and len(set(firsts)) > 1
 
 
-def test_a_worker_that_repeats_an_announcement_takes_no_file_from_a_second_opinion() -> None:
+async def test_a_worker_that_repeats_an_announcement_takes_no_file_from_a_second_opinion() -> None:
     """It has had no receipt of the first validator, which was stopped, and asks the second."""
-
-    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+    always = Thresholds(second_share=1.0, measured_tokens=1)
+    async with submitting(*TWO, thresholds=always, speed=200.0) as (
+        simulation,
+        peers,
+        worker,
+        said,
+    ):
         first, second = in_rank(worker, peers)
         judged = simulation.expect("validator.verdict", [first.name])
         assert kinds(await worker.deliver(first, 0)) == [Acknowledgement]
@@ -128,12 +124,6 @@ def test_a_worker_that_repeats_an_announcement_takes_no_file_from_a_second_opini
         await trio.sleep(1)
         assert kinds(await worker.deliver(second, 0)) == [Verdict]
         await trio.sleep(60)
-
-    said = simulate(
-        test, "validator", "validator-2",
-        thresholds=Thresholds(second_share=1.0, measured_tokens=1),
-        prefill_tokens_per_second=200.0,
-    )  # fmt: skip
-    verdicts = [event.fields for event in said if event.name == "validator.verdict"]
+    verdicts = said.named("validator.verdict")
     assert [each["second"] for each in verdicts] == [False, True]
     assert {each["outcome"] for each in verdicts} == {"accepted"}
