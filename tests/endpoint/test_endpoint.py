@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +43,8 @@ from swarm.transport.http.local_server import open_listener
 from swarm.wire.identity import Identity
 from tests.endpoint.harness import Client, serving
 
+RUNNER = trio.run
+
 
 def json_of_fields() -> st.SearchStrategy[bytes]:
     """Requests whose fields have values of any kind."""
@@ -55,16 +56,8 @@ def json_of_fields() -> st.SearchStrategy[bytes]:
     return st.dictionaries(names, value, max_size=6).map(lambda body: json.dumps(body).encode())
 
 
-def with_endpoint(folder: Path, test: Callable[[Client], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        async with serving(folder, **options) as client:
-            await test(client)
-
-    trio.run(main)
-
-
-def test_streams_say_what_whole_replies_say(policy_folder: Path) -> None:
-    async def test(client: Client) -> None:
+async def test_streams_say_what_whole_replies_say(policy_folder: Path) -> None:
+    async with serving(policy_folder) as client:
         asked = {"prompt": "428190>", "max_tokens": 20, "seed": 7, "n": 2, "logprobs": 0}
         whole = await client.ok("/v1/completions", asked)
         events = await client.events(
@@ -86,33 +79,25 @@ def test_streams_say_what_whole_replies_say(policy_folder: Path) -> None:
         text = "".join(each.get("content", "") for each in deltas)
         assert text == said["choices"][0]["message"]["content"]
 
-    with_endpoint(policy_folder, test)
 
-
-def test_a_text_ends_a_completion(policy_folder: Path) -> None:
-    async def test(client: Client) -> None:
+async def test_a_text_ends_a_completion(policy_folder: Path) -> None:
+    async with serving(policy_folder) as client:
         asked = {"prompt": "1>", "max_tokens": 30, "seed": 1}
         free = (await client.ok("/v1/completions", asked))["choices"][0]["text"]
         stop = free[9:11]
-        for stream in (False, True):
-            if stream:
-                events = await client.events(
-                    "/v1/completions", asked | {"stop": [stop], "stream": True}
-                )
-                cut = "".join(each["choices"][0]["text"] for each in events)
-                reason = events[-1]["choices"][0]["finish_reason"]
-            else:
-                found = (await client.ok("/v1/completions", asked | {"stop": stop}))["choices"][0]
-                cut, reason = found["text"], found["finish_reason"]
-            assert cut == free[: free.index(stop)] and reason == "stop"
-
-    with_endpoint(policy_folder, test)
+        streamed = asked | {"stop": [stop], "stream": True}
+        events = await client.events("/v1/completions", streamed)
+        cut = "".join(each["choices"][0]["text"] for each in events)
+        assert cut == free[: free.index(stop)]
+        assert events[-1]["choices"][0]["finish_reason"] == "stop"
+        (whole,) = (await client.ok("/v1/completions", asked | {"stop": stop}))["choices"]
+        assert (whole["text"], whole["finish_reason"]) == (cut, "stop")
 
 
-def test_a_session_is_recorded_token_by_token_with_seeds_and_proofs(
+async def test_a_session_is_recorded_token_by_token_with_seeds_and_proofs(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    async def test(client: Client) -> None:
+    async with serving(policy_folder, record=tmp_path) as client:
         sessions = client.endpoint.sessions  # with noise that ends these turns early
         sessions.worker, sessions.nonce = Identity(bytes(32)).peer_id, bytes(32)
         body = {"max_tokens": 30, "stop": [*"abcdefghijklmnop"]}
@@ -143,8 +128,6 @@ def test_a_session_is_recorded_token_by_token_with_seeds_and_proofs(
         status, found = await client.post("/v1/rollouts/an agent/reward", {"reward": 1})
         assert status == 404 and "is not open" in found["error"]["message"]
 
-    with_endpoint(policy_folder, test, record=tmp_path)
-
 
 def _check(file: Path, engine: Engine) -> None:
     """A validator's look at a recorded file: proofs, and tokens that follow from the seed."""
@@ -173,8 +156,10 @@ def _check_row(rollouts: Rollouts, index: int, draws: list[Any], engine: Engine)
     assert judged.log_probability.tolist() == pytest.approx(reported, abs=1e-3)
 
 
-def test_texts_and_messages_continue_the_tokens_that_were_sampled(policy_folder: Path) -> None:
-    async def test(client: Client) -> None:
+async def test_texts_and_messages_continue_the_tokens_that_were_sampled(
+    policy_folder: Path,
+) -> None:
+    async with serving(policy_folder) as client:
         # `<unk>` is one token when sampled, and five when its text is encoded.
         text = "1>"
         for seed in (1, 2):  # they end before the token limit
@@ -195,8 +180,6 @@ def test_texts_and_messages_continue_the_tokens_that_were_sampled(policy_folder:
             episodes = (await client.http.get(f"/v1/rollouts/{name}")).json()["episodes"]
             kinds = [each["kind"] for each in episodes[0]["segments"]]
             assert kinds == ["prompt", "model", "environment", "model"], episodes
-
-    with_endpoint(policy_folder, test)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -221,8 +204,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_is_not_supported_is_refused_with_a_sentence(policy_folder: Path) -> None:
-    async def test(client: Client) -> None:
+async def test_what_is_not_supported_is_refused_with_a_sentence(policy_folder: Path) -> None:
+    async with serving(policy_folder, tokens_max=100, body_bytes_max=50_000) as client:
         for body, param, words in REFUSED:
             path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
             status, found = await client.post(path, body)
@@ -243,8 +226,6 @@ def test_what_is_not_supported_is_refused_with_a_sentence(policy_folder: Path) -
         assert foreign.status_code == 403
         assert (await client.http.get("/v1/nothing")).json()["error"]["code"] == "not_found"
 
-    with_endpoint(policy_folder, test, tokens_max=100, body_bytes_max=50_000)
-
 
 @given(st.binary(max_size=80) | json_of_fields())
 def test_no_body_raises_anything_but_a_refusal(raw: bytes) -> None:
@@ -254,8 +235,9 @@ def test_no_body_raises_anything_but_a_refusal(raw: bytes) -> None:
             parse(raw, kind)
 
 
-def test_keys_rewards_crowds_and_deadlines(policy_folder: Path, tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
+async def test_keys_rewards_crowds_and_deadlines(policy_folder: Path, tmp_path: Path) -> None:
+    keys = Keys(frozenset({"a" * 16}), frozenset({"h" * 16}))
+    async with serving(policy_folder, record=tmp_path, keys=keys) as client:
         body = {"prompt": "a", "user": "s"}
         assert (await client.post("/v1/completions", body))[0] == 401
         agent, harness = "Bearer " + "a" * 16, "Bearer " + "h" * 16
@@ -272,9 +254,6 @@ def test_keys_rewards_crowds_and_deadlines(policy_folder: Path, tmp_path: Path) 
         assert b"was not finished within" in events
         assert (await client.post(path, reward, authorization=harness))[0] == 200
         assert client.endpoint.generator.driver.live == 0
-
-    keys = Keys(frozenset({"a" * 16}), frozenset({"h" * 16}))
-    with_endpoint(policy_folder, test, record=tmp_path, keys=keys)
 
 
 async def _events(client: Client, body: Any, key: str) -> bytes:
@@ -297,20 +276,18 @@ class Endless:
         return []
 
 
-def test_an_engine_that_fails_ends_the_endpoint_with_a_sentence(policy_folder: Path) -> None:
-    async def test(client: Client) -> None:
-        driver = client.endpoint.generator.driver
-        driver.engine = cast(Engine, Endless(driver.engine, RuntimeError("no device")))
-        await client.post("/v1/completions", {"prompt": "a"})
-
+async def test_an_engine_that_fails_ends_the_endpoint_with_a_sentence(policy_folder: Path) -> None:
     with pytest.raises(BaseExceptionGroup) as raised:
-        with_endpoint(policy_folder, test)
+        async with serving(policy_folder) as client:
+            driver = client.endpoint.generator.driver
+            driver.engine = cast(Engine, Endless(driver.engine, RuntimeError("no device")))
+            await client.post("/v1/completions", {"prompt": "a"})
     sentences = [str(leaf) for leaf in leaf_errors(raised.value)]
     assert any("the engine failed (RuntimeError: no device)" in each for each in sentences)
 
 
-def test_a_client_that_leaves_cancels_its_generation(policy_folder: Path) -> None:
-    async def test(client: Client) -> None:
+async def test_a_client_that_leaves_cancels_its_generation(policy_folder: Path) -> None:
+    async with serving(policy_folder, requests_max=1) as client:
         driver = client.endpoint.generator.driver
         client.endpoint.generator.driver.engine = cast(
             Engine, Endless(client.endpoint.generator.driver.engine)
@@ -329,17 +306,20 @@ def test_a_client_that_leaves_cancels_its_generation(policy_folder: Path) -> Non
                 while driver.live or client.endpoint.sessions.session("s", 0.0).episodes:
                     await trio.lowlevel.checkpoint()
 
-    with_endpoint(policy_folder, test, requests_max=1)
+
+def written(folder: Path) -> int:
+    """How many files of sessions are in a folder."""
+    return len(list(folder.rglob("*.parquet")))
 
 
-def test_sessions_that_rest_are_written_and_closed(policy_folder: Path, tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
+async def test_sessions_that_rest_are_written_and_closed(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    async with serving(policy_folder, record=tmp_path, idle_seconds=0.0) as client:
         await client.ok("/v1/completions", {"prompt": "a", "user": "s"})
         await client.endpoint.close_resting()
         assert client.endpoint.sessions.count == 0
-
-    with_endpoint(policy_folder, test, record=tmp_path, idle_seconds=0.0)
-    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+    assert written(tmp_path) == 1
 
 
 def test_a_command_that_is_told_to_end_writes_its_sessions(
@@ -361,13 +341,13 @@ def test_a_command_that_is_told_to_end_writes_its_sessions(
         asking.start()
         endpoint(str(policy_folder), listen="127.0.0.1:0", record=tmp_path)
     asking.join(20)
-    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+    assert written(tmp_path) == 1
 
 
-def test_a_session_that_is_used_again_while_another_is_written_stays_open(
+async def test_a_session_that_is_used_again_while_another_is_written_stays_open(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    async def test(client: Client) -> None:
+    async with serving(policy_folder, record=tmp_path, idle_seconds=0.0) as client:
         sessions = client.endpoint.sessions
         for name in ("a", "b"):
             await client.ok("/v1/completions", {"prompt": "a", "user": name})
@@ -378,13 +358,12 @@ def test_a_session_that_is_used_again_while_another_is_written_stays_open(
             sessions.session("b", trio.current_time())
         assert [session.name for session in sessions.all()] == ["b"]
 
-    with_endpoint(policy_folder, test, record=tmp_path, idle_seconds=0.0)
 
-
-def test_a_session_that_cannot_be_written_stays_open(policy_folder: Path, tmp_path: Path) -> None:
+async def test_a_session_that_cannot_be_written_stays_open(
+    policy_folder: Path, tmp_path: Path
+) -> None:
     record = tmp_path / "sessions"
-
-    async def test(client: Client) -> None:
+    async with serving(policy_folder, record=record) as client:
         body = {"prompt": "12>", "max_tokens": 2, "user": "a"}
         await client.ok("/v1/completions", body)
         record.rmdir()
@@ -395,8 +374,6 @@ def test_a_session_that_cannot_be_written_stays_open(policy_folder: Path, tmp_pa
         await client.ok("/v1/completions", body)
         record.unlink()
         assert (await client.ok("/v1/rollouts/a/reward", {"reward": 0.5}))["episodes"] == 2
-
-    with_endpoint(policy_folder, test, record=record)
 
 
 def test_an_endpoint_for_others_needs_a_key(tmp_path: Path) -> None:
@@ -425,7 +402,7 @@ def test_an_endpoint_for_others_needs_a_key(tmp_path: Path) -> None:
         make_endpoint(Options(tmp_path / "none", "none", 0, "native"), Keys())
 
 
-def test_connections_are_bounded_and_never_become_http_2(
+async def test_connections_are_bounded_and_never_become_http_2(
     policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle connection of HTTP/2 would stay open."""
@@ -440,24 +417,21 @@ def test_connections_are_bounded_and_never_become_http_2(
                 return bytes(await stream.receive_some())
         return b""
 
-    async def main() -> None:
-        async with serving(policy_folder) as client:
-            port = client.http.base_url.port
-            assert port is not None
-            for sent, answer in (
-                (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), b""),
-                (
-                    b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: h2c\r\n\r\n",
-                    b"HTTP/1.1 200",
-                ),
-            ):
-                assert (await reply(port, sent))[:12] == answer
-            held = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
-            asked = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
-            assert (await reply(port, asked))[:12] == b"HTTP/1.1 200"
-            with trio.fail_after(15), suppress(trio.BrokenResourceError):
-                assert await held[0].receive_some() == b"", "the one that waited makes way"
-            for stream in held:
-                await stream.aclose()
-
-    trio.run(main)
+    async with serving(policy_folder) as client:
+        port = client.http.base_url.port
+        assert port is not None
+        for sent, answer in (
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), b""),
+            (
+                b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: h2c\r\n\r\n",
+                b"HTTP/1.1 200",
+            ),
+        ):
+            assert (await reply(port, sent))[:12] == answer
+        held = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
+        asked = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+        assert (await reply(port, asked))[:12] == b"HTTP/1.1 200"
+        with trio.fail_after(15), suppress(trio.BrokenResourceError):
+            assert await held[0].receive_some() == b"", "the one that waited makes way"
+        for stream in held:
+            await stream.aclose()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from peers.environments.judges import JudgedEnvironment, judge
 from swarm.errors import UserError
 from swarm.ledger.ruling import contradictions
 from swarm.world import progress
-from tests.endpoint.harness import Client, serving
+from tests.endpoint.harness import serving
+
+RUNNER = trio.run
 
 KEY = "the key of a judge"
 
@@ -59,14 +60,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path / "judges")
 
 
-def with_endpoint(folder: Path, test: Callable[[Client, str], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with serving(folder) as client:
-            await test(client, str(client.http.base_url) + "/v1")
-
-    trio.run(main)
-
-
 async def graded(environment: Environment, texts: list[str]) -> list[float | str]:
     """Rewards, or the sentences of what is not gradable."""
 
@@ -89,14 +82,14 @@ class _Opinion:
     recomputed: int = 4
 
 
-def test_validators_agree_by_the_seed_or_by_a_shared_cache_and_may_differ(
+async def test_validators_agree_by_the_seed_or_by_a_shared_cache_and_may_differ(
     policy_folder: Path, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The endpoint's own randomness decides what a judge without a seed says.
     monkeypatch.setattr("secrets.token_bytes", random.Random(1).randbytes)
     caches = [str(tmp_path / name) for name in ("one", "two", "three", "four")]
-
-    async def test(client: Client, url: str) -> None:
+    async with serving(policy_folder) as client:
+        url = f"{client.http.base_url}/v1"
         found = []
         for cache, seed in zip([*caches, caches[3]], ("0", "0", "-1", "-1", "-1"), strict=True):
             machine.write(f"{REMOTE}seed = {seed}", url=url, cache=cache)
@@ -116,11 +109,10 @@ def test_validators_agree_by_the_seed_or_by_a_shared_cache_and_may_differ(
         (sentence,) = await graded(judged(), ["new"])
         assert "answers with status 504" in str(sentence)
 
-    with_endpoint(policy_folder, test)
 
-
-def test_weights_and_bounds_of_cost(policy_folder: Path, machine: Machine) -> None:
-    async def test(client: Client, url: str) -> None:
+async def test_weights_and_bounds_of_cost(policy_folder: Path, machine: Machine) -> None:
+    async with serving(policy_folder) as client:
+        url = f"{client.http.base_url}/v1"
         machine.write(f"{REMOTE}seed = 0", url=url)
         (full,) = await graded(judged(), ["2"])
         assert isinstance(full, float)
@@ -130,10 +122,8 @@ def test_weights_and_bounds_of_cost(policy_folder: Path, machine: Machine) -> No
         assert found[0] == full  # known, so it costs nothing
         assert "judge_calls_per_step" in str(found[3])
 
-    with_endpoint(policy_folder, test)
 
-
-def test_what_a_judge_may_do_wrong_is_a_sentence_and_never_a_reward(
+async def test_what_a_judge_may_do_wrong_is_a_sentence_and_never_a_reward(
     policy_folder: Path, machine: Machine
 ) -> None:
     key = machine.folder.with_name("key")
@@ -158,8 +148,8 @@ def test_what_a_judge_may_do_wrong_is_a_sentence_and_never_a_reward(
         (REMOTE + "colour = 1", {}, "unknown key 'colour'"),
         ("kind = 'classifier'\nprompt = '{completion}'", {}, "kind is 'classifier'"),
     ]
-
-    async def test(client: Client, url: str) -> None:
+    async with serving(policy_folder) as client:
+        url = f"{client.http.base_url}/v1"
         for text, access, words in cases:
             machine.write(text, **({"url": url, "deadline_seconds": 5} | access))
             (found,) = await graded(judged(), ["5"])
@@ -172,25 +162,19 @@ def test_what_a_judge_may_do_wrong_is_a_sentence_and_never_a_reward(
         (found,) = await graded(judged(judge_hash=known), ["2"])
         assert isinstance(found, float)
 
-    with_endpoint(policy_folder, test)
 
-
-def test_a_judge_that_never_answers_is_waited_for_with_reports_of_progress(
+async def test_a_judge_that_never_answers_is_waited_for_with_reports_of_progress(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (judge, progress):
         monkeypatch.setattr(module, "REPORT_SECONDS", 0.02)
     reports: list[int] = []
-
-    async def main() -> None:
-        progress.current.set(progress.Reporter(lambda: reports.append(1)))
-        (found,) = await graded(judged(), ["1"])
-        assert "no answer within 0.2 s (deadline_seconds)" in str(found)
-
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
         machine.write(REMOTE, url=url, deadline_seconds=0.2)
-        trio.run(main)
+        progress.current.set(progress.Reporter(lambda: reports.append(1)))
+        (found,) = await graded(judged(), ["1"])
+        assert "no answer within 0.2 s (deadline_seconds)" in str(found)
     assert len(reports) >= 2
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,8 @@ from peers.engines.engine import Engine, Piece, Request
 from peers.environments.chat_template import ChatTemplate
 from swarm.errors import UserError
 from tests.endpoint.harness import Client, serving
+
+RUNNER = trio.run
 
 HERMES = """
 {%- if tools %}{{- '<eos>' }}{% for tool in tools %}{{- tool | tojson }}{% endfor %}{% endif %}
@@ -178,20 +181,18 @@ CHAT = "/v1/chat/completions"
 CALLING = 'so <call>{"name": "add", "arguments": {"a": 1}}</call>'
 
 
-def scripted(folder: Path, test: Any, *texts: str) -> None:
-    async def main() -> None:
-        async with serving(folder) as client:
-            renderer, driver = client.endpoint.policy.renderer, client.endpoint.generator.driver
-            tokens = [[*renderer.encode_completion(text), 2] for text in texts]
-            engine = Scripted(driver.engine, tokens)
-            driver.engine = cast(Engine, engine)
-            await test(client, engine)
-
-    trio.run(main)
+@asynccontextmanager
+async def scripted(folder: Path, *texts: str) -> AsyncIterator[tuple[Client, Scripted]]:
+    async with serving(folder) as client:
+        renderer, driver = client.endpoint.policy.renderer, client.endpoint.generator.driver
+        tokens = [[*renderer.encode_completion(text), 2] for text in texts]
+        engine = Scripted(driver.engine, tokens)
+        driver.engine = cast(Engine, engine)
+        yield client, engine
 
 
-def test_a_chat_with_tools_goes_on_with_the_tokens_that_were_sampled(folder: Path) -> None:
-    async def test(client: Client, engine: Scripted) -> None:
+async def test_a_chat_with_tools_goes_on_with_the_tokens_that_were_sampled(folder: Path) -> None:
+    async with scripted(folder, CALLING, "2.") as (client, engine):
         user = {"role": "user", "content": "1 + 1?"}
         asked = {"messages": [user], "tools": [TOOL], "user": "a"}
         choice = (await client.ok(CHAT, asked))["choices"][0]
@@ -210,15 +211,13 @@ def test_a_chat_with_tools_goes_on_with_the_tokens_that_were_sampled(folder: Pat
         (session,) = client.endpoint.sessions.all()
         assert len(session.episodes) == 1
 
-    scripted(folder, test, CALLING, "2.")
-
 
 def decoded(client: Client, tokens: Sequence[int]) -> str:
     return client.endpoint.policy.renderer.decode_completion(tokens, ())[0]
 
 
-def test_a_stream_gives_the_text_and_then_the_calls(folder: Path) -> None:
-    async def test(client: Client, engine: Scripted) -> None:
+async def test_a_stream_gives_the_text_and_then_the_calls(folder: Path) -> None:
+    async with scripted(folder, CALLING, "a <call> is no call", CALLING) as (client, _):
         asked = {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL], "stream": True}
         for content, calls in (("so ", 1), ("a <call> is no call", 0), (CALLING, 0)):
             if not calls:
@@ -232,10 +231,8 @@ def test_a_stream_gives_the_text_and_then_the_calls(folder: Path) -> None:
             ] * calls
             assert choices[-1]["finish_reason"] == ("tool_calls" if calls else "stop")
 
-    scripted(folder, test, CALLING, "a <call> is no call", CALLING)
 
-
-def test_tools_that_cannot_be_served_are_sentences(folder: Path, policy_folder: Path) -> None:
+async def test_tools_that_cannot_be_served_are_sentences(folder: Path, policy_folder: Path) -> None:
     user = {"role": "user", "content": "a"}
     call = {"function": {"name": "add", "arguments": "1"}}
     cases: list[tuple[dict[str, Any], str]] = [
@@ -247,14 +244,10 @@ def test_tools_that_cannot_be_served_are_sentences(folder: Path, policy_folder: 
             "a call of 'add' has the arguments '1'; they must be a JSON object",
         ),
     ]
-
-    async def main() -> None:
-        async with serving(folder) as client:
-            for body, sentence in cases:
-                status, found = await client.post(CHAT, {"messages": [user], **body})
-                assert status == 400 and sentence in found["error"]["message"], found
-        async with serving(policy_folder) as client:
-            status, found = await client.post(CHAT, {"messages": [user], "tools": [TOOL]})
-            assert status == 400 and "the chat template has no tools" in found["error"]["message"]
-
-    trio.run(main)
+    async with serving(folder) as client:
+        for body, sentence in cases:
+            status, found = await client.post(CHAT, {"messages": [user], **body})
+            assert status == 400 and sentence in found["error"]["message"], found
+    async with serving(policy_folder) as client:
+        status, found = await client.post(CHAT, {"messages": [user], "tools": [TOOL]})
+        assert status == 400 and "the chat template has no tools" in found["error"]["message"]

@@ -15,7 +15,7 @@ async def _never(service: Any) -> None:
     raise AssertionError
 
 
-def test_a_client_whose_calls_hang_delays_itself_more_than_others() -> None:
+async def test_a_client_whose_calls_hang_delays_itself_more_than_others() -> None:
     """Two children; 64 calls of one client that take 30 s each, then 100 quick ones of two
     others."""
     ended: dict[str, list[float]] = {"hangs": [], "a": [], "b": []}
@@ -29,25 +29,22 @@ def test_a_client_whose_calls_hang_delays_itself_more_than_others() -> None:
         while True:
             await queue.run_next(run)
 
-    async def main() -> None:
-        queue = _Queue(4096, trio.current_time)
-        began = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            for _ in range(64):
-                queue.put(_Call("hangs", _never))
-            for _ in range(2):
-                nursery.start_soon(child, queue)
-            await trio.sleep(1.0)
-            for _ in range(50):
-                queue.put(_Call("a", _never))
-                queue.put(_Call("b", _never))
-            await trio.sleep(70.0)
-            nursery.cancel_scope.cancel()
-        assert len(ended["a"]) == len(ended["b"]) == 50
-        assert max(ended["a"] + ended["b"]) - began < 45.0
-        assert abs(ended["a"][-1] - ended["b"][-1]) < 1.0
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    queue = _Queue(4096, trio.current_time)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(64):
+            queue.put(_Call("hangs", _never))
+        for _ in range(2):
+            nursery.start_soon(child, queue)
+        await trio.sleep(1.0)
+        for _ in range(50):
+            queue.put(_Call("a", _never))
+            queue.put(_Call("b", _never))
+        await trio.sleep(70.0)
+        nursery.cancel_scope.cancel()
+    assert len(ended["a"]) == len(ended["b"]) == 50
+    assert max(ended["a"] + ended["b"]) - began < 45.0
+    assert abs(ended["a"][-1] - ended["b"][-1]) < 1.0
 
 
 def test_too_many_calls_are_refused_and_dropped_ones_leave_room() -> None:

@@ -21,7 +21,6 @@ from swarm.node.status import IDLE_SECONDS, Status
 from swarm.sentences import sentence
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import StepOrder
-from tests.network.harness import in_virtual_time
 from tests.worlds import VirtualWorld
 
 MINUTE = 60.0
@@ -125,30 +124,26 @@ def test_a_rate_lasts_while_its_generation_may() -> None:
     assert (status.rate(1213.0), status.rate(1243.0)) == (100.0, 0.0)
 
 
-def test_the_time_of_a_device_is_divided_among_causes() -> None:
+async def test_the_time_of_a_device_is_divided_among_causes() -> None:
     heard: list[Event] = []
-
-    async def main() -> None:
-        events = Events(VirtualWorld(), "me")
-        events.add_sink(heard.append)
-        meter = DeviceMeter(events)
-        await trio.sleep(2)
-        meter.idles("waiting_for_order")
-        await trio.sleep(3)
-        meter.idles("loading_weights")
-        await trio.sleep(1)
+    events = Events(VirtualWorld(), "me")
+    events.add_sink(heard.append)
+    meter = DeviceMeter(events)
+    await trio.sleep(2)
+    meter.idles("waiting_for_order")
+    await trio.sleep(3)
+    meter.idles("loading_weights")
+    await trio.sleep(1)
+    with meter.generating():
+        meter.idles("waiting_for_order")  # no cause counts while a submission is asked for
+        await trio.sleep(10)
         with meter.generating():
-            meter.idles("waiting_for_order")  # no cause counts while a submission is asked for
-            await trio.sleep(10)
-            with meter.generating():
-                await trio.sleep(20)
-        await trio.sleep(4)
-        meter.report(27.0)
-        with meter.generating():
-            await trio.sleep(10)
-        meter.report(37.0)
-
-    in_virtual_time(main)
+            await trio.sleep(20)
+    await trio.sleep(4)
+    meter.report(27.0)
+    with meter.generating():
+        await trio.sleep(10)
+    meter.report(37.0)
     first, second = (event.fields for event in heard)
     assert first["seconds"] == 40 and first["busy"] == pytest.approx(27 / 40)
     assert {cause: round(40 * first[cause], 6) for cause in CAUSES if first[cause]} == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import trio
 from hypothesis import given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from peers.validator.fair import FairQueue
 from simnet.clock import run_virtual
+
+RUNNER = partial(run_virtual, seed=1, limit_seconds=2000)
 
 
 def judge(
@@ -67,104 +70,87 @@ def test_clients_that_always_have_work_use_the_same_seconds(
     assert max(used) - min(used) <= 2 * max(durations.values()) + 2
 
 
-def test_the_first_idle_lane_gets_the_next_item() -> None:
-    async def main() -> None:
-        queue: FairQueue[str] = FairQueue(2)
-        taken: list[int] = []
+async def test_the_first_idle_lane_gets_the_next_item() -> None:
+    queue: FairQueue[str] = FairQueue(2)
+    taken: list[int] = []
 
-        async def lane(index: int) -> None:
-            while True:
-                await queue.next(index)
-                taken.append(index)
-                queue.done("a", 0.0)
-                await trio.sleep(0.1)
+    async def lane(index: int) -> None:
+        while True:
+            await queue.next(index)
+            taken.append(index)
+            queue.done("a", 0.0)
+            await trio.sleep(0.1)
 
-        async with trio.open_nursery() as nursery:
-            for index in (1, 0):
-                nursery.start_soon(lane, index)
-            for _ in range(5):
-                await trio.sleep(1)
-                queue.put("a", "item")
+    async with trio.open_nursery() as nursery:
+        for index in (1, 0):
+            nursery.start_soon(lane, index)
+        for _ in range(5):
             await trio.sleep(1)
-            nursery.cancel_scope.cancel()
-        assert taken == [0] * 5
+            queue.put("a", "item")
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert taken == [0] * 5
 
-    run_virtual(main, seed=1, limit_seconds=60)
 
-
-def test_a_clients_next_item_is_taken_although_the_first_lane_idles() -> None:
+async def test_a_clients_next_item_is_taken_although_the_first_lane_idles() -> None:
     """The lane that finishes leaves the item to the first idle lane, which has to be woken."""
     taken: list[str] = []
+    queue: FairQueue[str] = FairQueue(2)
 
-    async def main() -> None:
-        queue: FairQueue[str] = FairQueue(2)
+    async def lane(index: int, seconds: float) -> None:
+        while True:
+            item = await queue.next(index)
+            taken.append(item)
+            await trio.sleep(seconds)
+            queue.done(item[0], seconds)
 
-        async def lane(index: int, seconds: float) -> None:
-            while True:
-                item = await queue.next(index)
-                taken.append(item)
-                await trio.sleep(seconds)
-                queue.done(item[0], seconds)
-
-        for item in ("a1", "b1", "b2", "b3"):
-            queue.put(item[0], item)
-        with trio.move_on_after(100):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(lane, 0, 1.0)
-                nursery.start_soon(lane, 1, 3.0)
-
-    run_virtual(main, seed=1, limit_seconds=200)
+    for item in ("a1", "b1", "b2", "b3"):
+        queue.put(item[0], item)
+    with trio.move_on_after(100):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lane, 0, 1.0)
+            nursery.start_soon(lane, 1, 3.0)
     assert sorted(taken) == ["a1", "b1", "b2", "b3"]
 
 
-def test_new_identities_leave_a_lane_free_from_their_first_item_on() -> None:
+async def test_new_identities_leave_a_lane_free_from_their_first_item_on() -> None:
     """However many there are: they were never slow before, and cost nothing to make."""
-
-    async def main() -> None:
-        queue: FairQueue[str] = FairQueue(3)
-        for number in range(8):
-            queue.put(f"new-{number}", "long", is_proven=False)
-        assert [await queue.next(lane) for lane in (0, 1)] == ["long", "long"]
-        with trio.move_on_after(1000) as idle:
-            await queue.next(2)
-        assert idle.cancelled_caught
-        queue.put("old", "short")
-        assert await queue.next(2) == "short"
-
-    run_virtual(main, seed=1, limit_seconds=2000)
+    queue: FairQueue[str] = FairQueue(3)
+    for number in range(8):
+        queue.put(f"new-{number}", "long", is_proven=False)
+    assert [await queue.next(lane) for lane in (0, 1)] == ["long", "long"]
+    with trio.move_on_after(1000) as idle:
+        await queue.next(2)
+    assert idle.cancelled_caught
+    queue.put("old", "short")
+    assert await queue.next(2) == "short"
 
 
-def test_one_lane_serves_new_identities_too() -> None:
-    async def main() -> None:
-        queue: FairQueue[str] = FairQueue(1)
-        queue.put("new", "item", is_proven=False)
-        assert await queue.next() == "item"
-
-    run_virtual(main, seed=1, limit_seconds=10)
+async def test_one_lane_serves_new_identities_too() -> None:
+    queue: FairQueue[str] = FairQueue(1)
+    queue.put("new", "item", is_proven=False)
+    assert await queue.next() == "item"
 
 
-def test_who_hands_in_a_fake_comes_last_and_leaves_new_identities_a_lane() -> None:
-    async def main() -> None:
-        queue: FairQueue[str] = FairQueue(3)
-        for client in ("fake-1", "fake-2", "new"):
-            queue.put(client, client, is_proven=False)
-        assert await queue.next() == "fake-1"
-        assert queue.doubt("fake-1", "fake-1", doubted=True), "it is put down once"
-        queue.done("fake-1", 0.1)
-        assert await queue.next(0) == "fake-2"
-        assert queue.doubt("fake-2", "fake-2", doubted=True)
-        queue.done("fake-2", 0.1)
-        assert [await queue.next(lane) for lane in (0, 1)] == ["new", "fake-1"]
-        assert not queue.doubt("fake-1", "fake-1", doubted=True)
-        queue.done("new", 1.0)
-        with trio.move_on_after(1000) as idle:
-            await queue.next(0)
-        assert idle.cancelled_caught, "two fakes would leave no lane to new identities"
-        queue.put("new", "again", is_proven=False)
-        assert await queue.next(0) == "again"
-        queue.doubt("fake-1", "fake-1", doubted=False)
-        queue.done("fake-1", 1.0)
-        queue.done("new", 1.0)
-        assert await queue.next(0) == "fake-2"
-
-    run_virtual(main, seed=1, limit_seconds=2000)
+async def test_who_hands_in_a_fake_comes_last_and_leaves_new_identities_a_lane() -> None:
+    queue: FairQueue[str] = FairQueue(3)
+    for client in ("fake-1", "fake-2", "new"):
+        queue.put(client, client, is_proven=False)
+    assert await queue.next() == "fake-1"
+    assert queue.doubt("fake-1", "fake-1", doubted=True), "it is put down once"
+    queue.done("fake-1", 0.1)
+    assert await queue.next(0) == "fake-2"
+    assert queue.doubt("fake-2", "fake-2", doubted=True)
+    queue.done("fake-2", 0.1)
+    assert [await queue.next(lane) for lane in (0, 1)] == ["new", "fake-1"]
+    assert not queue.doubt("fake-1", "fake-1", doubted=True)
+    queue.done("new", 1.0)
+    with trio.move_on_after(1000) as idle:
+        await queue.next(0)
+    assert idle.cancelled_caught, "two fakes would leave no lane to new identities"
+    queue.put("new", "again", is_proven=False)
+    assert await queue.next(0) == "again"
+    queue.doubt("fake-1", "fake-1", doubted=False)
+    queue.done("fake-1", 1.0)
+    queue.done("new", 1.0)
+    assert await queue.next(0) == "fake-2"

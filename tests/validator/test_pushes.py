@@ -32,7 +32,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messages import AdmissionRefused, Submission, Verdict
 from swarm.world import Sink
 from swarm.world.disk import LocalDisk
-from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
+from tests.network.harness import identity, manifest, sealed_manifest
 from tests.shardcast.memory_disk import MemoryDisk
 from tests.trainer.runs import RUN, finish, simulated, start_run
 from tests.validator.test_numbers import part_of, start_idle
@@ -222,24 +222,21 @@ async def test_a_file_that_was_announced_waits_for_its_verdict_as_long_as_that_t
         assert await peers["validator"].disk.read(path_of((worker, REFERENCE.digest))) == GOOD
 
 
-def test_a_file_that_is_announced_while_another_is_removed_stays() -> None:
-    async def main() -> None:
-        disk, blobs = MemoryDisk(), [b"first " * 100, b"second" * 100]
-        run = Run(sealed_manifest(OWNER, manifest([identity(3)], [identity(4)])))
-        inbox = Inbox(run, disk, VirtualWorld(), judged=lambda key: False)
-        keys = [(WORKER.peer_id, blake3(data).digest()) for data in blobs]
-        for data, (worker, digest) in zip(blobs, keys, strict=True):
-            sink = inbox.accept(worker, BlobReference(digest, len(data)))
-            assert isinstance(sink, _Arriving)
-            await disk.allocate(sink.path, len(data))
-            sink.write(data)
-            await sink.commit(sink.finish())
-        disk.before = lambda operation: inbox.hold(keys[1], len(blobs[1]))
-        with trio.move_on_after(2 * UNANNOUNCED_SECONDS):
-            await inbox.run()
-        assert [inbox.exists(key) for key in keys] == [False, True]
-
-    in_virtual_time(main)
+async def test_a_file_that_is_announced_while_another_is_removed_stays() -> None:
+    disk, blobs = MemoryDisk(), [b"first " * 100, b"second" * 100]
+    run = Run(sealed_manifest(OWNER, manifest([identity(3)], [identity(4)])))
+    inbox = Inbox(run, disk, VirtualWorld(), judged=lambda key: False)
+    keys = [(WORKER.peer_id, blake3(data).digest()) for data in blobs]
+    for data, (worker, digest) in zip(blobs, keys, strict=True):
+        sink = inbox.accept(worker, BlobReference(digest, len(data)))
+        assert isinstance(sink, _Arriving)
+        await disk.allocate(sink.path, len(data))
+        sink.write(data)
+        await sink.commit(sink.finish())
+    disk.before = lambda operation: inbox.hold(keys[1], len(blobs[1]))
+    with trio.move_on_after(2 * UNANNOUNCED_SECONDS):
+        await inbox.run()
+    assert [inbox.exists(key) for key in keys] == [False, True]
 
 
 async def test_pushes_that_break_off_leave_nothing_and_cost_their_quota_meanwhile() -> None:

@@ -175,44 +175,40 @@ def test_an_invented_fault_is_not_confirmed(stage: Stage, tmp_path: Path) -> Non
     assert not other.confirmed and "not the announced one" in other.lines[-1]
 
 
-def test_statistical_evidence_is_summed_again(tmp_path: Path) -> None:
+async def test_statistical_evidence_is_summed_again(tmp_path: Path) -> None:
     strong = Evidence(tokens=1000, mismatches=90, sampler=[9000] * 7, policy=[0], text=[0])
     weak = Evidence(tokens=1000, mismatches=1, sampler=[-10] * 7, policy=[0], text=[0])
+    lab = Swarm(tmp_path)
+    async with (
+        lab.peer(ALICE) as alice,
+        lab.peer(BOB) as bob,
+        lab.apart(identity(50)) as anyone,
+    ):
+        run = Run(lab.manifest)
 
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with (
-            lab.peer(ALICE) as alice,
-            lab.peer(BOB) as bob,
-            lab.apart(identity(50)) as anyone,
-        ):
-            run = Run(lab.manifest)
+        async def checked() -> Checked:
+            archive = await fetch_archive(anyone.node, run)
+            found = newest_eviction(archive, WORKER.peer_id)
+            assert not is_proven_fault(archive, found)
+            check_statistics(archive, found)
+            return found
 
-            async def checked() -> Checked:
-                archive = await fetch_archive(anyone.node, run)
-                found = newest_eviction(archive, WORKER.peer_id)
-                assert not is_proven_fault(archive, found)
-                check_statistics(archive, found)
-                return found
-
-            await alice.trusted.append_verdict(verdict_at(0, evidence=weak))
-            await alice.trusted.evict(WORKER.peer_id, "I do not like it", bytes(32), 1e-12, 1e-9)
-            lie = await checked()
-            assert not lie.confirmed and len(lie.lines) == 2
-            for number in range(1, 5):
-                await alice.trusted.append_verdict(verdict_at(number, evidence=strong))
-            assert not (await checked()).confirmed, "what came after the eviction does not count"
-            await bob.trusted.append_verdict(verdict_at(10, evidence=strong))
-            await trio.sleep(1)
-            await alice.trusted.evict(WORKER.peer_id, "tokens", bytes(32), 1e-12, 1e-9)
-            assert (await checked()).confirmed
-            pardon = Reinstatement(peer=WORKER.peer_id, reason="sorry")
-            await trio.sleep(1)
-            raw = sealed(OWNER, pardon, lab.run, at=trio.current_time()).raw
-            await alice.trusted.reinstate(raw)
-            await bob.trusted.reinstate(raw)
-            await trio.sleep(1)
-            await alice.trusted.evict(WORKER.peer_id, "again", bytes(32), 1e-12, 1e-9)
-            assert not (await checked()).confirmed, "a reinstatement clears earlier evidence"
-
-    in_virtual_time(main)
+        await alice.trusted.append_verdict(verdict_at(0, evidence=weak))
+        await alice.trusted.evict(WORKER.peer_id, "I do not like it", bytes(32), 1e-12, 1e-9)
+        lie = await checked()
+        assert not lie.confirmed and len(lie.lines) == 2
+        for number in range(1, 5):
+            await alice.trusted.append_verdict(verdict_at(number, evidence=strong))
+        assert not (await checked()).confirmed, "what came after the eviction does not count"
+        await bob.trusted.append_verdict(verdict_at(10, evidence=strong))
+        await trio.sleep(1)
+        await alice.trusted.evict(WORKER.peer_id, "tokens", bytes(32), 1e-12, 1e-9)
+        assert (await checked()).confirmed
+        pardon = Reinstatement(peer=WORKER.peer_id, reason="sorry")
+        await trio.sleep(1)
+        raw = sealed(OWNER, pardon, lab.run, at=trio.current_time()).raw
+        await alice.trusted.reinstate(raw)
+        await bob.trusted.reinstate(raw)
+        await trio.sleep(1)
+        await alice.trusted.evict(WORKER.peer_id, "again", bytes(32), 1e-12, 1e-9)
+        assert not (await checked()).confirmed, "a reinstatement clears earlier evidence"
