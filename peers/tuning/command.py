@@ -68,8 +68,8 @@ async def tune(
                 await validate(step)
                 tokens, began = 0, time.monotonic()
             if save_every and step % save_every == 0 and step < last:
-                await service.save_state(SaveState(folder=str(state_beside(out).absolute())))
-        await service.save(Export(folder=str(out.absolute())))
+                await service.save_state(SaveState(folder=_absolute(state_beside(out))))
+        await service.save(Export(folder=_absolute(out)))
         shutil.rmtree(state_beside(out), ignore_errors=True)
         say({"event": "saved", "folder": str(out)})
 
@@ -77,6 +77,10 @@ async def tune(
 def state_beside(out: Path) -> Path:
     """The folder of the state to resume from."""
     return out.with_name(out.name + ".state")
+
+
+def _absolute(folder: Path) -> str:
+    return str(folder.absolute())
 
 
 def first_job(
@@ -94,8 +98,7 @@ def first_job(
     name, _, version = (environment or "").partition("@")
     if environment is not None and not version:
         raise UserError(
-            f"--environment is {environment!r}; write it as NAME@VERSION, for example "
-            "sort-digits@1"
+            f"--environment is {environment!r}; write it as NAME@VERSION, for example sort-digits@1"
         )
     if environment is not None and reading != Reading():
         raise UserError(
