@@ -1,7 +1,7 @@
 """Runs beside hostile identities: who is caught, how soon, what a cheat gains, what the run loses.
 
     python -m benchmarks.attacks --seeds 20 --counts 4
-    python -m benchmarks.attacks --kinds staller,verdict-flooder --counts 1,4,16 --json attacks.json
+    python -m benchmarks.attacks --kinds staller,verdict-flooder --counts 1,4,16
 
 Prints one JSON object: for each kind of `simnet/adversaries` and number of hostile identities, over
 all seeds, beside four honest workers (`tests.attacks.hostile`):
@@ -23,33 +23,24 @@ import argparse
 import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common import at_least, number_where, several
 from simnet.adversaries import KINDS
-from swarm.terminal.output import print_json, write_json
-from tests.attacks.hostile import SECONDS, Outcome, Setting, alone, attacked
+from swarm.terminal.output import print_json
+from tests.attacks.hostile import SECONDS, Setting, alone, attacked
 
 
 def measure(setting: Setting) -> dict[str, Any]:
     """One run beside hostile peers."""
     outcome = attacked(setting)
     undisturbed = alone(setting.seed, setting.seconds)
+    judged = outcome.failed.total()
     return {
         "kind": setting.kind,
         "count": setting.count,
-        "seed": setting.seed,
-        "policies": outcome.policies,
         "pace": outcome.policies / max(1, undisturbed.policies),
         "violations": outcome.violations,
-        **_of_the_hostile(outcome),
-    }
-
-
-def _of_the_hostile(outcome: Outcome) -> dict[str, Any]:
-    judged = outcome.failed.total()
-    return {
         "identities": len(outcome.hostile),
         "evicted": len(outcome.evicted),
         "seconds": list(outcome.evicted.values()),
@@ -100,8 +91,6 @@ def main() -> None:
             runs.setdefault((run["kind"], run["count"]), []).append(run)
             print(f"{run['kind']} {run['count']}: pace {run['pace']:.2f}", file=sys.stderr)
     report = {"seconds": arguments.seconds, "attacks": [summary(each) for each in runs.values()]}
-    if arguments.json:
-        write_json("--json", report, arguments.json)
     print_json(report)
 
 
@@ -119,7 +108,6 @@ def _arguments() -> argparse.Namespace:
         help="virtual time of a run",
     )
     parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at once")
-    parser.add_argument("--json", type=Path, help="file for the report")
     return parser.parse_args()
 
 

@@ -119,14 +119,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     runs = [run_one(options, peers, seed) for peers in counts for seed in seeds]
     ratios = [run["ratio_to_bound"] for run in runs]
     report = {
-        "benchmark": "broadcast",
         "peers": options.growth or options.peers,
         "mode": options.mode,
         "churn": options.churn,
         "checkpoint_bytes": round(options.gb * 1e9),
         "binding_term": runs[0]["binding_term"],
         "ratio_to_bound": ratios,
-        "ratio_to_bound_max": max(ratios),
         "runs": runs,
     }
     if options.plot:
@@ -179,7 +177,6 @@ def figures(case: Case, outcome: Outcome) -> dict[str, Any]:
         "seed": case.seed,
         "binding_term": binding,
         "bound_seconds": round(terms[binding], 3),
-        "terms_seconds": {name: round(seconds, 3) for name, seconds in terms.items()},
         **summary(times, terms[binding]),
         "finisher_ratio_to_own_bound": {
             "first": round(own[0], 4),
@@ -188,10 +185,7 @@ def figures(case: Case, outcome: Outcome) -> dict[str, Any]:
         },
         "pieces_received": outcome.pieces,
         "announcements_share_of_bytes": round(outcome.sent_in_messages / outcome.sent_in_pieces, 6),
-        "events": outcome.events,
-        "trace_hash": outcome.trace_hash,
         "cpu_seconds": round(outcome.cpu_seconds, 1),
-        "wall_seconds": round(outcome.wall_seconds, 1),
     }
 
 

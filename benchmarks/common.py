@@ -1,4 +1,4 @@
-"""What benchmarks share: readers of their options, and the reporting of repeated measurements.
+"""What benchmarks share: readers of their options, models, and the reporting of measurements.
 
 Bad options are refused with one sentence before any work. Of repeated values the median is reported
 with the least and the most, never the best alone.
@@ -10,10 +10,10 @@ import argparse
 import math
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
-
-import msgspec
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
 
@@ -62,24 +62,68 @@ def spread(name: str, values: Sequence[float], digits: int = 3) -> dict[str, flo
     return {name + suffix: round(value, digits) for suffix, value in told.items()}
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """Repeated measurements of one quantity."""
-
-    median: float
-    least: float
-    most: float
-    count: int
+def spread_of(values: Iterable[float], digits: int = 2) -> dict[str, float]:
+    """Median, minimum, maximum and number of at least one value."""
+    found = list(values)
+    told = {"median": statistics.median(found), "least": min(found), "most": max(found)}
+    return {name: round(value, digits) for name, value in told.items()} | {"count": len(found)}
 
 
-def spread_of(values: Iterable[float], digits: int = 2) -> Spread:
-    """Summarise at least one value."""
-    all_values = list(values)
-    return Spread(
-        median=round(statistics.median(all_values), digits),
-        least=round(min(all_values), digits),
-        most=round(max(all_values), digits),
-        count=len(all_values),
+def timed(job: Callable[..., _T], *arguments: Any) -> tuple[_T, float]:
+    """The result of a job, and the processor seconds that this process took for it."""
+    began = time.process_time()
+    result = job(*arguments)
+    return result, time.process_time() - began
+
+
+def processor_seconds(pid: int, children: bool = False) -> float:
+    """User and system time of a process so far, perhaps with children that it has waited for;
+    raises `OSError`."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11 : 15 if children else 13])) / os.sysconf("SC_CLK_TCK")
+
+
+class Memory(NamedTuple):
+    """Memory of one process, in MiB."""
+
+    resident: float
+    """RSS: pages in memory, those shared with other processes included."""
+    unshared: float
+    """USS: pages of this process alone; its end frees them."""
+
+
+def memory_of(pid: int) -> Memory:
+    """Raises `OSError` if there is no such process."""
+    sizes: dict[str, int] = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, size = line.split()[:2]
+        sizes[name.rstrip(":")] = int(size) * 1024
+    unshared = sizes["Private_Clean"] + sizes["Private_Dirty"]
+    return Memory(sizes["Rss"] / 2**20, unshared / 2**20)
+
+
+def random_qwen2(
+    vocabulary: int, hidden: int, layers: int, heads: tuple[int, int], **more: Any
+) -> Any:
+    """A model of Qwen2's shape in fp32, with random weights. `heads`: of queries, and of keys and
+    values."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        tie_word_embeddings=True,
+        dtype="float32",
+        **more,
     )
+    return Qwen2ForCausalLM(config)
 
 
 def load_average() -> float:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,8 @@ import torch
 import zstandard
 from blake3 import blake3
 from safetensors.torch import save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.common import at_least, load_average, spread
+from benchmarks.common import at_least, load_average, random_qwen2, spread, timed
 from swarm.shardcast.delta import encode, make
 from swarm.shardcast.jobs import PieceToMake
 from swarm.shardcast.manifest import piece_size_for
@@ -44,22 +42,7 @@ STEPS = (1, 8)
 REPEATS = 10
 
 
-def model_of(hidden: int, layers: int) -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=4096,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=hidden // 64,
-            num_key_value_heads=max(1, hidden // 128),
-            intermediate_size=hidden * 3,
-            tie_word_embeddings=True,
-        )
-    )
-
-
-def publish(model: Qwen2ForCausalLM, folder: Path) -> Path:
+def publish(model: Any, folder: Path) -> Path:
     """Write the weights in bf16, as the trainer exports them."""
     folder.mkdir()
     tensors = {
@@ -73,7 +56,8 @@ def publish(model: Qwen2ForCausalLM, folder: Path) -> Path:
 
 def train(rate: float, hidden: int, layers: int, warm: int, folder: Path) -> list[Path]:
     """Train; return folders of the policy after `warm`, and after 1 and 8 more optimiser steps."""
-    model = model_of(hidden, layers)
+    heads = hidden // 64, max(1, hidden // 128)
+    model = random_qwen2(4096, hidden, layers, heads, intermediate_size=hidden * 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     chance = torch.Generator().manual_seed(1)
     published = []
@@ -99,9 +83,7 @@ def speed(
     speeds = []
     for _ in range(REPEATS):
         prepare()
-        began = time.process_time()
-        work()
-        speeds.append(size_bytes / (time.process_time() - began) / 1e9)
+        speeds.append(size_bytes / timed(work)[1] / 1e9)
     return spread(f"{name}_gb_per_second", speeds)
 
 

@@ -62,12 +62,6 @@ def workload_of(folder: Path, sampling: Sampling = SAMPLING) -> GradedWorkload:
     )
 
 
-def figures(found: Assessment) -> dict[str, Any]:
-    """An assessment without what only one submission has."""
-    told = dataclasses.asdict(found)
-    return told | {"bans": max(found.bans)}
-
-
 def honest(folder: Path, completions: int) -> Iterator[dict[str, Any]]:
     """Figures of honest workers of each pair of dtypes, `completions` each."""
     workload = workload_of(folder, replace(SAMPLING, groups_per_submission=HONEST_GROUPS))
@@ -82,8 +76,9 @@ def honest(folder: Path, completions: int) -> Iterator[dict[str, Any]]:
             }.get(len(found) % ODD_SHARE, Generates(engines[generating]))
             name = f"{generating} {recomputing}"
             found.append(judge(worker, engines[recomputing], workload, len(found), name))
-        assessed = figures(assess(found, THRESHOLDS))
-        yield {"generates": generating, "recomputes": recomputing, **assessed}
+        assessed = assess(found, THRESHOLDS)
+        told = {"generates": generating, "recomputes": recomputing, **dataclasses.asdict(assessed)}
+        yield told | {"bans": max(assessed.bans)}
 
 
 def caught(

@@ -31,18 +31,17 @@ import argparse
 import math
 import random
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from benchmarks.common import at_least, load_average, several, spread
+from benchmarks.common import at_least, load_average, random_qwen2, several, spread, timed
 from benchmarks.vllm_child import Vllm, running_vllm
 from peers.engines.batch import generate
 from peers.engines.engine import Engine, Piece, Request
@@ -75,23 +74,14 @@ of 24, which vLLM does not take on a CPU."""
 
 def make_model(folder: Path, size: Size) -> None:
     """Save a random model."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
+    random_qwen2(
+        size.vocabulary,
+        size.hidden,
+        size.layers,
+        (size.heads, size.kv_heads),
         intermediate_size=size.inner,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    ).save_pretrained(folder)
 
 
 def make_requests(
@@ -124,15 +114,11 @@ def native_engine(folder: Path, batch: int) -> Engine:
     return NativeEngine(folder, slots=batch)
 
 
-def prove(pieces: Sequence[Piece]) -> None:
-    """Build the proofs of all pieces."""
-    toploc.build(
-        [
-            chunk
-            for piece in pieces
-            for chunk in toploc.chunk_rows(piece.prompt_hidden, piece.hidden)
-        ]
-    )
+def prove(pieces: Sequence[Piece]) -> list[list[bytes]]:
+    """The proofs of each piece."""
+    chunks = [toploc.chunk_rows(piece.prompt_hidden, piece.hidden) for piece in pieces]
+    proofs = iter(toploc.build([chunk for each in chunks for chunk in each]))
+    return [[next(proofs) for _ in each] for each in chunks]
 
 
 class Transformers:
@@ -166,28 +152,16 @@ class Transformers:
                 pad_token_id=0,
                 eos_token_id=None,
                 stopping_criteria=StoppingCriteriaList(
-                    [partial(_embedding_and_head, limits + prompts.shape[1])]
+                    [partial(_has_its_length, limits + prompts.shape[1])]
                 ),
             )
             made += int(limits.sum())
         return made
 
 
-def _embedding_and_head(
-    lengths: torch.Tensor, tokens: torch.Tensor, _: Any, **__: Any
-) -> torch.Tensor:
+def _has_its_length(lengths: torch.Tensor, tokens: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
     """A stopping criterion: whether each row has its length."""
     return tokens.shape[1] >= lengths
-
-
-T = TypeVar("T")
-
-
-def timed(job: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-    """The result of a job, and its processor seconds."""
-    began = time.process_time()
-    result = job(*arguments)
-    return result, time.process_time() - began
 
 
 def measure(

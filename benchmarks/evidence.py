@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -30,7 +31,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import at_least
-from benchmarks.kept import Kept
 from peers.calibration.calibrate import PROPOSED, EngineClass
 from peers.calibration.thresholds import propose
 from peers.calibration.work import HandedIn, find
@@ -43,10 +43,13 @@ from peers.proofs.format import CHUNK_TOKENS, TOP_VALUES, chunk_count
 from peers.validator.evidence.submission import Recomputed
 from peers.validator.recompute import Found
 from swarm.terminal.output import print_json
+from swarm.version import __version__
 from swarm.wire.manifest import Sampling, Thresholds
 from tests.attacks import weights
 from tests.attacks.assessment import Judged, area, assess, judged_of
 from tests.attacks.cheats import BestOf, Generates, GradedWorkload, Work, Worker
+
+T = TypeVar("T")
 
 DTYPES = ("bfloat16", "float32")
 GROUP_SIZE = 8
@@ -143,23 +146,37 @@ class Bench:
             write(folder)
         return folder
 
+    def kept(self, name: str, make: Callable[[], T]) -> T:
+        """What this folder holds of an earlier measurement by that name, or else what `make` gives,
+        which it then holds."""
+        path = self.keep / f"{self.model.resolve().name} {__version__}" / f"{name}.pickle"
+        if path.exists():
+            held: T = pickle.loads(path.read_bytes())  # written by this program
+            return held
+        made = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_bytes(pickle.dumps(made))
+        part.replace(path)
+        return made
+
+    def handed_in(self, contender: Contender, number: int) -> tuple[Work, Sampling, HandedIn]:
+        """A submission of a contender; `number` counts from 0."""
+        workload = self.workload(contender.groups)
+        work, sampling = workload.work(number, contender.label), workload.sampling
+
+        def make() -> HandedIn:
+            return contender.make(self, contender.dtype).submit(work, sampling)
+
+        return work, sampling, self.kept(f"{contender.label}, {number}", make)
+
     def samples(self, contender: Contender, validator: str) -> Iterator[Judged]:
         """The submissions of a contender, as a validator finds them."""
-        kept = Kept(self.keep, self.model.resolve().name, TOKENS_MAX, GROUP_SIZE)
-        workload = self.workload(contender.groups)
         for number in range(contender.submissions):
-            work = workload.work(number, contender.label)
-            handed_in = kept.handed_in(
-                contender.label, number, partial(self.hand_in, contender, work, workload.sampling)
-            )
-            given = work, workload.sampling, handed_in
-            found = kept.found(
-                contender.label, validator, number, partial(self._find, contender, validator, given)
-            )
+            given = self.handed_in(contender, number)
+            name = f"{contender.label}, {number}, {validator}"
+            found = self.kept(name, partial(self._find, contender, validator, given))
             yield judged_of(found, *given)
-
-    def hand_in(self, contender: Contender, work: Work, sampling: Sampling) -> HandedIn:
-        return contender.make(self, contender.dtype).submit(work, sampling)
 
     def _find(
         self, contender: Contender, validator: str, given: tuple[Work, Sampling, HandedIn]
@@ -368,42 +385,24 @@ def outliers(bench: Bench) -> dict[str, float]:
         "share_of_values_in_four_dimensions": float(counts[:4].sum() / counts.sum()),
         "share_of_values_in_sixteen_dimensions": float(counts[:16].sum() / counts.sum()),
         "spread_of_the_largest_by_its_size": float(spread[0]),
-        "dimensions_in_proofs": int((counts > 0).sum()),
     }
 
 
 def behind(bench: Bench) -> dict[str, float]:
     """How far the policy one step behind is from the present one, per token that it samples."""
     later = bench.changed("one step later", bench.take_step)
-    tokens = torch.tensor([token for row in one_work(bench)[1].completions for token in row])
     logs = []
     for folder in (bench.model, later):
         states = torch.cat(list(one_prefill(bench, folder).states))
         logs.append(torch.log_softmax(bench.engine(folder, "float32").logits(states), -1))
     old, new = logs
-    chosen = (old - new).gather(-1, tokens[:, None])[:, 0]
-    return {
-        "tokens": len(tokens),
-        "kl_per_token": float((old.exp() * (old - new)).sum(-1).mean()),
-        "total_variation_per_token": float((old.exp() - new.exp()).abs().sum(-1).mean() / 2),
-        "log_ratio_mean_size": float(chosen.abs().mean()),
-        "log_ratio_largest": float(chosen.abs().max()),
-    }
-
-
-def one_work(bench: Bench) -> tuple[Work, HandedIn]:
-    """A submission of the model in fp32."""
-    contender = next(each for each in contenders(1) if each.label == "to calibrate, float32")
-    kept = Kept(bench.keep, bench.model.resolve().name, TOKENS_MAX, GROUP_SIZE)
-    workload = bench.workload(contender.groups)
-    work = workload.work(0, contender.label)
-    make = partial(bench.hand_in, contender, work, workload.sampling)
-    return work, kept.handed_in(contender.label, 0, make)
+    return {"kl_per_token": float((old.exp() * (old - new)).sum(-1).mean())}
 
 
 def one_prefill(bench: Bench, folder: Path) -> Prefill:
-    """The hidden states of that submission."""
-    work, handed_in = one_work(bench)
+    """The hidden states of a submission of the model in fp32."""
+    contender = next(each for each in contenders(1) if each.label == "to calibrate, float32")
+    work, _, handed_in = bench.handed_in(contender, 0)
     rows = list(zip(work.prompts, handed_in.completions, strict=True))
     return bench.engine(folder, "float32").prefill(
         [[*prompt, *tokens] for prompt, tokens in rows],
@@ -457,16 +456,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--keep", type=Path, required=True, help="folder of what was measured")
     parser.add_argument("--tokens", type=at_least(1), default=200_000, help="honest ones")
-    parser.add_argument(
-        "--workers", help="measure workers of this dtype alone, and print no report: half the work"
-    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     bench = Bench(arguments.model, arguments.keep)
     measured: dict[tuple[str, str, str], list[Judged]] = {}
     for contender in contenders(arguments.tokens):
-        if arguments.workers not in (None, contender.dtype):
-            continue
         for validator in DTYPES:
             started, found = time.process_time(), list(bench.samples(contender, validator))
             measured[contender.name, contender.dtype, validator] = found
@@ -476,8 +470,7 @@ def main() -> None:
                 file=sys.stderr,
                 flush=True,
             )
-    if arguments.workers is None:
-        print_json(report(bench, measured))
+    print_json(report(bench, measured))
 
 
 if __name__ == "__main__":

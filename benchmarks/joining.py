@@ -6,31 +6,42 @@ Prints one JSON object. Relays and idle workers, 50 of each by default, each `py
 on this machine. No trainer runs, so the workers have nothing to generate. A peer has joined once it
 is admitted and holds connections to `NEIGHBOURS_LEAST` other peers, or to all if there are fewer.
 Then every peer rests, and its network process is measured: the workers' engines are processes of
-their own, which are not counted.
+their own, which are not counted. Times are seconds since the first peer was started:
+
+    admitted_after       each peer's first admission
+    all_connected_after  until every peer had joined; null if not all did
+    missing, ended       peers not admitted after `JOIN_SECONDS`; that were refused, or broke
+    groups               the network processes of each role: MiB resident and of its own (unshared),
+                         percent of a core, connections
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
 
-import msgspec
 import trio
 
-from benchmarks.common import Spread, at_least, load_average, spread_of
-from benchmarks.real_swarm import (
-    Connections,
-    Memory,
-    memory_of,
-    open_files,
-    prepared,
-    processor_seconds,
-)
+from benchmarks.common import at_least, load_average, memory_of, processor_seconds, spread_of
 from swarm.terminal.output import print_json
-from tests.end_to_end.harness import START_SECONDS, Peer, Swarm, swarm
+from tests.end_to_end.harness import (
+    START_SECONDS,
+    Peer,
+    Swarm,
+    make_base,
+    running_fork_server,
+    swarm,
+)  # fmt: skip
 
 ADMITTED = "membership.admitted"
+ESTABLISHED = "01"
+"""State of a TCP connection in /proc/net/tcp."""
 
 PROGRESS_SECONDS = 10.0
 
@@ -47,45 +58,36 @@ SETTLE_SECONDS = 30.0
 IDLE_SECONDS = 30.0
 """The interval in which idle processor time is measured."""
 
-WANTED_MIB = 60.0
-"""Memory of its own that a relay's or idle worker's network process should not exceed."""
+
+class Connections:
+    """TCP connections over IPv4 to or from some ports, at one moment."""
+
+    def __init__(self, ports: Collection[int]) -> None:
+        self._inodes: set[str] = set()
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, state, *rest = line.split()
+            ends = {int(end.partition(":")[2], 16) for end in (local, remote)}
+            if state == ESTABLISHED and ends & set(ports):
+                self._inodes.add(rest[5])
+
+    def of(self, pid: int) -> int:
+        """Number of these connections that a process holds; raises `OSError`."""
+        count = 0
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                kind, _, inode = str(each.readlink()).partition(":[")
+                count += kind == "socket" and inode.rstrip("]") in self._inodes
+        return count
 
 
-class Group(msgspec.Struct, frozen=True):
-    """The network processes of one role at rest."""
-
-    processes: int
-    resident_mib: Spread
-    proportional_mib: Spread
-    unshared_mib: Spread
-    core_percent: Spread
-    """Processor time, of one core."""
-    connections: Spread
-    open_files: Spread
-
-
-class Joining(msgspec.Struct, frozen=True):
-    """Times are seconds since the first peer was started."""
-
-    peers: int
-    admitted_after: Spread | None
-    """Each peer's first admission."""
-    all_connected_after: float | None
-    """Until every peer had joined; None if not all did."""
-    missing: int
-    """Peers that had not been admitted after `JOIN_SECONDS`."""
-    ended: int
-    """Peers that ended: refused for good, or a defect."""
-    small_enough: bool
-    """Whether no relay and no worker had more than `WANTED_MIB` of its own, in the median."""
-    groups: dict[str, Group]
-
-
-async def measure(relays: int, workers: int) -> Joining:
+async def measure(relays: int, workers: int) -> dict[str, Any]:
     joining = [f"relay-{i}" for i in range(relays)] + [f"inference-{i}" for i in range(workers)]
     names = ["bootstrap", "trainer", "validator", *joining]
-    with prepared() as (folder, base, fork_server):
-        async with swarm(folder, base, fork_server, names=names, steps=1) as peers:
+    with tempfile.TemporaryDirectory(prefix="swarm-joining-") as folder, ExitStack() as stack:
+        home, base = Path(folder), Path(folder) / "base"
+        make_base(base)
+        fork_server = stack.enter_context(running_fork_server(home))
+        async with swarm(home, base, fork_server, names=names, steps=1) as peers:
             await peers.start("bootstrap", "validator")
             await peers["validator"].says("peer.status", seconds=START_SECONDS)
             began = time.time()
@@ -93,7 +95,7 @@ async def measure(relays: int, workers: int) -> Joining:
             return await _joined(peers, [peers[name] for name in joining], began)
 
 
-async def _joined(peers: Swarm, joining: list[Peer], began: float) -> Joining:
+async def _joined(peers: Swarm, joining: list[Peer], began: float) -> dict[str, Any]:
     ports = [peer.port for peer in peers.peers.values()]
     connected = None
     with trio.move_on_after(JOIN_SECONDS):
@@ -112,19 +114,14 @@ async def _joined(peers: Swarm, joining: list[Peer], began: float) -> Joining:
         if (some := [peer for peer in resting if peer.role == role])
     }
     admitted = [each[0]["time"] - began for p in joining if (each := p.heard(ADMITTED))]
-    return Joining(
-        peers=len(joining),
-        admitted_after=spread_of(admitted) if admitted else None,
-        all_connected_after=connected,
-        missing=len(joining) - len(admitted),
-        ended=len(joining) - len(alive),
-        small_enough=all(
-            groups[role].unshared_mib.median <= WANTED_MIB
-            for role in ("relay", "inference")
-            if role in groups
-        ),
-        groups=groups,
-    )
+    return {
+        "peers": len(joining),
+        "admitted_after": spread_of(admitted) if admitted else None,
+        "all_connected_after": connected,
+        "missing": len(joining) - len(admitted),
+        "ended": len(joining) - len(alive),
+        "groups": groups,
+    }
 
 
 async def _connected(joining: list[Peer], ports: list[int]) -> None:
@@ -157,17 +154,15 @@ async def _processor_shares(peers: list[Peer]) -> dict[str, float]:
     }
 
 
-def _group(peers: list[Peer], shares: dict[str, float], connections: Connections) -> Group:
-    memory: list[Memory] = [memory_of(peer.pid) for peer in peers]
-    return Group(
-        processes=len(peers),
-        resident_mib=spread_of(m.resident for m in memory),
-        proportional_mib=spread_of(m.proportional for m in memory),
-        unshared_mib=spread_of(m.unshared for m in memory),
-        core_percent=spread_of(shares[peer.name] for peer in peers),
-        connections=spread_of(connections.of(peer.pid) for peer in peers),
-        open_files=spread_of(open_files(peer.pid) for peer in peers),
-    )
+def _group(peers: list[Peer], shares: dict[str, float], connections: Connections) -> dict[str, Any]:
+    memory = [memory_of(peer.pid) for peer in peers]
+    return {
+        "processes": len(peers),
+        "resident_mib": spread_of(each.resident for each in memory),
+        "unshared_mib": spread_of(each.unshared for each in memory),
+        "core_percent": spread_of(shares[peer.name] for peer in peers),
+        "connections": spread_of(connections.of(peer.pid) for peer in peers),
+    }
 
 
 def main() -> None:
@@ -177,7 +172,7 @@ def main() -> None:
     options = parser.parse_args()
     load = load_average()
     result = trio.run(measure, options.relays, options.workers)
-    print_json({"load_average": load, **msgspec.to_builtins(result)})
+    print_json({"load_average": load, **result})
 
 
 if __name__ == "__main__":

@@ -87,8 +87,6 @@ class Slope(msgspec.Struct, frozen=True):
     role: str
     quantity: str
     mean: float
-    peak: float
-    """Mean of each epoch's largest value."""
     a_day: float
     percent_a_week: float
     percent_a_week_error: float
@@ -370,7 +368,6 @@ def _slope(role: str, quantity: str, days: list[float], epochs: list[list[float]
         role=role,
         quantity=quantity,
         mean=round(mean, 1),
-        peak=round(statistics.fmean(max(epoch) for epoch in epochs), 1),
         a_day=round(a_day, 2),
         percent_a_week=round(slope, 2),
         percent_a_week_error=round(error, 2),

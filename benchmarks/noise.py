@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import at_least, load_average, several, spread
+from benchmarks.common import at_least, load_average, several, spread, timed
 from benchmarks.engine import GROUP, KEY, Size, make_model, make_requests, native_engine
 from peers.engines.batch import generate
 from peers.engines.noise import Ahead, choose, noise_of
@@ -43,13 +41,6 @@ class Row:
     noise_key: tuple[int, int] | None
     position: int = 0
     noise: Ahead | None = None
-
-
-def seconds_of(job: Callable[..., Any], *arguments: Any) -> float:
-    """Processor seconds of one step."""
-    began = time.process_time()
-    job(*arguments)
-    return (time.process_time() - began) / STEPS
 
 
 def draw(logits: Tensor, key: tuple[int, int] | None, everything: bool = False) -> None:
@@ -74,7 +65,7 @@ def measure(width: int, vocabulary: int, layers: int, rounds: int) -> dict[str, 
         make_model(Path(folder), size)
         engine = native_engine(Path(folder), GROUP)
         generate(engine, requests)
-        steps = [seconds_of(generate, engine, requests) for _ in range(rounds)]
+        steps = [timed(generate, engine, requests)[1] / STEPS for _ in range(rounds)]
     told: dict[str, Any] = spread("step_ms", [1e3 * each for each in steps], 2)
     step = told["step_ms"] / 1e3
     for name, deviation in DEVIATIONS.items():
@@ -83,10 +74,11 @@ def measure(width: int, vocabulary: int, layers: int, rounds: int) -> dict[str, 
         shares: dict[str, list[float]] = {"all_share": [], "share": []}
         draw(logits, KEY)
         for _ in range(rounds):
-            without = seconds_of(draw, logits, None)
-            whole = seconds_of(draw, logits, KEY, True)
+            without, whole, ours = (
+                timed(draw, logits, *how)[1] / STEPS for how in ((None,), (KEY, True), (KEY,))
+            )
             shares["all_share"].append((whole - without) / step)
-            shares["share"].append((seconds_of(draw, logits, KEY) - without) / step)
+            shares["share"].append((ours - without) / step)
         told[name] = {
             figure: value
             for share, values in shares.items()

@@ -13,7 +13,6 @@ inner steps at once, so it holds no wait for a slower one.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -46,26 +45,18 @@ ROUNDS = 2
 VIRTUAL_SECONDS_MAX = 24 * 3600.0
 
 
-@dataclass(frozen=True)
-class Case:
-    trainers: int
-    gigabytes: float
-    gigabits: float
-    seed: int
-
-
 def utilisation(synchronisation_seconds: float) -> float:
     """Share of a round that is spent on inner steps."""
     return COMPUTE_SECONDS / (COMPUTE_SECONDS + synchronisation_seconds)
 
 
-def simulate(case: Case) -> dict[str, Any]:
+def simulate(trainers: int, gigabytes: float, gigabits: float, seed: int) -> dict[str, Any]:
     """Run two rounds; return the second's synchronisation: the first opens the connections."""
-    scale = SIMULATED_BYTES / (case.gigabytes * 1e9)
-    line = case.gigabits * 1e9 / 8 * scale
+    scale = SIMULATED_BYTES / (gigabytes * 1e9)
+    line = gigabits * 1e9 / 8 * scale
     machine = MACHINE_BYTES_PER_SECOND * scale
-    names = [f"trainer-{number}" for number in range(case.trainers)]
-    simulation = Simulation(case.seed, workload=Workload(model_bytes=SIMULATED_BYTES))
+    names = [f"trainer-{number}" for number in range(trainers)]
+    simulation = Simulation(seed, workload=Workload(model_bytes=SIMULATED_BYTES))
     agreement = Agreement(simulation)
 
     async def main() -> None:
@@ -83,15 +74,15 @@ def simulate(case: Case) -> dict[str, Any]:
             done = simulation.expect("outer.run_complete", names)
             await simulation.meet(done, VIRTUAL_SECONDS_MAX)
 
-    run_virtual(main, seed=case.seed, limit_seconds=VIRTUAL_SECONDS_MAX)
-    seconds = agreement.synchronisation[-case.trainers :]
-    bits = case.gigabytes * 8
+    run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
+    seconds = agreement.synchronisation[-trainers:]
+    bits = gigabytes * 8
     return {
-        "trainers": case.trainers,
-        "gigabytes": case.gigabytes,
-        "gigabits_per_second": case.gigabits,
+        "trainers": trainers,
+        "gigabytes": gigabytes,
+        "gigabits_per_second": gigabits,
         "synchronisation_seconds": round(median(seconds), 1),
-        "transfer_seconds_least": round((case.trainers - 1) * bits / case.gigabits, 1),
+        "transfer_seconds_least": round((trainers - 1) * bits / gigabits, 1),
         "utilisation": round(utilisation(median(seconds)), 4),
         "violations": simulation.violations,
     }
@@ -121,7 +112,7 @@ def main() -> None:
                 for where, seconds in PUBLISHED_SECONDS.items()
             ],
             "simulated": [
-                simulate(Case(given.trainers, given.gigabytes, gigabits, given.seed))
+                simulate(given.trainers, given.gigabytes, gigabits, given.seed)
                 for gigabits in given.gigabits
             ],
         }

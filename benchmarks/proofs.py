@@ -20,25 +20,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import time
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from benchmarks.common import at_least, load_average, several, spread
+from benchmarks.common import at_least, load_average, several, spread, timed
 from peers.proofs import toploc
 from swarm.terminal.output import print_json
-
-T = TypeVar("T")
-
-
-def timed(job: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-    """The result of a job and its processor seconds."""
-    began = time.process_time()
-    result = job(*arguments)
-    return result, time.process_time() - began
 
 
 def package() -> Any:

@@ -4,10 +4,10 @@
     python -m benchmarks.recipe --run run.toml --seeds 1
 
 Prints one JSON object: accuracies on 512 (`--prompts`) held-out prompts before and after, the mean
-reward of every tenth of the steps, and seconds by part (wall clock; on a busy machine compare with
-the CPU seconds). The environment is one of the demo's; 250 GRPO steps of 32 × 8 completions, every
-policy two steps stale when it generates, old = generation, one thread. With `--run`, model,
-environments and settings are those of a run's TOML file, and engines compute in fp32.
+reward of every tenth of the steps, and seconds (on a busy machine compare CPU seconds). The
+environment is one of the demo's; 250 GRPO steps of 32 × 8 completions, every policy two steps stale
+when it generates, old = generation, one thread. With `--run`, model, environments and settings are
+those of a run's TOML file, and engines compute in fp32.
 """
 
 from __future__ import annotations
@@ -46,19 +46,6 @@ from swarm.run.toml import unhashed_manifest
 from swarm.shardcast.manifest import BASE_NAME
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Adapter, RunManifest, Sampling, Schedule
-
-
-class Clock:
-    """Seconds by part; each part ends where the next one begins."""
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(("prepare", "generate", "train", "publish", "evaluate"), 0.0)
-        self._since = time.perf_counter()
-
-    def spent(self, part: str) -> None:
-        """Add the time since the last call to `part`."""
-        self.seconds[part] += (now := time.perf_counter()) - self._since
-        self._since = now
 
 
 class Sampler:
@@ -125,12 +112,12 @@ def run(
     of_run: RunManifest | None = None,
     prompts: int = EVALUATION_PROMPTS,
 ) -> dict[str, Any]:
-    """Run the whole recipe; return accuracies, rewards, and seconds by part.
+    """Run the whole recipe; return accuracies, rewards and seconds.
 
     `keep` is a folder for copies of all policies, by step; `engine` generates.
     `of_run`: take the model, the objective and the adapter from a run.
     """
-    clock, cpu = Clock(), time.process_time()
+    began, cpu = time.perf_counter(), time.process_time()
     named = {each.name for each in recipe.environments}  # in the user's own file
     loaded = Environments(recipe.environments, allowed=named)
     environments = [loaded.of(reference) for reference in recipe.environments]
@@ -171,13 +158,11 @@ def run(
             ]
 
         before = before or accuracies(0)
-        clock.spent("prepare")
         if keep is not None:
             shutil.copytree(folder / "0", keep / "0")
         learner = Learner(folder / "0", settings)
-        rewards, metrics = train(learner, sampler, folder, seed, schedule, clock=clock, keep=keep)
+        rewards, metrics = train(learner, sampler, folder, seed, schedule, keep=keep)
         after = accuracies(steps)
-        clock.spent("evaluate")
     tenth = max(1, steps // 10)
     return {
         "seed": seed,
@@ -189,15 +174,11 @@ def run(
             round(statistics.fmean(rewards[start : start + tenth]), 3)
             for start in range(0, steps, tenth)
         ],
-        "zero_advantage_share": statistics.fmean(
-            each["groups_zero_advantage"] / schedule.groups_per_step for each in metrics
-        ),
         "engine_log_probability_difference": max(
             each.get("engine_log_probability_difference", 0.0) for each in metrics
         ),
-        "seconds": sum(clock.seconds.values()),
+        "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - cpu,
-        **{f"{part}_seconds": value for part, value in clock.seconds.items()},
     }
 
 
@@ -209,11 +190,9 @@ def train(
     schedule: Schedule,
     *,
     name: str = "recipe",
-    clock: Clock | None = None,
     keep: Path | None = None,
 ) -> tuple[list[float], list[dict[str, float]]]:
     """Take all steps; return mean task rewards and metrics. `name` decides the tasks."""
-    clock = clock or Clock()
     rewards, metrics = [], []
     for step in range(schedule.steps):
         policy = max(0, step - schedule.asynchrony)
@@ -223,9 +202,7 @@ def train(
         groups, task_rewards = sampler.sample(drawn, policy, schedule.groups_per_step)
         rewards.append(statistics.fmean(task_rewards))
         print(f"step {step}: mean reward {rewards[-1]:.3f}", file=sys.stderr, flush=True)
-        clock.spent("generate")
         metrics.append(learner.train_step(as_accepted(groups), step))
-        clock.spent("train")
         learner.export(folder / str(step + 1))
         if is_adapter(folder / str(step + 1)):
             (folder / str(step + 1) / BASE_NAME).write_text("../0")
@@ -233,7 +210,6 @@ def train(
             shutil.copytree(folder / str(step + 1), keep / str(step + 1))
         if policy > 1:  # the learner holds policy 0 as its base
             shutil.rmtree(folder / str(policy - 1))
-        clock.spent("publish")
     return rewards, metrics
 
 

@@ -6,7 +6,17 @@
 Prints one JSON object. All peers join, settle, and then everything is counted for a
 while (`Durations`), in which every worker hands in a submission a minute. The invariants of every
 simulation hold throughout (`simnet.invariants`). A line of progress goes to standard error every
-`PROGRESS_SECONDS`, so that a run that is cut short has shown something.
+`PROGRESS_SECONDS`, so that a run that is cut short has shown something. In the measured interval,
+rates per second of virtual time:
+
+    admitted_seconds    from a worker's start to its first admission
+    connections_…       of each validator and the trainer, and of each worker, at all samples
+    new_connections     of all peers together; each costs both ends a handshake of 3 ms
+    submissions         acknowledged by a validator
+    waiting             acknowledged submissions without a receipt, at all samples
+    receipt_seconds     from the acknowledgement to the receipt; null if none came
+    messages_…          control messages that a peer sends
+    bytes_per_peer      of control messages
 """
 
 from __future__ import annotations
@@ -22,8 +32,7 @@ from typing import Any
 import msgspec
 import trio
 
-from benchmarks.common import Spread, at_least, spread_of
-from benchmarks.real_swarm import memory_of
+from benchmarks.common import at_least, memory_of, spread_of
 from simnet.compute.setting import Hardware
 from simnet.lines import Weather
 from simnet.scenarios import Scenario
@@ -60,40 +69,6 @@ class Durations:
     measured: float = 120.0
 
 
-class Scale(msgspec.Struct, frozen=True):
-    """Rates are per second of virtual time, in the measured interval."""
-
-    workers: int
-    durations: Durations
-    virtual_seconds: float
-    processor_seconds: float
-    """Of the whole simulation."""
-    resident_mib: float
-    """Of the simulation at its end."""
-    admitted_seconds: Spread
-    """From a worker's start to its first admission."""
-    connections_trusted: Spread
-    """Of each validator and the trainer, at all samples."""
-    connections_worker: Spread
-    new_connections: float
-    """Of all peers together, per second; each costs both ends a handshake of 3 ms."""
-    submissions: float
-    """Acknowledged by a validator, per second."""
-    verdicts: float
-    waiting: Spread
-    """Submissions that were acknowledged and have no receipt yet, at all samples."""
-    receipt_seconds: Spread | None
-    """From the acknowledgement to the receipt; None if no receipt came."""
-    receipt_seconds_p99: float | None
-    messages_worker: Spread
-    """Control messages that a worker sends, per second."""
-    messages_trusted: Spread
-    bytes_per_peer: float
-    """Of control messages, per second and peer."""
-    leases_lost: int
-    violations: list[str]
-
-
 class Receipts:
     """Listener that measures the time from each acknowledgement to the receipt."""
 
@@ -112,14 +87,14 @@ class Receipts:
                 self.seconds.append(now - since)
 
 
-def measured(workers: int, durations: Durations, checker: Hardware = CHECKER) -> Scale:
+def measured(workers: int, durations: Durations, checker: Hardware = CHECKER) -> dict[str, Any]:
     """Simulate this many workers; `checker` is each validator's machine."""
-    found: list[Scale] = []
+    found: dict[str, Any] = {}
 
     async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_show_progress, simulation)
-            found.append(await _run(simulation, workers, durations, checker))
+            found.update(await _run(simulation, workers, durations, checker))
             nursery.cancel_scope.cancel()
         return {}
 
@@ -127,7 +102,7 @@ def measured(workers: int, durations: Durations, checker: Hardware = CHECKER) ->
     report = simulate(Scenario("scale", "", peers, peers, run, Weather(), WORKLOAD))
     if not found:
         raise SwarmError(f"the simulation broke an invariant: {'; '.join(report['violations'])}")
-    return msgspec.structs.replace(found[0], violations=report["violations"])
+    return found | {"violations": report["violations"]}
 
 
 async def _show_progress(simulation: Simulation) -> None:
@@ -153,7 +128,7 @@ async def _show_progress(simulation: Simulation) -> None:
 
 async def _run(
     simulation: Simulation, count: int, durations: Durations, checker: Hardware
-) -> Scale:
+) -> dict[str, Any]:
     validators = [f"validator-{number}" for number in range(VALIDATORS)]
     await start_bootstrap(
         simulation, trainers=["trainer"], validators=validators, steps=100_000,
@@ -186,7 +161,7 @@ async def _measured(
     trusted: list[Peer],
     workers: list[Peer],
     receipts: Receipts,
-) -> Scale:
+) -> dict[str, Any]:
     network = simulation.network
     counts, sent = simulation.trace.counts.copy(), network.messages_by_sender.copy()
     bytes_sent, joins = network.bytes_sent, network.connections_made
@@ -202,31 +177,32 @@ async def _measured(
     happened = simulation.trace.counts - counts
     sent = network.messages_by_sender - sent
 
-    def rate(peers: Sequence[Peer]) -> Spread:
+    def rate(peers: Sequence[Peer]) -> dict[str, float]:
         return spread_of(sent[peer.id] / durations.measured for peer in peers)
 
     seconds = sorted(receipts.seconds)
-    return Scale(
-        workers=len(workers),
-        durations=durations,
-        virtual_seconds=round(simulation.now(), 1),
-        processor_seconds=round(time.process_time(), 1),
-        resident_mib=round(memory_of(os.getpid()).resident),
-        admitted_seconds=spread_of(joined),
-        connections_trusted=spread_of(held_trusted),
-        connections_worker=spread_of(held_workers),
-        new_connections=round((network.connections_made - joins) / durations.measured, 2),
-        submissions=round(happened["inference.submission_delivered"] / durations.measured, 2),
-        verdicts=round(happened["validator.verdict"] / durations.measured, 2),
-        waiting=spread_of(waiting),
-        receipt_seconds=spread_of(seconds) if seconds else None,
-        receipt_seconds_p99=round(seconds[int(0.99 * (len(seconds) - 1))], 2) if seconds else None,
-        messages_worker=rate(workers),
-        messages_trusted=rate(trusted),
-        bytes_per_peer=round((network.bytes_sent - bytes_sent) / durations.measured / len(sent)),
-        leases_lost=happened["membership.lease_lost"],
-        violations=[],
-    )
+    return {
+        "workers": len(workers),
+        "durations": dataclasses.asdict(durations),
+        "virtual_seconds": round(simulation.now(), 1),
+        "processor_seconds": round(time.process_time(), 1),
+        "resident_mib": round(memory_of(os.getpid()).resident),
+        "admitted_seconds": spread_of(joined),
+        "connections_trusted": spread_of(held_trusted),
+        "connections_worker": spread_of(held_workers),
+        "new_connections": round((network.connections_made - joins) / durations.measured, 2),
+        "submissions": round(happened["inference.submission_delivered"] / durations.measured, 2),
+        "verdicts": round(happened["validator.verdict"] / durations.measured, 2),
+        "waiting": spread_of(waiting),
+        "receipt_seconds": spread_of(seconds) if seconds else None,
+        "receipt_seconds_p99": round(seconds[int(0.99 * (len(seconds) - 1))], 2)
+        if seconds
+        else None,
+        "messages_worker": rate(workers),
+        "messages_trusted": rate(trusted),
+        "bytes_per_peer": round((network.bytes_sent - bytes_sent) / durations.measured / len(sent)),
+        "leases_lost": happened["membership.lease_lost"],
+    }
 
 
 def _connections(peers: Sequence[Peer]) -> list[int]:
@@ -240,7 +216,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=seconds, metavar="SECONDS")
     options = vars(parser.parse_args())
     result = measured(options.pop("workers"), Durations(**options))
-    print_json(msgspec.to_builtins(result))
+    print_json(result)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@
     python -m benchmarks.simulator dht --peers 1000
     python -m benchmarks.simulator gossip --peers 1000
 
-Prints one JSON object: virtual, processor and wall-clock seconds, events and messages per processor
-second, peak memory, and the figures of the scenario or experiment. `steady` counts from when all
-peers have joined to the end. On a busy machine wall-clock seconds mean little.
+Prints one JSON object: virtual and processor seconds, messages per processor second, peak memory,
+and the figures of the scenario or experiment. `steady` counts from when all peers have joined to
+the end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import trio
 
+from benchmarks.common import timed
 from benchmarks.protocols import measure_dht, measure_gossip
 from simnet import scenarios
 from simnet.clock import run_virtual
@@ -29,11 +30,11 @@ from swarm.terminal.output import print_json
 
 
 class Meter:
-    """Processor and wall-clock seconds over virtual time: a listener of a simulation."""
+    """Processor seconds over virtual time: a listener of a simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._marks: list[tuple[float, float, float, int, int]] = []
+        self._marks: list[tuple[float, float, int]] = []
         self._next = 0.0
         simulation.listeners.append(self._hear)
 
@@ -44,35 +45,24 @@ class Meter:
 
     def mark(self, now: float) -> None:
         """Record the seconds spent so far."""
-        simulation = self._simulation
-        messages, events = simulation.network.messages, simulation.trace.events
-        self._marks.append((now, time.process_time(), time.perf_counter(), messages, events))
+        self._marks.append((now, time.process_time(), self._simulation.network.messages))
 
     def spent(self, begun: float) -> dict[str, float]:
         """Seconds spent on the virtual time from `begun` on."""
         first = next(mark for mark in self._marks if mark[0] >= begun)
-        virtual, cpu, wall, messages, events = (
-            last - early for last, early in zip(self._marks[-1], first, strict=True)
-        )
-        return costs(virtual, cpu, wall, messages, events)
+        return costs(*(last - early for last, early in zip(self._marks[-1], first, strict=True)))
 
 
-def costs(
-    virtual: float, cpu: float, wall: float, messages: float, events: float | None = None
-) -> dict[str, float]:
+def costs(virtual: float, cpu: float, messages: float) -> dict[str, float]:
     """The figures every command prints."""
-    figures = {
+    return {
         "virtual_seconds": round(virtual, 1),
         "cpu_seconds": round(cpu, 1),
-        "wall_seconds": round(wall, 1),
         "times_real_time": round(virtual / cpu, 2),
         "messages": messages,
         "messages_per_second": round(messages / cpu),
         "cpu_microseconds_per_message": round(1e6 * cpu / max(1, messages)),
     }
-    if events is not None:
-        figures |= {"events": events, "events_per_second": round(events / cpu)}
-    return figures
 
 
 def run_scenario(name: str, peers: int, seed: int) -> dict[str, Any]:
@@ -101,10 +91,8 @@ def run_scenario(name: str, peers: int, seed: int) -> dict[str, Any]:
 
 def run_experiment(name: str, peers: int, seed: int) -> dict[str, Any]:
     """Run an experiment on one protocol; return its figures and costs."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    figures = measure_dht(peers, seed) if name == "dht" else measure_gossip(peers, seed)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    spent = costs(figures.pop("virtual_seconds"), cpu, wall, figures.pop("messages"))
+    figures, cpu = timed(measure_dht if name == "dht" else measure_gossip, peers, seed)
+    spent = costs(figures.pop("virtual_seconds"), cpu, figures.pop("messages"))
     return {**spent, "figures": figures}
 
 

@@ -11,7 +11,7 @@ credit becomes final. Honest submissions have 1,000 tokens, one a step.
 - `gain`: credited tokens that are final in the end, less the tokens that the cheat generated
   honestly, per 1,000 tokens that it faked. Above 0, lying would pay. `gain_fines`: the same if no
   refusal evicts.
-- `fake_share`: fake tokens among its accepted ones; `fake_share_max` in the worst seed.
+- `fake_share`: fake tokens among its accepted ones.
 - `recomputed`: share of its tokens that the validators recomputed.
 - `nats`: evidence per recomputed token against answers that are close to the policy's, so that no
   submission of them is refused; the worker is evicted once its capital is large enough.
@@ -236,20 +236,12 @@ def measure(steps: int, seeds: int) -> dict[str, Any]:
         rows[name] = {
             "gain": _gain(runs),
             "gain_fines": _gain(fines),
-            "faked_tokens": _mean([run.faked for run in runs]),
             "fake_share": _ratio(runs, "accepted_fake", "accepted"),
             "fake_share_fines": _ratio(fines, "accepted_fake", "accepted"),
-            "fake_share_max": max(
-                run.accepted_fake / max(1, run.accepted) for run in [*runs, *fines]
-            ),
             "recomputed": _ratio(fines, "recomputed", "submitted"),
-            "evictions": _mean([run.evictions for run in runs]),
+            "evictions": sum(run.evictions for run in runs) / seeds,
         }
-    return {"benchmark": "strategies", "steps": steps, "seeds": seeds, "strategies": rows}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return round(sum(values) / len(values), 3)
+    return {"steps": steps, "seeds": seeds, "strategies": rows}
 
 
 def _ratio(runs: Sequence[Account], above: str, below: str) -> float:

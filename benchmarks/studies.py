@@ -144,7 +144,6 @@ def summary(curves: Sequence[Curve]) -> dict[str, Any]:
     shares = [share for curve in curves for share in curve.effective_share]
     return {
         **spread("final_reward", [curve.final for curve in curves], 4),
-        "final_reward_mean": round(statistics.fmean(curve.final for curve in curves), 4),
         "effective_share_mean": round(statistics.fmean(shares), 4),
         "gradient_norm_median": norms[len(norms) // 2],
         "gradient_norm_p99": norms[min(len(norms) - 1, int(len(norms) * 0.99))],

@@ -54,7 +54,6 @@ RULES = {
     "peers/environments": "environments",
     "engines/episodes.py": "generation",
     "peers/engines/": "generation",
-    "peers/engines/service.py": "generation",
     "peers/learning/durable.py": "saving and exporting",
     "peers/learning/states.py": "saving and exporting",
     "engines/model.py:save": "saving and exporting",
@@ -95,11 +94,8 @@ class Side:
     """What one command and all processes below it cost."""
 
     cpu_seconds: float
-    system_seconds: float
     processes: dict[str, float]
     activities: dict[str, float]
-    by_role: dict[str, dict[str, float]]
-    """The activities of each kind of process."""
 
 
 def measure(command: Sequence[str], folder: Path, logs: Path | None = None) -> Side:
@@ -124,35 +120,27 @@ def measure(command: Sequence[str], folder: Path, logs: Path | None = None) -> S
         except ChildProcessError:
             break
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    system = after.ru_stime - before.ru_stime
-    total = after.ru_utime - before.ru_utime + system
-    return sum_up(read_samples(folder), _children(logs) if logs else {}, total, system)
+    total = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return sum_up(read_samples(folder), _children(logs) if logs else {}, total)
 
 
-def sum_up(
-    samples: Sequence[Samples], children: dict[int, str], total: float, system: float
-) -> Side:
+def sum_up(samples: Sequence[Samples], children: dict[int, str], total: float) -> Side:
     """The tables of one side. `children`: names of forked processes by pid."""
     processes: defaultdict[str, float] = defaultdict(float)
     activities: defaultdict[str, float] = defaultdict(float)
-    by_role: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for process in samples:
         name = children.get(process.pid) or _name(process.command)
-        role = re.sub(r"-\d+(?=/|$)", "", name)
         for seconds, frames in process.stacks:
             doing = activity(frames, RULES, OTHER)
             processes[name] += seconds
             activities[doing] += seconds
-            by_role[role][doing] += seconds
     rest = total - sum(processes.values())
     processes[REST] += rest
     activities[REST] += rest
     return Side(
         cpu_seconds=total,
-        system_seconds=system,
         processes=_table(processes),
         activities=_table(activities),
-        by_role={role: _table(spent) for role, spent in by_role.items()},
     )
 
 
@@ -198,14 +186,11 @@ def report(rounds: Sequence[tuple[Side, Side]]) -> dict[str, Any]:
         **spread("tax", [swarm.cpu_seconds / one.cpu_seconds for one, swarm in rounds], 2),
         **spread("demo_cpu_seconds", [swarm.cpu_seconds for _, swarm in rounds], 1),
         **spread("recipe_cpu_seconds", [one.cpu_seconds for one, _ in rounds], 1),
-        "demo_system_seconds": round(demo.system_seconds, 1),
-        "recipe_system_seconds": round(recipe.system_seconds, 1),
         "processes": demo.processes,
         "activities": {
             name: [demo.activities.get(name, 0.0), recipe.activities.get(name, 0.0)]
             for name in names
         },
-        "activities_by_role": demo.by_role,
     }
 
 
@@ -214,16 +199,11 @@ def main() -> None:
     parser.add_argument("--steps", type=at_least(1), default=250)
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--rounds", type=at_least(1), default=1)
-    parser.add_argument("--keep", type=Path, help="new folder for the samples and the demo's logs")
     arguments = parser.parse_args()
-    if arguments.keep is not None:
-        arguments.keep.mkdir(parents=True)
     rounds = []
-    for index in range(arguments.rounds):
+    for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory(prefix="swarm-tax-") as name:
-            folder = arguments.keep / str(index) if arguments.keep is not None else Path(name)
-            folder.mkdir(exist_ok=True)
-            rounds.append(run_once(arguments.steps, arguments.seed, folder))
+            rounds.append(run_once(arguments.steps, arguments.seed, Path(name)))
     head = {"steps": arguments.steps, "seed": arguments.seed, "load_average": load_average()}
     print_json({**head, **report(rounds)})
 

@@ -11,7 +11,7 @@ of 16 tokens, completions log-uniform between 16 and 512 tokens, δ = 4, no KL, 
 other generating policy, so its own no-gradient pass runs with that policy's weights. The learning
 rate is 0, so that every step is the same. Each trainer runs in a process of its own. Times are CPU
 seconds, which other processes disturb least: the median, minimum and maximum of `--repeats` steps.
-Memory is a process's growth during its steps. `speedup_over_trl` is the smallest over the sizes.
+Memory is a process's growth during its steps.
 Without --trl only this trainer is measured.
 """
 
@@ -34,7 +34,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.common import spread
+from benchmarks.common import random_qwen2, spread
 from peers.engines.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
 from peers.learning.groups import Group, as_accepted
 from peers.learning.learner import Learner
@@ -75,26 +75,18 @@ SIZES = {
 
 def make_policies(size: Size, folder: Path) -> int:
     """Write μ to `folder`/mu and π to `folder`/pi; return the number of parameters."""
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-    from transformers.utils import logging
+    from transformers import PreTrainedTokenizerFast
 
-    logging.disable_progress_bar()
-    torch.manual_seed(0)
-    model: Any = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=size.vocabulary,
-            hidden_size=size.hidden,
-            intermediate_size=size.intermediate,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            num_key_value_heads=2,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            bos_token_id=BOS_ID,
-            eos_token_id=EOS_ID,
-            pad_token_id=0,
-            dtype="float32",
-        )
+    model = random_qwen2(
+        size.vocabulary,
+        size.hidden,
+        size.layers,
+        (size.heads, 2),
+        intermediate_size=size.intermediate,
+        max_position_embeddings=1024,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        pad_token_id=0,
     )
     for name in ("mu", "pi"):
         model.save_pretrained(folder / name)
@@ -360,12 +352,7 @@ def main() -> None:
         print(json.dumps(figures))
         return
     sizes = {name: compare(name, given.trl, given.repeats, given.rows) for name in given.sizes}
-    result: dict[str, Any] = {"sizes": sizes}
-    if given.trl is not None:
-        result["speedup_over_trl"] = min(each["speedup_over_trl"] for each in sizes.values())
-        for key in ("loss_difference", "gradient_difference"):
-            result[key] = max(each[key] for each in sizes.values())
-    print_json(result)
+    print_json({"sizes": sizes})
 
 
 if __name__ == "__main__":

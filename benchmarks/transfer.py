@@ -43,7 +43,7 @@ import numpy as np
 import trio
 from blake3 import blake3
 
-from benchmarks.common import at_least, load_average, spread
+from benchmarks.common import at_least, load_average, processor_seconds, spread
 from swarm.events import Events
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.service import BlobService
@@ -265,8 +265,7 @@ def started(
 
 def cpu_seconds(process: Process) -> float:
     """User and system time of a process and the children it has waited for."""
-    fields = Path(f"/proc/{process.popen.pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return processor_seconds(process.popen.pid, children=True)
 
 
 def take_memory(size_bytes: int) -> None:

@@ -23,12 +23,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from benchmarks import common
 from benchmarks.common import at_least, load_average, spread
-from benchmarks.engine import KEY, SIZES, make_model, make_requests
+from benchmarks.engine import KEY, SIZES, make_model, make_requests, prove
 from peers.engines.batch import generate
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Piece, Request
@@ -38,25 +39,15 @@ from peers.validator.recompute import Completed, recompute
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Thresholds
 
-T = TypeVar("T")
 
-
-def timed(device: torch.device, job: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-    """The result of a job, and its seconds."""
-    on_gpu = device.type == "cuda"
-    clock = time.perf_counter if on_gpu else time.process_time
-    began = clock()
+def timed(device: torch.device, job: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """The result of a job, and its seconds: wall seconds on a GPU."""
+    if device.type != "cuda":
+        return common.timed(job, *arguments)
+    began = time.perf_counter()
     result = job(*arguments)
-    if on_gpu:
-        torch.cuda.synchronize()
-    return result, clock() - began
-
-
-def prove(pieces: Sequence[Piece]) -> list[list[bytes]]:
-    """The proofs of each piece."""
-    chunks = [toploc.chunk_rows(piece.prompt_hidden, piece.hidden) for piece in pieces]
-    proofs = iter(toploc.build([chunk for each in chunks for chunk in each]))
-    return [[next(proofs) for _ in each] for each in chunks]
+    torch.cuda.synchronize()
+    return result, time.perf_counter() - began
 
 
 def handed_in(

@@ -19,16 +19,12 @@ def printed(*arguments: str) -> Any:
 @pytest.mark.slow
 def test_each_seed_has_its_ratio_to_the_binding_bound() -> None:
     report = printed("--peers", "10", "--seeds", "2", "--first-seed", "3")
-    assert report["benchmark"] == "broadcast"
     assert report["peers"] == 10
     assert report["checkpoint_bytes"] == 10_000_000
     assert [run["seed"] for run in report["runs"]] == [3, 4]
     assert report["ratio_to_bound"] == [run["ratio_to_bound"] for run in report["runs"]]
-    assert report["ratio_to_bound_max"] == max(report["ratio_to_bound"])
     assert report["binding_term"] == report["runs"][0]["binding_term"] == "capacity"
     for run in report["runs"]:
-        assert run["bound_seconds"] == max(run["terms_seconds"].values())
-        assert run["terms_seconds"][run["binding_term"]] == run["bound_seconds"]
         assert run["ratio_to_bound"] == pytest.approx(
             run["worst_seconds"] / run["bound_seconds"], rel=0.01
         )

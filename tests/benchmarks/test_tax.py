@@ -96,7 +96,7 @@ def test_tables_name_children_by_their_peers_and_add_up() -> None:
         Samples(2, "python -m swarm.world.fork_server", [(3.0, training)]),
         Samples(3, "python -m swarm.world.fork_server", [(0.5, ["<frozen importlib>:x"])]),
     ]
-    side = sum_up(samples, {2: "trainer/trainer"}, total=5.0, system=1.0)
+    side = sum_up(samples, {2: "trainer/trainer"}, total=5.0)
     assert side.processes == {
         "trainer/trainer": 3.0,
         "inference-2": 1.0,
@@ -104,12 +104,11 @@ def test_tables_name_children_by_their_peers_and_add_up() -> None:
         REST: 0.5,
     }
     assert sum(side.activities.values()) == 5.0
-    assert side.by_role["inference"] == {"gossip": 1.0}
 
 
 def test_the_tax_is_the_median_over_rounds_with_its_spread() -> None:
     def side(seconds: float) -> Side:
-        return Side(seconds, 0.0, {}, {"training": seconds}, {})
+        return Side(seconds, {}, {"training": seconds})
 
     told = report([(side(2.0), side(8.0)), (side(2.0), side(4.0)), (side(2.0), side(5.0))])
     assert (told["tax"], told["tax_least"], told["tax_most"]) == (2.5, 2.0, 4.0)

@@ -1,31 +1,20 @@
 """Answers that are slow to compare, for the grader `math`, and what they cost.
 
-    python -m benchmarks.slow_answers
-    python -m benchmarks.slow_answers --answers 100 --seed 2
-
-Prints one JSON object. Each answer passes the grader's bounds on what it looks like, is of a kind
-that math-verify takes long to compare with a symbolic answer, and fits the 113 characters of the
-slowest one that was met. `cpu_seconds_max` is the CPU time of a grader's process over one answer,
-its start not counted.
+Each passes the grader's bounds on what it looks like, is of a kind that math-verify takes long to
+compare with a symbolic answer, and fits the 113 characters of the slowest one that was met.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import resource
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from benchmarks.common import at_least
 from peers.environments import NotGradable
 from peers.environments.graders import make_grader
-from peers.environments.graders.math import CPU_SECONDS
-from swarm.terminal.output import print_json
 
 GOLDS = (
     r"\frac{x^2+1}{x-1}",
@@ -36,8 +25,8 @@ GOLDS = (
 LETTERS = "xyzabn"
 
 
-def slow_answers(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """(kind, a task's answer, a slow answer to it)."""
+def slow_answers(count: int, seed: int) -> Iterator[tuple[str, str]]:
+    """(a task's answer, a slow answer to it)."""
     chance = random.Random(seed)
 
     def letter() -> str:
@@ -69,16 +58,16 @@ def slow_answers(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
     }
     for _ in range(count):
         kind = chance.choice(sorted(kinds))
-        yield kind, chance.choice(GOLDS), kinds[kind]()[:113]
+        yield chance.choice(GOLDS), kinds[kind]()[:113]
 
 
-def measure(count: int, seed: int) -> dict[str, Any]:
-    """What the grader makes of slow answers, and the CPU time of each."""
+def measure(count: int, seed: int) -> tuple[float, set[str]]:
+    """The most CPU seconds of a grader's process over one answer, its start not counted, and what
+    the grader made of the answers."""
     grader = make_grader("math")
     grader.grade(r"\boxed{1}", "1", {})  # starts the process
-    reasons: dict[str, Counter[str]] = {}
-    slowest, whole = (0.0, ""), 0.0
-    for kind, gold, text in slow_answers(count, seed):
+    outcomes, slowest = set(), 0.0
+    for gold, text in slow_answers(count, seed):
         begun = _cpu_seconds()
         reason = "different"
         try:
@@ -86,19 +75,11 @@ def measure(count: int, seed: int) -> dict[str, Any]:
             reason = "rewarded" if given.reward else next(iter(given.parts), reason)
         except NotGradable as error:
             reason = "overdue" if "CPU time" in str(error) else "not gradable"
-        seconds = _cpu_seconds() - begun
-        reasons.setdefault(kind, Counter())[reason] += 1
+        slowest = max(slowest, _cpu_seconds() - begun)
+        outcomes.add(reason)
         if reason == "overdue":
             grader.grade(r"\boxed{1}", "1", {})  # starts another
-        slowest, whole = max(slowest, (seconds, text)), whole + seconds
-    return {
-        "answers": count,
-        "cpu_seconds_allowed": CPU_SECONDS,
-        "cpu_seconds_max": round(slowest[0], 2),
-        "cpu_seconds_mean": round(whole / count, 3),
-        "slowest": slowest[1],
-        "reasons": {kind: dict(found.most_common()) for kind, found in sorted(reasons.items())},
-    }
+    return slowest, outcomes
 
 
 def _cpu_seconds() -> float:
@@ -111,15 +92,3 @@ def _cpu_seconds() -> float:
             if int(fields[1]) == os.getpid():
                 seconds += (int(fields[11]) + int(fields[12])) / ticks
     return seconds
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--answers", type=at_least(1), default=10_000)
-    parser.add_argument("--seed", type=at_least(0), default=1)
-    given = parser.parse_args()
-    print_json({"seed": given.seed, **measure(given.answers, given.seed)})
-
-
-if __name__ == "__main__":
-    main()
