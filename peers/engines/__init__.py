@@ -24,7 +24,6 @@ For other rooms:
 - `noise`: Ahead, choose, noise_of
 - `registry`: check_engine, make_engine
 - `sampling`: Drawn, gumbel_noise
-- `service`: EngineService
 - `stored`: readable_as_folder
 - `tokenizer`: BYTES_MAX, PATTERNS, check_tokenizer, copy_tokenizer
 - `winners`: margins
