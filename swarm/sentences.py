@@ -125,9 +125,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     ),
     "alarm.raised": lambda f: f"alarm {f['alarm']} ({f['severity']}): {f['sentence']}; {f['do']}",
     "alarm.cleared": lambda f: f"alarm {f['alarm']} is over: {f['sentence']}",
-    "alarm.undelivered": lambda f: (
-        f"alarm {f['alarm']} could not be given to the {f['to']}: {f['reason']}"
-    ),
     "peer.identity_made": lambda f: f"new key: {f['key']}; a peer that has worked before has one",
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "transport.reachability": lambda f: (

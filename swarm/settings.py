@@ -70,14 +70,8 @@ RoleSettingsT = TypeVar("RoleSettingsT", bound=RoleSettings)
 
 
 class AlarmSettings(RoleSettings):
-    """The table `[alarms]`: whom to tell, and from which figures on."""
+    """The table `[alarms]`: from which figures on they ring."""
 
-    webhook: str = ""
-    """Address that gets each alarm as JSON by POST: https, or http on this machine. Empty: none."""
-    webhook_token_file: str = ""
-    """File with a secret that goes with each request, as `Authorization: Bearer …`."""
-    severity: Literal["warn", "page"] = "warn"
-    """Lowest severity that goes to the webhook. The log has all alarms."""
     starved_seconds: float = pydantic.Field(default=600.0, gt=0)
     """Time without work from which on a peer is starved."""
     no_step_seconds: float = pydantic.Field(default=1800.0, gt=0)

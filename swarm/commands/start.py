@@ -19,7 +19,6 @@ import trio
 from swarm.errors import UserError
 from swarm.events import Event
 from swarm.look.alarms.ringing import ringing
-from swarm.look.alarms.webhook import check as check_alarms
 from swarm.look.health import beating
 from swarm.look.metrics.server import MetricsServer
 from swarm.node.joining import NO_WAY_IN
@@ -64,7 +63,6 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     if roles and not settings.bootstrap and not settings.manifest:
         raise UserError(NO_WAY_IN)
     check_tables(settings)
-    check_alarms(settings.alarms)
     allow_environments(settings.allowed)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
     # Most objects are those of modules, which stay. The collector counts the others alone now, so

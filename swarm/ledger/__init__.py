@@ -23,6 +23,6 @@ For other rooms:
 - `ruling`: *, binds, settles
 - `sealing`: *, Books, FalseSeal, Place, Seals
 - `serving`: Answers, Rations, STRANGERS_READS_BURST, report, serving_ledger
-- `state`: Authority, Frontier, LedgerState, Record, Totals, ledger_state
+- `state`: Authority, Frontier, Record, Totals
 - `wire`: *, Origin, RECEIPTS_MAX, Status
 """

@@ -13,7 +13,6 @@
 For other rooms:
 
 - `alarms.ringing`: ringing
-- `alarms.webhook`: check
 - `archives`: fetch_archive, find_archive, home_rows, learn_versions, leave_out_unsound,
   write_export
 - `dashboard.feed`: Feed

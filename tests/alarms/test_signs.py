@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.events import Event
-from swarm.look.alarms.board import Alarm, Board
+from swarm.look.alarms.board import Board
 from swarm.look.alarms.catalogue import CATALOGUE
 from swarm.look.alarms.ringing import RECEIPTS, FromEvents
 from swarm.settings import AlarmSettings
@@ -28,15 +28,11 @@ class Watched:
     def __init__(self) -> None:
         self.clock = Clock()
         self.told: list[tuple[str, str]] = []
-        self.board = Board(
-            self.clock,
-            lambda: 1e9 + self.clock.seconds,
-            lambda alarm, state: self.told.append((alarm.name, state)),
-        )
+        self.board = Board(self.clock, lambda name, _, state: self.told.append((name, state)))
 
     @property
     def names(self) -> list[str]:
-        return [alarm.name for alarm in self.board.active]
+        return list(self.board.raised)
 
 
 def test_an_alarm_needs_its_signs_and_its_quiet_time() -> None:
@@ -52,12 +48,11 @@ def test_an_alarm_needs_its_signs_and_its_quiet_time() -> None:
         watched.board.settle()
         watched.board.sign("trusted_silent", "still \x1b[31m silent")
     assert watched.told == [("trusted_silent", "raised")]
-    (alarm,) = watched.board.active
-    assert alarm.since == 1e9 + 20 and alarm.sentence == "still \\x1b[31m silent"
+    assert watched.board.raised == {"trusted_silent": "still \\x1b[31m silent"}
     watched.clock.seconds += kind.quiet_seconds
     watched.board.settle()
     assert watched.told[1:] == [("trusted_silent", "cleared")]
-    assert watched.board.active == []
+    assert watched.names == []
 
 
 def test_signs_that_are_far_apart_raise_nothing() -> None:
@@ -83,8 +78,7 @@ def test_a_peer_is_starved_after_a_while_until_it_has_work(tmp_path: Path) -> No
     peer.emit("inference.starved", seconds=99.0, **starved)
     assert peer.names == []
     peer.emit("inference.starved", seconds=130.0, **starved)
-    (alarm,) = peer.board.active
-    assert "nothing to do for 130 s: no step order has come" in alarm.sentence
+    assert "nothing to do for 130 s: no step order has come" in peer.board.raised["starved"]
     peer.emit("inference.submission_made")
     assert peer.told == [("starved", "raised"), ("starved", "cleared")]
 
@@ -129,17 +123,8 @@ def test_another_programs_event_of_a_name_breaks_nothing(name: str, tmp_path: Pa
     Peer(tmp_path).emit(name)
 
 
-def test_the_worst_comes_first() -> None:
-    watched = Watched()
-    watched.board.sign("clock_wrong", "an hour")
-    watched.board.sign("log_forked", "forked")
-    found: list[Alarm] = watched.board.active
-    assert [each.severity for each in found] == ["page", "warn"]
-
-
 def test_a_disk_that_cannot_be_asked_is_an_alarm_and_no_end(tmp_path: Path) -> None:
     peer = Peer(tmp_path / "taken away")
     peer.signs.look()
-    (alarm,) = peer.board.active
-    assert alarm.name == "disk_low"
-    assert alarm.sentence.endswith("taken away cannot be asked (No such file or directory)")
+    said = peer.board.raised["disk_low"]
+    assert said.endswith("taken away cannot be asked (No such file or directory)")

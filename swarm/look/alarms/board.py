@@ -6,25 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-import msgspec
-
-from swarm.look.alarms.catalogue import CATALOGUE, Severity
+from swarm.look.alarms.catalogue import CATALOGUE
 from swarm.sentences import numbered
 from swarm.terminal.untrusted import printable
 
 State = Literal["raised", "cleared"]
-
-
-class Alarm(msgspec.Struct, frozen=True):
-    """One alarm that is raised now. All text is one printable line."""
-
-    name: str
-    severity: Severity
-    sentence: str
-    since: float
-    """Wall time at which it was raised."""
-    do: str
-    """What a person can do."""
 
 
 class Board:
@@ -36,56 +22,44 @@ class Board:
     """
 
     def __init__(
-        self,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-        changed: Callable[[Alarm, State], None],
+        self, clock: Callable[[], float], changed: Callable[[str, str, State], None]
     ) -> None:
-        """`clock` gives seconds that only grow, `wall` the wall time; `changed` must not block."""
+        """`clock` gives seconds that only grow; `changed` gets an alarm's name and sentence."""
         self._clock = clock
-        self._wall = wall
         self._changed = changed
+        self.raised: dict[str, str] = {}
+        """The sentences of the alarms that are raised now, by name; printable lines."""
         self._signs: dict[str, deque[float]] = {
             name: deque(maxlen=kind.signs) for name, kind in CATALOGUE.items()
         }
-        self._active: dict[str, Alarm] = {}
 
     def now(self) -> float:
         """Seconds of the clock that only grows."""
         return self._clock()
-
-    @property
-    def active(self) -> list[Alarm]:
-        """Alarms that are raised now, the worst first, then the oldest."""
-        return sorted(
-            self._active.values(), key=lambda each: (each.severity != "page", each.since, each.name)
-        )
 
     def sign(self, name: str, sentence: str) -> None:
         """Count one sign of an alarm, which may raise it; a raised one takes the new sentence."""
         kind, now = CATALOGUE[name], self._clock()
         signs = self._signs[name]
         signs.append(now)
-        held = self._active.get(name)
+        is_new = name not in self.raised
         enough = len(signs) == kind.signs and now - signs[0] <= kind.within_seconds
-        if held is None and not enough:
+        if is_new and not enough:
             return
-        since = held.since if held else self._wall()
-        shown = printable(numbered(sentence))
-        self._active[name] = Alarm(name, kind.severity, shown, since, kind.do)
-        if held is None:
-            self._changed(self._active[name], "raised")
+        self.raised[name] = printable(numbered(sentence))
+        if is_new:
+            self._changed(name, self.raised[name], "raised")
 
     def well(self, name: str) -> None:
         """Clear an alarm: something has proved that its cause is gone."""
         self._signs[name].clear()
-        held = self._active.pop(name, None)
-        if held is not None:
-            self._changed(held, "cleared")
+        sentence = self.raised.pop(name, None)
+        if sentence is not None:
+            self._changed(name, sentence, "cleared")
 
     def settle(self) -> None:
         """Clear the alarms without a sign for their quiet time. Called now and then."""
         now = self._clock()
-        for name in list(self._active):
+        for name in list(self.raised):
             if now - self._signs[name][-1] >= CATALOGUE[name].quiet_seconds:
                 self.well(name)

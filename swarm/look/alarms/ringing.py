@@ -11,9 +11,8 @@ from pathlib import Path
 import trio
 
 from swarm.events import Event
-from swarm.look.alarms.board import Alarm, Board, State
+from swarm.look.alarms.board import Board, State
 from swarm.look.alarms.catalogue import CATALOGUE
-from swarm.look.alarms.webhook import Webhook
 from swarm.node.node import Node
 from swarm.sentences import sentence
 from swarm.settings import AlarmSettings
@@ -108,36 +107,23 @@ class FromEvents:
 
 @asynccontextmanager
 async def ringing(settings: AlarmSettings, node: Node) -> AsyncIterator[None]:
-    """Raise the alarms of a peer inside the block: in its log, and to the webhook of `settings`."""
-    webhook = Webhook(settings, node.events.emit, node.peer_id)
+    """Raise the alarms of a peer inside the block, as events."""
 
-    def changed(alarm: Alarm, state: State) -> None:
+    def changed(name: str, sentence: str, state: State) -> None:
+        kind = CATALOGUE[name]
         node.events.emit(
-            f"alarm.{state}",
-            alarm=alarm.name,
-            severity=alarm.severity,
-            sentence=alarm.sentence,
-            do=alarm.do,
+            f"alarm.{state}", alarm=name, severity=kind.severity, sentence=sentence, do=kind.do
         )
-        webhook.put(alarm, state)
 
-    signs = FromEvents(
-        Board(node.world.now, node.world.wall_time, changed), settings, node.settings.home_path
-    )
-
-    def hear(event: Event) -> None:
-        if event.name == "peer.run_found":
-            webhook.run_id = event.fields["run"]
-        signs(event)
+    signs = FromEvents(Board(node.world.now, changed), settings, node.settings.home_path)
 
     async def look() -> None:
         while True:
             await trio.sleep(LOOK_SECONDS)
             signs.look()
 
-    node.events.add_sink(hear)
+    node.events.add_sink(signs)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(webhook.run)
         nursery.start_soon(look)
         yield
         nursery.cancel_scope.cancel()
