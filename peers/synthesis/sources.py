@@ -166,7 +166,7 @@ def of_rollouts(rollouts: Iterator[SeenRollout], chats: ChatReader | None) -> It
             prompt=seen.turns[0].text or "",
             text="".join(turn.text or "" for turn in written),
             tokens=seen.model_tokens,
-            reward=seen.reward if seen.task_reward is None else seen.task_reward,
+            reward=seen.reward,
             finished=written[-1].finish == "stop",
             contributor=seen.submission.worker,
             row={**as_row(seen), "messages": chats.messages(seen.turns) if chats else None},

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow.dataset
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -31,7 +31,6 @@ from swarm.look.rollouts.seen import (
     Turn,
     advantages_of,
     as_row,
-    grades_of,
 )
 from swarm.look.rollouts.sources import open_source
 from swarm.look.rollouts.text import Decoder
@@ -208,20 +207,6 @@ def test_advantages_are_the_trainers(rewards: list[float], chosen: dict[str, Any
     assert advantages_of(rewards, objective) == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-@given(st.integers(0, 2), st.lists(st.integers(1, 50), min_size=3, max_size=3))
-def test_a_length_penalty_is_told_apart_from_the_task(which: int, lengths: list[int]) -> None:
-    targets, task = [10, 60, 200], [1.0, 0.0, 1.0]
-    far = [sum(abs(target - n) for n in lengths) for target in targets]
-    assume(far.count(far[which]) == 1)  # a mean of 35 is as far from 10 as from 60
-    rewards = [t - 0.01 * abs(targets[which] - n) for t, n in zip(task, lengths, strict=True)]
-    verdict = a_verdict(rewards=[rewards], task_means=[2 / 3], task_spreads=[1.0])
-    options = {"lengths": targets, "alpha": 0.01}
-    found = grades_of(verdict, 0, lengths, Objective(), options)
-    assert found.task_rewards == pytest.approx(task)
-    assert not grades_of(verdict, 0, lengths, Objective(), {}).task_rewards
-    assert grades_of(verdict, 1, lengths, Objective(), options).rewards == ()
-
-
 def test_the_ledger_in_a_home_gives_rewards_and_outcomes(tmp_path: Path) -> None:
     """A group of which all rewards are equal is outside the loss."""
     groups = {0: [1.0, 0.0], 1: [0.0, 0.0]}
@@ -367,8 +352,6 @@ def seen_with(text: str) -> SeenRollout:
             Turn("model", [1], text, "stop", None, (), in_loss=True),
         ],
         reward=None,
-        task_reward=None,
-        length_penalty=None,
         parts={text: 1.0},
         advantage=None,
         outcome=None,

@@ -186,8 +186,6 @@ def seen(
         environment_version="1",
         turns=turns,
         reward=reward,
-        task_reward=None,
-        length_penalty=None,
         advantage=None,
         parts={},
         outcome=None,

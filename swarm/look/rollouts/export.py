@@ -59,8 +59,6 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
         "tokens were sampled from and how many from each",
     ),
     "reward": (pa.float64(), "the validator's reward; null without a verdict"),
-    "task_reward": (pa.float64(), "reward before the length penalty; null if there is none"),
-    "length_penalty": (pa.float64(), "task_reward − reward"),
     "parts": (pa.list_(_PART), "what the reward is made of, by the environment's account"),
     "advantage": (
         pa.float64(),

@@ -101,8 +101,6 @@ def figures(seen: SeenRollout) -> list[str]:
     found = []
     if seen.reward is not None:
         made_of = [f"{name} {value:.4g}" for name, value in seen.parts.items()]
-        if seen.task_reward is not None:
-            made_of.insert(0, f"task {seen.task_reward:.4g} − length {seen.length_penalty:.4g}")
         parts = f" ({printable('; '.join(made_of), PARTS_CHARACTERS_MAX)})" if made_of else ""
         found.append(f"reward {seen.reward:.4g}{parts}")
     if seen.advantage is not None:

@@ -17,9 +17,6 @@ from swarm.wire.messages import Verdict
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation, as the trainer does."""
 
-TASK_REWARD_TOLERANCE = 1e-6
-"""Largest distance between the task rewards of a group and the figures in its verdict."""
-
 
 @dataclass(frozen=True)
 class Turn:
@@ -66,8 +63,6 @@ class Grades:
     """Rewards of one group, by sample; the lists are empty without a verdict."""
 
     rewards: Sequence[float] = ()
-    task_rewards: Sequence[float] = ()
-    """Rewards before the length penalty; empty if there is none, or if it cannot be told."""
     parts: Sequence[Mapping[str, float]] = ()
     """What each reward is made of."""
     advantages: Sequence[float] = ()
@@ -88,8 +83,6 @@ class SeenRollout:
     environment_version: str
     turns: list[Turn]
     reward: float | None
-    task_reward: float | None
-    length_penalty: float | None
     parts: Mapping[str, float]
     advantage: float | None
     outcome: Outcome | None
@@ -131,27 +124,13 @@ class SeenRollout:
         return words.removeprefix(", ")
 
 
-def grades_of(
-    verdict: Verdict,
-    group: int,
-    lengths: Sequence[int],
-    objective: Objective,
-    options: dict[str, Any],
-) -> Grades:
-    """Rewards and advantages of a group whose rollouts have `lengths` model tokens; a quarantined
-    group has none.
-
-    `options`: those of the group's environment in the run manifest.
-    """
+def grades_of(verdict: Verdict, group: int, objective: Objective) -> Grades:
+    """Rewards and advantages of a group; a quarantined group has none."""
     if not 0 <= group < len(verdict.rewards) or group in verdict.quarantined:
         return Grades()
     rewards = verdict.rewards[group]
-    task: Sequence[float] = ()
-    if group < len(verdict.task_means) and len(lengths) == len(rewards):
-        figures = verdict.task_means[group], verdict.task_spreads[group]
-        task = _task_rewards(rewards, lengths, figures, options)
     parts = parts_in(verdict.parts, verdict.rewards, group)
-    return Grades(rewards, task, parts, advantages_of(rewards, objective))
+    return Grades(rewards, parts, advantages_of(rewards, objective))
 
 
 def advantages_of(rewards: Sequence[float], objective: Objective) -> list[float]:
@@ -164,27 +143,6 @@ def advantages_of(rewards: Sequence[float], objective: Objective) -> list[float]
     if objective.normalise_by_std and objective.name != "dr_grpo" and len(values) > 1:
         centred = centred / (values.std(ddof=1) + STD_EPSILON)
     return list(centred.tolist())
-
-
-def _task_rewards(
-    rewards: Sequence[float],
-    lengths: Sequence[int],
-    figures: tuple[float, float],
-    options: dict[str, Any],
-) -> list[float]:
-    """Rewards before the length penalty, or nothing if no single target explains the verdict.
-
-    A verdict has each group's mean and spread of these rewards; the group's target length is that
-    of the environment's targets which leads to the same figures.
-    """
-    found = []
-    for target in dict.fromkeys(options.get("lengths") or ()):
-        weight = options.get("alpha", 0.0003)
-        task = [r + weight * abs(target - n) for r, n in zip(rewards, lengths, strict=True)]
-        own = sum(task) / len(task), max(task) - min(task)
-        if np.allclose(own, figures, rtol=0, atol=TASK_REWARD_TOLERANCE):
-            found.append(task)
-    return found[0] if len(found) == 1 else []
 
 
 def as_row(seen: SeenRollout) -> dict[str, Any]:
@@ -219,8 +177,6 @@ def as_row(seen: SeenRollout) -> dict[str, Any]:
         "temperature": origin.temperature,
         "turns": turns,
         "reward": seen.reward,
-        "task_reward": seen.task_reward,
-        "length_penalty": seen.length_penalty,
         "parts": [{"name": name, "value": value} for name, value in seen.parts.items()],
         "advantage": seen.advantage,
         "verdict": origin.verdict or None,

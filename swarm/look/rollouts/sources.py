@@ -230,24 +230,14 @@ class _Submission:
 
     def rows(self) -> Iterator[SeenRollout]:
         """The rollouts in the order of the file."""
-        lengths: dict[int, list[int]] = {}
-        for group, length in zip(
-            self._rollouts.group.tolist(), self._rollouts.model_lengths().tolist(), strict=True
-        ):
-            lengths.setdefault(group, []).append(length)
         graded: dict[int, Grades] = {}
         for index, group in enumerate(self._rollouts.group.tolist()):
             if group not in graded:
-                environment = int(self._rollouts.environment[index])
-                graded[group] = self._grades(group, environment, lengths[group])
+                graded[group] = self._grades(group)
             yield self._row(index, graded[group])
 
-    def _grades(self, group: int, environment: int, lengths: list[int]) -> Grades:
-        objective, options = Objective(), {}
-        if self._manifest is not None:
-            objective = self._manifest.objective
-            if environment < len(self._manifest.environments):
-                options = self._manifest.environments[environment].options
+    def _grades(self, group: int) -> Grades:
+        objective = self._manifest.objective if self._manifest is not None else Objective()
         outcomes = self._consumed.outcomes if self._consumed is not None else []
         outcome = outcomes[group] if 0 <= group < len(outcomes) else None
         step = self._consumed.step if self._consumed is not None and outcome else None
@@ -255,7 +245,7 @@ class _Submission:
             reward, parts = self._posted
             rewards = [] if reward is None else [reward] * self._samples
             return Grades(rewards, parts=[parts] * self._samples, outcome=outcome, consumed_at=step)
-        grades = grades_of(self._verdict, group, lengths, objective, options)
+        grades = grades_of(self._verdict, group, objective)
         return replace(grades, outcome=outcome, consumed_at=step)
 
     def _origin(self, group: int) -> SeenSubmission:
@@ -272,8 +262,6 @@ class _Submission:
         known = row.environment < len(self._names)
         unknown = (f"environment {row.environment}", "")
         name, version = self._names[row.environment] if known else unknown
-        reward = _at(grades.rewards, row.sample)
-        task = _at(grades.task_rewards, row.sample)
         origin = self._origin(row.group)
         trained = may_be_trained_on(origin, grades, row.sample)
         decode_text = self._decoder.decode if self._decoder is not None else None
@@ -298,9 +286,7 @@ class _Submission:
             environment=name,
             environment_version=version,
             turns=turns,
-            reward=reward,
-            task_reward=task,
-            length_penalty=None if task is None or reward is None else task - reward,
+            reward=_at(grades.rewards, row.sample),
             parts=grades.parts[row.sample] if row.sample < len(grades.parts) else {},
             advantage=_at(grades.advantages, row.sample),
             outcome=grades.outcome,
