@@ -16,8 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import trio
-
 from swarm.errors import PeerError, UserError
 from swarm.kademlia.records import NAMESPACE, SignedValues, data_of, sign_value
 from swarm.ledger.archive import Archive
@@ -147,19 +145,9 @@ async def publish(
     host: address to listen on, by default one that only this machine reaches. port: 0 takes a free
     one. Nothing is copied. Raises `UserError`.
     """
-    ready = trio.Event()
-    address = ""
-
-    def listening(bound: int, index: Any) -> None:
-        nonlocal address
-        address = f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
-        ready.set()
-
-    serving = partial(serve, Path(folder), host=host, port=port, ready=listening)
     async with open_guarded() as guarded:
-        guarded.start_soon(serving)
-        await ready.wait()
-        yield address
+        bound = await guarded.nursery.start(partial(serve, Path(folder), host=host, port=port))
+        yield f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
         guarded.nursery.cancel_scope.cancel()
 
 

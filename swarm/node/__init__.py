@@ -6,6 +6,7 @@ For other rooms:
 - `joining`: EntryPoints, NO_WAY_IN, ROOM_DEADLINE_SECONDS, find_run, join_dht, join_network
 - `local`: *, LOOPBACK, last_bootstrap, open_node, visit, visit_network
 - `log_copies`: RETRY_SECONDS
+- `named`: NamedRoles
 - `node`: Departure, Node, PEER_RECORD_LIFETIME_SECONDS
 - `run_node`: RunNode
 - `trusted`: EVICTION_LIFETIME_SECONDS, TrustedPart, UNGRADED, UNGRADED_MAX,

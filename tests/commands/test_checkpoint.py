@@ -10,7 +10,6 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,12 +17,13 @@ import pytest
 import trio
 from typer.testing import CliRunner, Result
 
+from swarm import library
 from swarm.commands.main import app
 from swarm.events import Events
 from swarm.shardcast import sources
 from swarm.shardcast.manifest import build
 from swarm.shardcast.mirror.fetch import fetch
-from swarm.shardcast.mirror.publish import describe, export, serve
+from swarm.shardcast.mirror.publish import describe, export
 from swarm.shardcast.store import CheckpointStore
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
@@ -129,24 +129,11 @@ def test_a_fetch_goes_on_where_it_was_and_wrong_blobs_are_not_taken(
     assert same(back, model)
 
 
-def test_a_published_folder_is_a_mirror(model: Path, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            ports: list[int] = []
-            started = trio.Event()
-
-            def ready(port: int, index: object) -> None:
-                ports.append(port)
-                started.set()
-
-            nursery.start_soon(partial(serve, model, host="127.0.0.1", port=0, ready=ready))
-            await started.wait()
-            nobody, address = "http://127.0.0.1:1", f"http://127.0.0.1:{ports[0]}"
-            held = await fetch(tmp_path / "back", mirrors=[nobody, address])
-            assert held.key == (0, 0)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+@pytest.mark.wall_clock
+async def test_a_published_folder_is_a_mirror(model: Path, tmp_path: Path) -> None:
+    async with library.publish(model) as address:
+        held = await fetch(tmp_path / "back", mirrors=["http://127.0.0.1:1", address])
+    assert held.key == (0, 0)
     assert same(tmp_path / "back", model)
 
 
@@ -173,20 +160,8 @@ def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
     assert same(tmp_path / "back" / (tmp_path / "back/.base").read_text(), model)
 
     async def fetch_from_folder() -> None:
-        async with trio.open_nursery() as nursery:
-            ports: list[int] = []
-            serving = partial(serve, tmp_path / "back", host="127.0.0.1", port=0)
-            ready = trio.Event()
-
-            def listening(port: int, index: object) -> None:
-                ports.append(port)
-                ready.set()
-
-            nursery.start_soon(partial(serving, ready=listening))
-            await ready.wait()
-            mirror = f"http://127.0.0.1:{ports[0]}"
+        async with library.publish(tmp_path / "back") as mirror:
             await fetch(tmp_path / "again", mirrors=[mirror], deadline_seconds=20)
-            nursery.cancel_scope.cancel()
 
     trio.run(fetch_from_folder)
     assert same(tmp_path / "again/.base-policy", model)

@@ -79,7 +79,12 @@ def test_the_ports_of_a_running_peer_are_its_own(tmp_path: Path) -> None:
 
 def test_a_home_that_cannot_be_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert doctor("--home", tmp_path / "file", "--role", "relay").keys() == {"home"}
+    for home in (tmp_path / "file", tmp_path / "file" / "home"):
+        (said,) = doctor("--home", home, "--role", "relay").values()
+        assert said == (
+            f"{home} cannot be the home, because {tmp_path / 'file'} is a file; choose another "
+            "--home"
+        )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -74,7 +73,7 @@ def admission(
         ("inference", Admissions(), ""),
         ("inference", Admissions(policy="allow-list", allowed=[WORKER.peer_id]), ""),
         ("inference", Admissions(policy="allow-list", allowed=[]), "is not on it; send its owner"),
-        ("validator", Admissions(), f"validators do not list {WORKER.peer_id}"),
+        ("validator", Admissions(), f"does not name peer {WORKER.peer_id} as a validator"),
         ("juggler", Admissions(), "admissions.further_roles"),
         ("juggler", Admissions(further_roles=["juggler"]), ""),
     ],
@@ -91,9 +90,9 @@ def test_a_standby_is_named_as_one(tmp_path: Path) -> None:
     assert not found.problem
     assert found.text.endswith(f"names this peer, {WORKER.peer_id}, as a standby of the trainer")
     found = admission(tmp_path / "b", "trainer", Admissions())
-    assert found.problem and f"trainers and standbys do not list {WORKER.peer_id}" in found.text
+    assert found.problem and f"does not name peer {WORKER.peer_id} as a trainer" in found.text
     found = admission(tmp_path / "c", "replica", Admissions(), standbys=[standby])
-    assert found.problem and f"the run's trainers do not list {WORKER.peer_id}" in found.text
+    assert found.problem and f"does not name peer {WORKER.peer_id} as a replica" in found.text
 
 
 def test_an_invite_for_another_run_is_a_problem(tmp_path: Path) -> None:
@@ -101,13 +100,6 @@ def test_an_invite_for_another_run_is_a_problem(tmp_path: Path) -> None:
     assert "only with an invite" in admission(tmp_path / "a", "relay", needs).text
     found = admission(tmp_path / "b", "relay", needs, invite="nonsense")
     assert found.problem and "is not a whole invite" in found.text
-
-
-def test_findings_have_three_states() -> None:
-    fine = Finding("topic", "text", {})
-    assert fine.state == "fine"
-    assert replace(fine, advice=True).state == "advice"
-    assert replace(fine, advice=True, problem=True).state == "problem"
 
 
 def test_a_visitor_reads_what_the_run_tolerates() -> None:

@@ -15,8 +15,7 @@ from peers.engines.doctor import machine
 from peers.environments.registry import class_of
 from peers.inference.doctor import findings
 from swarm.jobs.inference import Surveyed
-from swarm.look.doctor.machine import check_home
-from swarm.run.findings import Work, lines
+from swarm.run.findings import Work
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.wire.manifest import EnvironmentReference, Thresholds
@@ -58,21 +57,7 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     assert (
         "engine     PROBLEM: engine: device 'cuda' is not on this machine; there are: cpu" in cuda
     )
-    vllm = said("--engine", "vllm")
-    assert f"type: swarm engine install vllm --home {tmp_path / 'home'}" in vllm
     assert "config.json cannot be read" in said("--model", tmp_path)
-
-
-def test_a_home_that_no_peer_can_make_is_a_problem(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    for home in (file, file / "home"):
-        (found,) = check_home(home)
-        assert lines([found]) == [
-            f"home       PROBLEM: {home} cannot be the home, because {file} is a file; choose "
-            "another --home"
-        ]
-    assert check_home(tmp_path / "home") == []
 
 
 @pytest.mark.parametrize(

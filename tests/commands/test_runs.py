@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -102,6 +103,17 @@ def test_a_row_has_progress_peers_and_what_a_policy_weighs() -> None:
     assert run_object(Listed(run, status))["policy_bytes"] == 62 * 10**9
 
 
+@asynccontextmanager
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
+    """The transports of two peers that are not connected yet."""
+    network, world = MemoryNetwork(), VirtualWorld()
+    async with (
+        network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+        network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+    ):
+        yield server, client
+
+
 def listed(
     manifests: Sequence[Envelope], tmp_path: Path, wanted: str | None = None, times: int = 1
 ) -> list[Envelope]:
@@ -110,11 +122,7 @@ def listed(
     problems: list[Exception] = []
 
     async def main() -> None:
-        network, world = MemoryNetwork(), VirtualWorld()
-        async with (
-            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
-            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
-        ):
+        async with pair(tmp_path) as (server, client):
             serve_manifests(
                 server, newest=lambda: manifests, version=lambda _: None, hear=lambda _: None
             )
@@ -159,11 +167,7 @@ async def test_a_peer_that_is_busy_at_first_is_asked_again(tmp_path: Path) -> No
         await stream.send(named(1)[0].raw)
         await stream.end()
 
-    network, world = MemoryNetwork(), VirtualWorld()
-    async with (
-        network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
-        network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
-    ):
+    async with pair(tmp_path) as (server, client):
         server.serve(PROTOCOL, answer)
         await client.connect(SERVER.peer_id, server.addresses())
         with pytest.raises(DeadlineError, match="did not list its runs in time"):
@@ -186,11 +190,7 @@ async def test_a_peer_that_closed_the_connection_is_asked_again(tmp_path: Path) 
         await stream.end()
 
     ends: list[Transport] = []
-    network, world = MemoryNetwork(), VirtualWorld()
-    async with (
-        network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
-        network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
-    ):
+    async with pair(tmp_path) as (server, client):
         ends.append(server)
         server.serve(PROTOCOL, answer)
         addresses = server.addresses()
@@ -203,11 +203,7 @@ async def test_a_peer_that_closes_connection_after_connection_is_too_busy(
     tmp_path: Path,
 ) -> None:
     """That is nobody's mistake, so a service starts the newcomer again."""
-    network, world = MemoryNetwork(), VirtualWorld()
-    async with (
-        network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
-        network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
-    ):
+    async with pair(tmp_path) as (server, client):
 
         async def answer(stream: Stream) -> None:
             await server.disconnect(stream.peer)
@@ -230,11 +226,7 @@ async def test_a_list_without_end_is_cut_off(tmp_path: Path) -> None:
             await stream.send(one)
             sent += 1
 
-    network, world = MemoryNetwork(), VirtualWorld()
-    async with (
-        network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
-        network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
-    ):
+    async with pair(tmp_path) as (server, client):
         server.serve(PROTOCOL, answer)
         await client.connect(SERVER.peer_id, server.addresses())
         assert len(await ask_for_manifests(client, SERVER.peer_id)) == 1

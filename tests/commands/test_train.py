@@ -30,26 +30,30 @@ class Interrupted(Exception):
     pass
 
 
+def a_job(folder: Path, trainer: str, inner: dict[str, Any] | None = None, **more: Any) -> Any:
+    """The training of a small policy on a small text, which this writes to the folder."""
+    make_policy(folder / "base", seed=3)
+    (folder / "text.txt").write_text("a small bird sings 3 songs.\n" * 200)
+    learning = Optimiser(learning_rate=3e-3, warmup_steps=2, gradient_norm_max=1.0)
+    return StartReplica(
+        model=str(folder / "base"),
+        trainer=trainer,
+        seed=1,
+        inner=Inner(
+            data=[str(folder / "text.txt")],
+            sequence_tokens=33,
+            batch_sequences=4,
+            optimiser=learning,
+            **(inner or {}),
+        ),
+        **more,
+    )
+
+
 @pytest.mark.slow
 def test_a_resumed_training_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    make_policy(tmp_path / "base", seed=3)
-    (tmp_path / "text.txt").write_text("a small bird sings 3 songs.\n" * 200)
-    inner = Inner(
-        data=[str(tmp_path / "text.txt")],
-        sequence_tokens=33,
-        batch_sequences=4,
-        validation_sequences=4,
-        optimiser=Optimiser(learning_rate=3e-3, warmup_steps=2, gradient_norm_max=1.0),
-    )
-    job = StartReplica(
-        model=str(tmp_path / "base"),
-        trainer="alone",
-        seed=1,
-        inner=inner,
-        inner_steps=4,
-        rounds=3,
-        compression="int8",
-    )
+    validated = {"validation_sequences": 4}
+    job = a_job(tmp_path, "alone", validated, inner_steps=4, rounds=3, compression="int8")
     plan = Plan(job=job, outer_learning_rate=0.7, outer_momentum=0.9, fresh=True)
     events: list[dict[str, Any]] = []
 
@@ -93,30 +97,14 @@ class InOneProcess:
 
 @pytest.mark.slow
 def test_trainers_that_average_hold_the_same_bits_and_a_late_one_too(tmp_path: Path) -> None:
-    make_policy(tmp_path / "base", seed=3)
-    (tmp_path / "text.txt").write_text("a small bird sings 3 songs.\n" * 200)
-    inner = Inner(
-        data=[str(tmp_path / "text.txt")],
-        sequence_tokens=33,
-        batch_sequences=4,
-        optimiser=Optimiser(learning_rate=3e-3, warmup_steps=2, gradient_norm_max=1.0),
-    )
     names = ("trainer-1", "trainer-2", "trainer-3")
-    rounds, meeting = 4, Meeting(trainers=2)
+    any_of_them = a_job(tmp_path, "", trainers=names, inner_steps=2, rounds=4, compression="fp32")
+    meeting = Meeting(trainers=2)
     told: list[tuple[str, dict[str, Any]]] = []
     late = trio.Event()
 
     async def train(name: str) -> None:
-        job = StartReplica(
-            model=str(tmp_path / "base"),
-            trainer=name,
-            trainers=names,
-            seed=1,
-            inner=inner,
-            inner_steps=2,
-            rounds=rounds,
-            compression="fp32",
-        )
+        job = msgspec.structs.replace(any_of_them, trainer=name)
 
         def say(event: dict[str, Any]) -> None:
             told.append((name, event))
@@ -183,17 +171,7 @@ class Dying(InProcess):
 
 @pytest.mark.slow
 def test_a_backend_that_dies_is_started_again_from_the_last_round(tmp_path: Path) -> None:
-    make_policy(tmp_path / "base", seed=3)
-    (tmp_path / "text.txt").write_text("a small bird sings 3 songs.\n" * 200)
-    job = StartReplica(
-        model=str(tmp_path / "base"),
-        trainer="trainer-1",
-        seed=1,
-        inner=Inner(data=[str(tmp_path / "text.txt")], sequence_tokens=33, batch_sequences=4),
-        inner_steps=1,
-        rounds=3,
-        compression="fp32",
-    )
+    job = a_job(tmp_path, "trainer-1", inner_steps=1, rounds=3, compression="fp32")
     events: list[dict[str, Any]] = []
     options = TrainOptions(
         out=tmp_path / "out",

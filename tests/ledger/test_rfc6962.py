@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.ledger import merkle
-from tests.ledger.test_merkle import (
-    Tree,
-    literal_path,
-    literal_root,
-    literal_subproof,
-    numbered,
-)
+from tests.ledger.test_merkle import Tree, literal_path, literal_root, numbered
 
 # --- RFC 6962 §2.1.3: the example tree of seven leaves --------------------------------------------
 
@@ -171,24 +165,6 @@ def test_consistency_proofs_of_the_reference_tree(old: int, new: int) -> None:
 
 
 # --- against a naive tree -------------------------------------------------------------------------
-
-
-def test_all_small_trees_agree_with_the_definitions() -> None:
-    leaves = numbered(33)
-    tree = Tree(leaves)
-    roots = [literal_root(leaves[:size]) for size in range(len(leaves) + 1)]
-    for new in range(len(leaves) + 1):
-        assert merkle.root(new, tree.node) == roots[new]
-        for index in range(new):
-            proof = merkle.inclusion_proof(index, new, tree.node)
-            assert proof == literal_path(index, leaves[:new])
-            leaf = merkle.leaf_hash(leaves[index])
-            assert merkle.verify_inclusion(leaf, index, new, proof, roots[new])
-        for old in range(new + 1):
-            proof = merkle.consistency_proof(old, new, tree.node)
-            if 0 < old < new:
-                assert proof == literal_subproof(old, leaves[:new], True)
-            assert merkle.verify_consistency(old, new, roots[old], roots[new], proof)
 
 
 @given(

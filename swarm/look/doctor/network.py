@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from swarm.errors import UserError
+from swarm.node.named import NamedRoles
 from swarm.node.node import Node
 from swarm.run.admission import ROLES, TRUSTED_ROLES
 from swarm.run.findings import Finding, attempt, within
@@ -111,22 +112,11 @@ def _admission(place: Place) -> str:
 
 def _check_roles(place: Place) -> None:
     """Raise `UserError` for a role that the run does not take from this peer."""
-    manifest, peer = place.run.manifest, place.peer_id
-    named = {
-        "trainer": ([*manifest.trainer_ids(), *manifest.standby_ids()], "trainers and standbys"),
-        "replica": (manifest.trainer_ids(), "trainers"),
-        "validator": (manifest.validator_ids(), "validators"),
-        "environment": (manifest.environment_ids(), "environment_peers"),
-    }
+    named = NamedRoles(place.run, PeerId(place.peer_id or "(without a key yet)"))
     for role in place.settings.role:
-        if role in named:
-            ids, key = named[role]
-            if peer not in ids:
-                raise UserError(
-                    f"the run's {key} do not list {peer or 'this peer, which has no key yet'}; "
-                    "ask its owner to, or use the --home that has the key"
-                )
-        elif role not in (*ROLES, *manifest.admissions.further_roles):
+        if role in TRUSTED_ROLES:
+            named.take(role)
+        elif role not in (*ROLES, *place.run.manifest.admissions.further_roles):
             raise UserError(
                 f"the run admits no peer with the role {role}; its owner must add it to the "
                 "manifest's admissions.further_roles"

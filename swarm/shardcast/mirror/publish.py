@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -128,12 +127,12 @@ async def serve(
     *,
     host: str,
     port: int,
-    ready: Callable[[int, Index], None] = lambda port, index: None,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a folder as a mirror to all clients until cancelled, without copying it; an adapter
     with its base.
 
-    Calls `ready` with the port and the index once it listens. Raises `UserError`.
+    Starts with the port. Raises `UserError`.
     """
     manifest, blob = await describe(folder)
     index = index_of(manifest, blob)
@@ -163,7 +162,7 @@ async def serve(
             f"cannot listen on {host or repr(host)} port {port} ({why}); choose another --port or "
             "--host"
         ) from error
-    ready(listeners[0].socket.getsockname()[1], index)
+    task_status.started(listeners[0].socket.getsockname()[1])
     await server.serve(listeners)
 
 
