@@ -153,7 +153,7 @@ def of_rollouts(rollouts: Iterator[SeenRollout], chats: ChatReader | None) -> It
     `chats` reads the messages of those whose prompt is a chat.
     """
     for seen in rollouts:
-        if seen.submission.verdict != "accepted" or seen.reward is None:
+        if seen.origin.verdict != "accepted" or seen.reward is None:
             continue
         if any(turn.text is None for turn in seen.turns):
             raise UserError(
@@ -168,6 +168,6 @@ def of_rollouts(rollouts: Iterator[SeenRollout], chats: ChatReader | None) -> It
             tokens=seen.model_tokens,
             reward=seen.reward,
             finished=written[-1].finish == "stop",
-            contributor=seen.submission.worker,
+            contributor=seen.origin.worker,
             row={**as_row(seen), "messages": chats.messages(seen.turns) if chats else None},
         )

@@ -277,9 +277,9 @@ def test_a_group_without_a_grade_is_quarantined_alone_and_rewards_have_parts(
     ]
     ungraded = seen(quarantined=[0], detail="1 of 2 groups are quarantined")
     assert (ungraded.fate, ungraded.reward, ungraded.parts) == ("quarantined", None, {})
-    assert ungraded.submission.detail and not ungraded.turns[1].in_loss
+    assert ungraded.origin.detail and not ungraded.turns[1].in_loss
     other = seen(quarantined=[1], detail="1 of 2 groups are quarantined")
-    assert (other.fate, other.reward, other.submission.detail) == ("accepted", 0.0, "")
+    assert (other.fate, other.reward, other.origin.detail) == ("accepted", 0.0, None)
 
 
 def test_a_verdict_is_found_in_another_home(tmp_path: Path) -> None:
@@ -342,14 +342,14 @@ def test_wrong_targets_are_said_in_a_sentence(
 def seen_with(text: str) -> SeenRollout:
     """A rollout that has this text wherever a worker could put it."""
     return SeenRollout(
-        submission=SeenSubmission(text, text, 0, 0, 0, text, 0, text, 1.0, text, text, ""),
+        origin=SeenSubmission(text, text, 0, 0, 0, text, 0, text, 1.0, text, text, ""),
         group=0,
         sample=0,
         environment=text,
         environment_version=text,
         turns=[
-            Turn("prompt", [1], text, None, None, (), in_loss=False),
-            Turn("model", [1], text, "stop", None, (), in_loss=True),
+            Turn("prompt", [1], text, None, None, [], [], in_loss=False),
+            Turn("model", [1], text, "stop", None, [], [], in_loss=True),
         ],
         reward=None,
         parts={text: 1.0},

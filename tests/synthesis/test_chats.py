@@ -23,7 +23,7 @@ Chat = tuple[Message, ...]
 
 
 def turn(kind: Kind, tokens: list[int], finish: Finish | None = None) -> Turn:
-    return Turn(kind, tokens, None, finish, None, (), False)
+    return Turn(kind, tokens, None, finish, None, [], [], False)
 
 
 def played(renderer: Renderer, prompt: Chat, *rest: str) -> list[Turn]:

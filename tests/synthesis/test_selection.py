@@ -173,13 +173,13 @@ def test_chats_are_written_as_messages(tmp_path: Path) -> None:
 def seen(
     worker: str, reward: float | None, verdict: str = "accepted", text: str = "3"
 ) -> SeenRollout:
-    submission = SeenSubmission("ab", "r", 0, 1, 0, worker, 0, "native", 1.0, verdict, "", "")
+    origin = SeenSubmission("ab", "r", 0, 1, 0, worker, 0, "native", 1.0, verdict, "", "")
     turns = [
-        Turn("prompt", [5, 6], "21>", None, None, (), False),
-        Turn("model", [7, 2], text, "stop", [-0.5, -0.5], (), True),
+        Turn("prompt", [5, 6], "21>", None, None, [], [], False),
+        Turn("model", [7, 2], text, "stop", [-0.5, -0.5], [], [], True),
     ]
     return SeenRollout(
-        submission=submission,
+        origin=origin,
         group=0,
         sample=0,
         environment="sort-digits",

@@ -52,17 +52,17 @@ def newest_rollouts(home: Path, run: str, step: int | None) -> list[dict[str, An
     shown: list[dict[str, Any]] = []
     taken: Counter[tuple[str, int] | str] = Counter()
     for seen in source.rollouts(filters):
-        submission = seen.submission
-        if taken[seen.group_key] >= PER_GROUP or taken[submission.digest] >= PER_SUBMISSION:
+        origin = seen.origin
+        if taken[seen.group_key] >= PER_GROUP or taken[origin.submission] >= PER_SUBMISSION:
             continue
-        taken.update([seen.group_key, submission.digest])
+        taken.update([seen.group_key, origin.submission])
         row = as_row(seen)
         shown.append(
             {name: _printable(row[name]) for name in SHOWN}
             | {
                 "fate": printable(seen.fate),
-                "verdict": submission.verdict,
-                "detail": printable(submission.detail),
+                "verdict": origin.verdict,
+                "detail": printable(origin.detail or ""),
                 "parts": {printable(name): value for name, value in seen.parts.items()},
                 "turns": [
                     {"kind": turn.kind, "text": shown_text(text_of(turn))}

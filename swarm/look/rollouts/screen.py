@@ -73,7 +73,7 @@ def lines(rollouts: Iterable[SeenRollout], width: int | None = None) -> Iterator
 
 
 def _group_lines(seen: SeenRollout, width: int | None) -> Iterator[Text]:
-    origin = seen.submission
+    origin = seen.origin
     environment = printable(
         f"{seen.environment} {seen.environment_version}".rstrip(), NAME_CHARACTERS_MAX
     )
@@ -83,7 +83,9 @@ def _group_lines(seen: SeenRollout, width: int | None) -> Iterator[Text]:
     )
     line = Text(head, "bold")
     if seen.fate:
-        line.append("  ").append(printable(seen.fate), _VERDICT_STYLES.get(origin.verdict, ""))
+        line.append("  ").append(
+            printable(seen.fate), _VERDICT_STYLES.get(origin.verdict or "", "")
+        )
     yield line
     if origin.detail:
         yield Text(f"   {printable(origin.detail)}", "red")
@@ -109,7 +111,7 @@ def figures(seen: SeenRollout) -> list[str]:
     if seen.log_probability is not None:
         found.append(f"log p {seen.log_probability:.3f}")
     found.append(f"{seen.turns[-1].finish}")
-    if seen.policies not in ([], [seen.submission.policy]):
+    if seen.policies not in ([], [seen.origin.policy]):
         found.append("policies " + " → ".join(map(str, seen.policies)))
     return found
 

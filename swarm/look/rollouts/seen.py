@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from swarm.ledger.entries import Outcome
-from swarm.rollouts.rollout import Finish, Kind, Span
+from swarm.rollouts.rollout import Finish, Kind
 from swarm.rollouts.rollouts import parts_in
 from swarm.wire.manifest import Objective
 from swarm.wire.messages import Verdict
@@ -29,7 +29,10 @@ class Turn:
     finish: Finish | None
     log_probabilities: list[float] | None
     """As reported by the worker; never used for training."""
-    spans: Sequence[Span]
+    policies: list[int]
+    """Policies that the tokens were sampled from, in order."""
+    policy_tokens: list[int]
+    """How many from each."""
     in_loss: bool
     """Whether the loss covers these tokens."""
 
@@ -41,7 +44,8 @@ class SeenSubmission:
     Groups of an accepted submission may be quarantined alone.
     """
 
-    digest: str
+    submission: str
+    """Its BLAKE3-256, hexadecimal."""
     run: str
     lineage: int
     step: int
@@ -51,11 +55,11 @@ class SeenSubmission:
     engine: str
     """Empty if unknown: the trainer keeps rollouts without the file's header."""
     temperature: float | None
-    verdict: str
-    """Empty if no log with the verdict was found."""
-    failed: str
-    """Name of the check that failed; empty if none did."""
-    detail: str
+    verdict: str | None
+    """None if no log with the verdict was found."""
+    failed: str | None
+    """Name of the check that failed."""
+    detail: str | None
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Grades:
 class SeenRollout:
     """One rollout of a submission."""
 
-    submission: SeenSubmission
+    origin: SeenSubmission
     group: int
     sample: int
     environment: str
@@ -90,7 +94,7 @@ class SeenRollout:
 
     @property
     def group_key(self) -> tuple[str, int]:
-        return self.submission.digest, self.group
+        return self.origin.submission, self.group
 
     @property
     def model_tokens(self) -> int:
@@ -108,15 +112,15 @@ class SeenRollout:
         """Policies that the tokens were sampled from, in order, without neighbouring repeats."""
         found: list[int] = []
         for turn in self.turns:
-            found.extend(span.policy for span in turn.spans if found[-1:] != [span.policy])
+            found.extend(policy for policy in turn.policies if found[-1:] != [policy])
         return found
 
     @property
     def fate(self) -> str:
         """Verdict and outcome in a few words; empty if unknown."""
-        words = self.submission.verdict
-        if self.submission.failed:
-            words += f" by the check {self.submission.failed}"
+        words = self.origin.verdict or ""
+        if self.origin.failed:
+            words += f" by the check {self.origin.failed}"
         if self.outcome is not None:
             words += f", {self.outcome}"
         if self.consumed_at is not None:
@@ -147,43 +151,11 @@ def advantages_of(rewards: Sequence[float], objective: Objective) -> list[float]
 
 def as_row(seen: SeenRollout) -> dict[str, Any]:
     """Convert a rollout to plain data: the row that JSON and data sets have."""
-    turns = [
-        {
-            "kind": turn.kind,
-            "text": turn.text,
-            "tokens": turn.tokens,
-            "in_loss": turn.in_loss,
-            "finish": turn.finish,
-            "log_probabilities": turn.log_probabilities,
-            "policies": [span.policy for span in turn.spans],
-            "policy_tokens": [span.tokens for span in turn.spans],
-        }
-        for turn in seen.turns
-    ]
-    origin = seen.submission
-    return {
-        "run": origin.run,
-        "lineage": origin.lineage,
-        "step": origin.step,
-        "policy": origin.policy,
-        "worker": origin.worker,
-        "number": origin.number,
-        "submission": origin.digest,
-        "group": seen.group,
-        "sample": seen.sample,
-        "environment": seen.environment,
-        "environment_version": seen.environment_version,
-        "engine": origin.engine,
-        "temperature": origin.temperature,
-        "turns": turns,
-        "reward": seen.reward,
+    row = vars(seen.origin) | vars(seen)
+    del row["origin"]
+    return row | {
+        "turns": [vars(turn) for turn in seen.turns],
         "parts": [{"name": name, "value": value} for name, value in seen.parts.items()],
-        "advantage": seen.advantage,
-        "verdict": origin.verdict or None,
-        "failed": origin.failed or None,
-        "detail": origin.detail or None,
-        "outcome": seen.outcome,
-        "consumed_at": seen.consumed_at,
     }
 
 
@@ -194,7 +166,7 @@ OUTCOMES_TRAINED: tuple[Outcome | None, ...] = (None, "consumed", "carried")
 def may_be_trained_on(origin: SeenSubmission, grades: Grades, sample: int) -> bool:
     """Whether a rollout has a share in the loss, as far as is known."""
     return (
-        origin.verdict in ("", "accepted")
+        origin.verdict in (None, "accepted")
         and grades.outcome in OUTCOMES_TRAINED
         and not (sample < len(grades.advantages) and not any(grades.advantages))
     )

@@ -214,7 +214,7 @@ class _Submission:
             self._names = [(each.name, each.version) for each in log.manifest.environments]
         verdict = self._verdict
         self.origin = SeenSubmission(
-            digest=digest.hex(),
+            submission=digest.hex(),
             run=header.run if header else log.run,
             lineage=found.lineage,
             step=found.step,
@@ -223,9 +223,9 @@ class _Submission:
             number=found.number,
             engine=header.engine if header else "",
             temperature=header.temperature if header else None,
-            verdict=verdict.outcome if verdict else "",
-            failed=verdict.failed if verdict else "",
-            detail=verdict.detail if verdict else "",
+            verdict=verdict.outcome if verdict else None,
+            failed=(verdict.failed or None) if verdict else None,
+            detail=(verdict.detail or None) if verdict else None,
         )
 
     def rows(self) -> Iterator[SeenRollout]:
@@ -255,7 +255,7 @@ class _Submission:
             return self.origin
         if group in verdict.quarantined:
             return replace(self.origin, verdict="quarantined")
-        return replace(self.origin, detail="")  # it is about the others
+        return replace(self.origin, detail=None)  # it is about the others
 
     def _row(self, index: int, grades: Grades) -> SeenRollout:
         row = self._rollouts.row(index)
@@ -274,13 +274,14 @@ class _Submission:
                 log_probabilities=(
                     None if each.log_probabilities is None else list(each.log_probabilities)
                 ),
-                spans=each.spans,
+                policies=[span.policy for span in each.spans],
+                policy_tokens=[span.tokens for span in each.spans],
                 in_loss=trained and each.kind == "model",
             )
             for each in row.rollout.segments
         ]
         return SeenRollout(
-            submission=origin,
+            origin=origin,
             group=row.group,
             sample=row.sample,
             environment=name,
