@@ -21,10 +21,6 @@ from swarm.terminal.untrusted import printable
 if TYPE_CHECKING:
     from swarm.ledger.archive import Archive
 
-EVIDENCE_SHOWN_BELOW = 0.01
-"""A weaker suspicion is only in the JSON: it befalls honest peers."""
-
-
 app = typer.Typer()
 
 
@@ -121,11 +117,14 @@ def _kept(peer: str | None, home: Path, run: str | None) -> tuple[str, Archive]:
 
 
 def _show(worker: str, archive: Archive, last: int, *, as_json: bool) -> int:
-    told = record_object(worker, archive)
+    from swarm.look.why import about_peer, peer_lines
+
+    told = about_peer(archive, worker) | {"receipts": receipt_rows(worker, archive)}
     if as_json:
         print_json(told)
     else:
-        print(numbered("\n".join(record_lines(told, last))))
+        lines = [*peer_lines(told), *receipt_lines(told["receipts"], last)]
+        print(numbered("\n".join(lines)))
     for problem in archive.problems:
         print(f"not complete: {printable(problem)}", file=sys.stderr)
     return 1 if archive.problems else 0
@@ -141,14 +140,11 @@ def _own_id(home: Path) -> str:
     return load_or_create(key).peer_id
 
 
-def record_object(peer: str, archive: Archive) -> dict[str, Any]:
-    """One peer's record as plain data, with the credits that follow from the logs."""
-    from swarm.ledger.state import Totals
-    from swarm.look.why import evidence_against, run_of
+def receipt_rows(peer: str, archive: Archive) -> list[dict[str, Any]]:
+    """One peer's receipts as plain data, with the credits that follow from the logs."""
     from swarm.wire.messages import Verdict
 
     state = archive.state
-    total = state.totals.get(peer) or Totals()
     kept = {(each.envelope.sender, each.index): each.log_size for each in archive.receipts}
     receipts = [
         (validator, index, envelope.expect(Verdict))
@@ -181,57 +177,15 @@ def record_object(peer: str, archive: Archive) -> dict[str, Any]:
                 "proven_under_size": kept.get((validator, index), archive.log(validator).size),
             }
         )
-    standing = evidence_against(archive, peer).standing()
-    eviction = run_of(archive).evicted(peer)
-    return {
-        "peer": peer,
-        "evidence": {
-            "p_value": standing.p_value,
-            "process": standing.process,
-            "log_capital": standing.log_capital,
-        },
-        "groups": total.groups,
-        "samples": total.samples,
-        "credit": {
-            "final": total.final,
-            "held": total.held,
-            "void": total.void,
-            "verified": total.verified,
-        },
-        "outcomes": {
-            outcome: count
-            for outcome in ("accepted", "quarantined", "refused")
-            if (count := getattr(total, outcome))
-        },
-        "evicted": eviction.reason if eviction is not None else None,
-        "receipts": rows,
-    }
+    return rows
 
 
-def record_lines(told: dict[str, Any], last: int) -> list[str]:
-    """Format a record as lines of text."""
-    outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["outcomes"].items()))
-    credit = told["credit"]
-    lines = [
-        f"peer    {told['peer']}",
-        f"work    {told['samples']:,} completions in {told['groups']:,} groups "
-        f"({outcomes or 'nothing judged yet'})",
-        f"credit  {credit['final']:,} tokens final, {credit['held']:,} held, "
-        f"{credit['void']:,} void ({credit['verified']:,} recomputed)",
-    ]
-    evidence = told["evidence"]
-    if evidence["p_value"] < EVIDENCE_SHOWN_BELOW:
-        lines.append(
-            f"evidence of {evidence['process']}: an honest peer ever looks like this with "
-            f"p <= {evidence['p_value']:.1e}"
-        )
-    if told["evicted"] is not None:
-        lines.append(f"evicted {printable(told['evicted'])}")
-    rows = told["receipts"][len(told["receipts"]) - min(last, len(told["receipts"])) :]
-    if rows:
-        lines.append(
-            f"\n{'log':>7} {'step':>6} {'#':>4} {'policy':>7} {'tokens':>7}  {'':<5}  outcome"
-        )
+def receipt_lines(receipts: list[dict[str, Any]], last: int) -> list[str]:
+    """Format the last of a peer's receipts as lines of text."""
+    rows = receipts[max(0, len(receipts) - last) :]
+    if not rows:
+        return []
+    lines = [f"\n{'log':>7} {'step':>6} {'#':>4} {'policy':>7} {'tokens':>7}  {'':<5}  outcome"]
     for row in rows:
         failed = ""
         if row["failed"]:
@@ -244,6 +198,4 @@ def record_lines(told: dict[str, Any], last: int) -> list[str]:
             f"{row['index']:>7} {row['step']:>6} {row['number']:>4} {row['policy']:>7} "
             f"{row['credit']:>7}  {row['standing'] or '':<5}  {row['outcome']}{failed}"
         )
-    if rows:
-        lines.append(f"\n{len(told['receipts']):,} receipts, each of them in its validator's log")
-    return lines
+    return [*lines, f"\n{len(receipts):,} receipts, each of them in its validator's log"]

@@ -33,5 +33,5 @@ For other rooms:
 - `rollouts.seen`: SeenRollout, Turn, as_row
 - `rollouts.sources`: Source, open_source
 - `trace`: as_otlp, read_events, trace_lines, trace_of
-- `why`: *, evidence_against, run_of
+- `why`: *, about_peer, evidence_against, peer_lines
 """

@@ -24,6 +24,9 @@ from swarm.terminal.untrusted import printable
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.messages import Eviction, Reinstatement, Verdict
 
+EVIDENCE_SHOWN_BELOW = 0.01
+"""A weaker suspicion is only in the JSON: it befalls honest peers."""
+
 
 def submission_named(archive: Archive, prefix: str) -> bytes:
     """The submission that a hexadecimal prefix names; raises `UserError`."""
@@ -208,7 +211,7 @@ def about_peer(archive: Archive, peer: str, status: RunStatus | None = None) -> 
         "peer": peer,
         "totals": dataclasses.asdict(state.totals.get(peer) or Totals()),
         "failed": dict(sorted(failed.items())),
-        "evidence": {"p_value": standing.p_value, "process": standing.process},
+        "evidence": dataclasses.asdict(standing) | {"p_value": standing.p_value},
         "stake": _stake(archive, peer),
         "now": _now(peer, status) if status is not None else None,
         "evicted": eviction is not None,
@@ -278,10 +281,18 @@ def _expulsion(envelope: Envelope) -> dict[str, Any]:
 
 def peer_lines(told: dict[str, Any]) -> list[str]:
     """Format what is known about a peer."""
-    totals = {name: value for name, value in told["totals"].items() if value}
+    totals = told["totals"]
+    outcomes = ", ".join(
+        f"{totals[name]:,} {name}"
+        for name in ("accepted", "quarantined", "refused")
+        if totals[name]
+    )
     lines = [
         f"peer     {told['peer']}",
-        "record   " + (", ".join(f"{value:,} {name}" for name, value in totals.items()) or "empty"),
+        f"work     {totals['samples']:,} completions in {totals['groups']:,} groups "
+        f"({outcomes or 'nothing judged yet'})",
+        f"credit   {totals['final']:,} tokens final, {totals['held']:,} held, "
+        f"{totals['void']:,} void ({totals['verified']:,} recomputed)",
     ]
     for name, count in told["failed"].items():
         lines.append(f"         {count:,} × {printable(name)}: {REFUSALS.get(name, UNKNOWN).means}")
@@ -289,12 +300,12 @@ def peer_lines(told: dict[str, Any]) -> list[str]:
         lines.append(f"stake    {told['stake']:,} recomputed tokens")
     lines += _now_lines(told["now"])
     evidence = told["evidence"]
-    if evidence["p_value"] < 1:
+    if evidence["p_value"] < EVIDENCE_SHOWN_BELOW:
         lines.append(
             f"evidence p <= {evidence['p_value']:.1e} that an honest peer ever looks like this "
             f"(strongest: {WORDS[evidence['process']]})"
         )
-    elif told["totals"]["verified"]:
+    elif totals["verified"]:
         lines.append("evidence none against it")
     for each in told["history"]:
         lines.append(f"{each['what']} on {_date(each['time'])} by {each['by']}")

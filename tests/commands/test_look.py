@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from peers.validator.records import Records
-from swarm.commands.ledger import record_lines, record_object
+from swarm.commands.ledger import receipt_lines, receipt_rows
 from swarm.commands.start import Earned
 from swarm.commands.status import status_lines, status_object
 from swarm.errors import PeerError, UserError
@@ -23,6 +23,7 @@ from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed
 from swarm.look.archives import fetch_archive, leave_out_unsound
 from swarm.look.onlooker import RunStatus, status_of
+from swarm.look.why import about_peer, peer_lines
 from swarm.run.members import Standing
 from swarm.run.run import Run
 from swarm.terminal.exit import exit_with
@@ -163,30 +164,29 @@ async def test_a_record_has_the_receipts_of_all_validators_and_the_eviction(
         began = trio.current_time()
         record = await record_of(onlooker, run)
         assert trio.current_time() - began < 2.0, "no round trip for each receipt"
-        told = record_object(WORKER.peer_id, record)
-        assert told["outcomes"] == {"accepted": 100, "refused": 1}
-        assert (told["groups"], told["samples"]) == (200, 400)
-        assert told["credit"] == {"final": 0, "held": 0, "void": 4000, "verified": 0}
-        page = "\n".join(record_lines(told, 20))
+        told = about_peer(record, WORKER.peer_id)
+        assert (told["totals"]["groups"], told["totals"]["void"]) == (200, 4000)
+        page = "\n".join(peer_lines(told))
+        assert f"peer     {WORKER.peer_id}" in page
+        assert "work     400 completions in 200 groups (100 accepted, 1 refused)" in page
+        assert "credit   0 tokens final, 0 held, 4,000 void (0 recomputed)" in page
         assert told["evidence"]["p_value"] < 1e-9
-        assert "evidence of policy: an honest peer ever looks like this with p <= " in page
-        assert "evicted [/x]\\x1b[2J cheated" in page
-        assert f"peer    {WORKER.peer_id}" in page and "101 receipts" in page
+        assert "that an honest peer ever looks like this (strongest: activations of other" in page
+        assert "[/x]\\x1b[2J cheated" in page and told["evicted"]
+        assert "101 receipts" in receipt_lines(receipt_rows(WORKER.peer_id, record), 20)[-1]
         bob.run_node.gossip.publish(
             sealed(OWNER, Reinstatement(peer=WORKER.peer_id), run.id, at=trio.current_time())
         )
         await trio.sleep(5)
-        again = await record_of(onlooker, run)
-        assert record_object(WORKER.peer_id, again)["evicted"] is None
-        held = record_object(WORKER.peer_id, again)["credit"]
+        again = about_peer(await record_of(onlooker, run), WORKER.peer_id)
+        assert not again["evicted"]
+        held = again["totals"]
         assert (held["held"], held["void"]) == (3920, 80), "all but the fine is restored"
-        cut = record_object(WORKER.peer_id, again)["evidence"]
-        assert cut["log_capital"] == 0, "evidence before the reinstatement does not count"
+        assert again["evidence"]["log_capital"] == 0, "evidence before it does not count"
         await bob.trusted.append_verdict(verdict_at(201, evidence=CHEATED))
-        cheats = record_object(WORKER.peer_id, await record_of(onlooker, run))
+        cheats = about_peer(await record_of(onlooker, run), WORKER.peer_id)
         told_by_validator = Records(bob.run_node.run, bob.trusted).standing(WORKER.peer_id)
         assert cheats["evidence"]["log_capital"] == told_by_validator.log_capital > 0
-        assert "evicted" not in "".join(record_lines(record_object(WORKER.peer_id, again), 0))
 
 
 async def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> None:
@@ -208,10 +208,11 @@ async def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> No
         await trainer.trusted.append([taken])
         run = Run(onlooker.run_node.run.manifest_envelope)
         record = await record_of(onlooker, run)
-        told = record_object(WORKER.peer_id, record)
-        assert told["outcomes"] == {"accepted": 3}, "another's late refusal binds nobody"
+        told = about_peer(record, WORKER.peer_id)["totals"]
+        assert (told["accepted"], told["refused"]) == (3, 0), "another's late refusal binds nobody"
         assert (told["groups"], told["samples"]) == (6, 12)
-        credits = {(row["number"], row["by"]): row["credit"] for row in told["receipts"]}
+        rows = receipt_rows(WORKER.peer_id, record)
+        credits = {(row["number"], row["by"]): row["credit"] for row in rows}
         assert credits == {
             (0, ALICE.peer_id): 40,
             (1, ALICE.peer_id): 0,
@@ -220,18 +221,6 @@ async def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> No
             (1, BOB.peer_id): 40,
             (2, BOB.peer_id): 40,
         }
-
-
-async def test_a_silent_validator_is_named_and_the_others_are_read(tmp_path: Path) -> None:
-    lab = Swarm(tmp_path)
-    async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
-        await alice.trusted.append_verdict(verdict_at(0))
-        run = Run(onlooker.run_node.run.manifest_envelope)
-        record = await record_of(onlooker, run)
-        assert len(record_object(WORKER.peer_id, record)["receipts"]) == 1
-        assert any(BOB.peer_id in problem for problem in record.problems)
-        status = await status_of(onlooker.node, run)
-        assert ALICE.peer_id in status.present
 
 
 @given(doing=HOSTILE, role=HOSTILE, peer=HOSTILE)
