@@ -14,7 +14,7 @@ import trio
 
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.turns import Turn
-from swarm.world import Disk
+from swarm.world import Disk, execute
 
 _COLUMNS = "seed, grp, sample, idx, before"
 
@@ -52,18 +52,15 @@ class SignedTurns:
 
     async def open(self) -> None:
         """Create the table."""
-
-        def create(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS turns (seed BLOB NOT NULL, grp INTEGER NOT NULL,"
-                " sample INTEGER NOT NULL, idx INTEGER NOT NULL, before BLOB NOT NULL,"
-                " lineage INTEGER NOT NULL, step INTEGER NOT NULL, envelope BLOB NOT NULL,"
-                " worker TEXT NOT NULL, network TEXT NOT NULL,"
-                f" PRIMARY KEY ({_COLUMNS})) WITHOUT ROWID"
-            )
-            connection.execute("CREATE INDEX IF NOT EXISTS by_step ON turns (lineage, step)")
-
-        await self._database.transact(create)
+        table = (
+            "CREATE TABLE IF NOT EXISTS turns (seed BLOB NOT NULL, grp INTEGER NOT NULL,"
+            " sample INTEGER NOT NULL, idx INTEGER NOT NULL, before BLOB NOT NULL,"
+            " lineage INTEGER NOT NULL, step INTEGER NOT NULL, envelope BLOB NOT NULL,"
+            " worker TEXT NOT NULL, network TEXT NOT NULL,"
+            f" PRIMARY KEY ({_COLUMNS})) WITHOUT ROWID"
+        )
+        index = "CREATE INDEX IF NOT EXISTS by_step ON turns (lineage, step)"
+        await execute(self._database, (table, ()), (index, ()))
         self._count()
 
     def has_room(self, asker: Asker) -> bool:

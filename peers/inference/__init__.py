@@ -2,7 +2,7 @@
 
 For other rooms:
 
-- `delivery`: Deliveries, Parcel
+- `delivery`: Deliveries
 - `outbox`: Made
 - `pending`: PendingSubmission
 - `role`: InferenceRole

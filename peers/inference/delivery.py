@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -39,18 +38,6 @@ file: its check may take a minute, and others come before it. That is two minute
 
 RECEIPTS_KEPT = 64
 """Receipts kept to be presented with the worker's next submission; enough for a few steps."""
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """A submission with everything that its delivery needs."""
-
-    announced: Envelope
-    made: Made
-
-    @property
-    def reference(self) -> BlobReference:
-        return BlobReference(self.made.submission.digest, self.made.submission.size_bytes)
 
 
 class Deliveries:
@@ -144,13 +131,13 @@ class Deliveries:
         shortest = pause = limits.acknowledgement_seconds / 5
         try:
             while not judged.is_set() and self._is_wanted(submission):
-                parcel = Parcel(await self._peer.seal(submission, STATE_LIFETIME_SECONDS), made)
+                announced = await self._peer.seal(submission, STATE_LIFETIME_SECONDS)
                 for validator in ranked:
-                    if not await self.deliver(PeerId(validator), parcel):
+                    if not await self.deliver(PeerId(validator), announced, made):
                         continue
                     task_status.started()
                     task_status = trio.TASK_STATUS_IGNORED
-                    await self._wait(PeerId(validator), parcel, judged)
+                    await self._wait(PeerId(validator), announced, made, judged)
                     if judged.is_set():
                         break
                     self._events.emit("inference.verdict_late", validator=validator)
@@ -168,7 +155,9 @@ class Deliveries:
         await self._outbox.settle(submission, self._receipts.get(key))
         await self._node.disk.remove(made.path)
 
-    async def _wait(self, validator: PeerId, parcel: Parcel, judged: trio.Event) -> None:
+    async def _wait(
+        self, validator: PeerId, announced: Envelope, made: Made, judged: trio.Event
+    ) -> None:
         """Wait for the verdict of a validator that has acknowledged a file.
 
         Another validator would only do the same work again, so as long as this one acknowledges the
@@ -177,9 +166,9 @@ class Deliveries:
         for _ in range(WAITS_MAX):
             with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
                 await judged.wait()
-            if judged.is_set() or not self._is_wanted(parcel.made.submission):
+            if judged.is_set() or not self._is_wanted(made.submission):
                 return
-            if not await self._announce(validator, parcel):
+            if not await self._announce(validator, announced, made):
                 return
 
     def _is_wanted(self, submission: Submission) -> bool:
@@ -217,19 +206,20 @@ class Deliveries:
                 nursery.cancel_scope.cancel()
         return returned
 
-    async def deliver(self, validator: PeerId, parcel: Parcel) -> bool:
+    async def deliver(self, validator: PeerId, announced: Envelope, made: Made) -> bool:
         """Push a file and announce it; returns whether the validator acknowledged or judged it."""
         try:
             await self._node.reach(validator)
             record = self._node.record(validator)
             source = Source(validator, tuple(record.bulk_addresses) if record else ())
-            await self._node.transport.push(source, parcel.reference, parcel.made.path)
+            reference = BlobReference(made.submission.digest, made.submission.size_bytes)
+            await self._node.transport.push(source, reference, made.path)
         except PeerError as error:
             self._complain("inference.delivery_failed", validator, reason=str(error))
             return False
-        if not await self._announce(validator, parcel):
+        if not await self._announce(validator, announced, made):
             return False
-        offered = parcel.made.submission
+        offered = made.submission
         judged = self._verdicts.get(offered.digest)
         if judged is None or not judged.is_set():
             self._events.emit(
@@ -241,15 +231,15 @@ class Deliveries:
             )
         return True
 
-    async def _announce(self, validator: PeerId, parcel: Parcel) -> bool:
+    async def _announce(self, validator: PeerId, announced: Envelope, made: Made) -> bool:
         """Announce a file that was pushed; returns whether it is acknowledged or judged."""
         limits = self._run.manifest.limits
-        supporting = self._supporting(parcel.made)
+        supporting, digest = self._supporting(made), made.submission.digest
         try:
             await self._node.reach(validator)
             reply = await self._peer.messenger.request(
                 validator,
-                parcel.announced,
+                announced,
                 *supporting,
                 deadline_seconds=limits.acknowledgement_seconds,
             )
@@ -259,7 +249,7 @@ class Deliveries:
         for receipt in reply:
             self._keep(receipt)
         verdict = first(reply, Verdict)
-        if verdict is not None and self._is_receipt(verdict, parcel.reference.digest):
+        if verdict is not None and self._is_receipt(verdict, digest):
             await self.on_verdict(verdict, ())
             return True
         acknowledgement = first(reply, Acknowledgement)
@@ -267,7 +257,7 @@ class Deliveries:
             acknowledgement is not None
             and acknowledgement.sender == validator
             and isinstance(acknowledgement.message, Acknowledgement)
-            and acknowledgement.message.submission == parcel.reference.digest
+            and acknowledgement.message.submission == digest
         )
         refusal = first(reply, AdmissionRefused)
         if refusal is not None:

@@ -7,7 +7,6 @@ files in its folder `FOLDER`.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from swarm.node.node import Node
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.messages import Submission
+from swarm.world import execute
 
 FOLDER = "outbox"
 """Folder of submissions that have no verdict yet."""
@@ -48,17 +48,13 @@ class Outbox:
 
     async def open(self) -> None:
         """Prepare the table."""
-
-        def create(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS made (run TEXT NOT NULL, lineage INTEGER NOT NULL, "
-                "step INTEGER NOT NULL, number INTEGER NOT NULL, entry BLOB NOT NULL, "
-                "submission BLOB NOT NULL, nonce BLOB NOT NULL, ordered BLOB, "
-                "judged INTEGER NOT NULL DEFAULT 0, receipt BLOB, policies BLOB, "
-                "PRIMARY KEY (run, lineage, step, number)) WITHOUT ROWID"
-            )
-
-        await self._node.database.transact(create)
+        await self._change(
+            "CREATE TABLE IF NOT EXISTS made (run TEXT NOT NULL, lineage INTEGER NOT NULL, "
+            "step INTEGER NOT NULL, number INTEGER NOT NULL, entry BLOB NOT NULL, "
+            "submission BLOB NOT NULL, nonce BLOB NOT NULL, ordered BLOB, "
+            "judged INTEGER NOT NULL DEFAULT 0, receipt BLOB, policies BLOB, "
+            "PRIMARY KEY (run, lineage, step, number)) WITHOUT ROWID"
+        )
 
     async def sweep(self) -> None:
         """Remove files that no row names: they were not finished, or are not wanted any more."""
@@ -145,11 +141,8 @@ class Outbox:
     def _key(self, submission: Submission) -> tuple[str, int, int, int]:
         return self._run, submission.lineage, submission.step, submission.number
 
-    async def _change(self, sql: str, parameters: tuple[object, ...]) -> None:
-        def change(connection: sqlite3.Connection) -> None:
-            connection.execute(sql, parameters)
-
-        await self._node.database.transact(change)
+    async def _change(self, sql: str, parameters: tuple[object, ...] = ()) -> None:
+        await execute(self._node.database, (sql, parameters))
 
 
 def _opened(raw: bytes | None) -> Envelope | None:

@@ -19,11 +19,11 @@ import trio
 from peers.engines.doctor import machine, room
 from peers.inference import doctor
 from peers.inference.delivery import Deliveries
+from peers.inference.doctor import check_quantised
 from peers.inference.idle import Cause, DeviceMeter
 from peers.inference.outbox import Made
 from peers.inference.pending import ASKED_AT_ONCE, PendingSubmission, PendingSubmissions
 from peers.inference.proofs import ProofKeeper
-from peers.inference.quantised import check_quantised
 from peers.inference.settings import InferenceSettings
 from peers.inference.swapping import offer_newer
 from peers.inference.turns import ServedTurns, Unwanted

@@ -13,7 +13,7 @@ from peers.trainer.pool import Accepted, Pool, SubmissionKey, label_groups, labe
 from peers.trainer.precedence import Refusals
 from peers.trainer.progress import Progress
 from peers.trainer.state_values import StateValues
-from peers.trainer.store import Batch, TrainerStore
+from peers.trainer.store import TrainerStore
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, Outcome, decode
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
@@ -221,10 +221,6 @@ class AcceptedSubmissions:
         self.progress.training_groups = max(groups, before - self.pool.groups)
         return self.in_hand
 
-    async def record(self, step: int, batch: Batch) -> None:
-        """Record the batch that `step` has trained on; durable on return."""
-        await self.store.keep_batch(self.progress.lineage, step, batch)
-
     def trained(self, step: int) -> None:
         """Note that `step` has trained on the batch in hand."""
         self._unsaved[step] = self.in_hand
@@ -363,10 +359,6 @@ class TrainerLog:
             for entry in self.entries(PeerId(owner))
             if isinstance(entry, CheckpointPublished)
         }
-
-    async def published(self, policy: CheckpointPublished) -> None:
-        """Log a policy as published."""
-        await self.trusted.append([policy])
 
     def settled(self, submission: bytes) -> bool:
         """Whether a log holds a submission's final outcome; `carried` is not final."""

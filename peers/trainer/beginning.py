@@ -18,7 +18,7 @@ from peers.trainer.resuming import Lineages, Resumption
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.training import Training
 from swarm.errors import SwarmError, UserError
-from swarm.jobs.memory import MemoryPlan, fullest, shown
+from swarm.jobs.memory import fullest, shown
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held, is_right
 from swarm.wire.manifest import RunManifest
@@ -105,6 +105,10 @@ class Beginning:
     async def _plan(self, child: TrainerChild, manifest: RunManifest) -> None:
         """Say what the trainer will hold in memory; raises `UserError` if it does not fit."""
         found = await child.plan(manifest)
+        parts = {
+            memory: [f"{part.name} {shown(part.bytes)}" for part in fullest(found.parts, memory)]
+            for memory in ("device", "host")
+        }
         self._peer.node.events.emit(
             "trainer.planned",
             parameters=found.parameters,
@@ -114,8 +118,8 @@ class Beginning:
             device_limit=found.device_limit,
             host_bytes=found.host_bytes,
             host_limit=found.host_limit,
-            device_parts=_words(found, "device"),
-            host_parts=_words(found, "host"),
+            device_parts=parts["device"],
+            host_parts=parts["host"],
             save_steps=self._settings.save_steps,
             problem=found.problem,
         )
@@ -227,8 +231,3 @@ class Place:
         heard = [each.message for each in self.peer.newest()]
         lineages = [each.order()[0] for each in heard if isinstance(each, (Checkpoint, StepOrder))]
         return max([*lineages, *(lineage for lineage, _ in logged)], default=0)
-
-
-def _words(found: MemoryPlan, memory: str) -> list[str]:
-    """The parts of a rank's memory in its fullest phase, each with its size."""
-    return [f"{part.name} {shown(part.bytes)}" for part in fullest(found.parts, memory)]

@@ -184,10 +184,13 @@ def takeover_command(
     The standby's process goes on from the newest policy as soon as it hears of it. A trainer that
     returns stops, and stands by when it is started again.
     """
-    from peers.trainer.takeover import Takeover, take_over
+    from peers.trainer.takeover import take_over
     from swarm.terminal.interrupt import run_until_interrupted
 
-    run_until_interrupted(take_over, Takeover(home, bootstrap or [], run, trainer, force))
+    home = home.expanduser()
+    if not (home / "identity.key").exists():
+        raise UserError(f"--home {home} has no identity.key; give the standby's home")
+    run_until_interrupted(take_over, home, bootstrap or [], run, trainer, force)
 
 
 def _longest(context: int | None, positions: int) -> int:

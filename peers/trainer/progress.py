@@ -65,7 +65,7 @@ class Progress:
         self.versions = FollowedVersions(run)
         self.lineage = 0
         self.policy = -1
-        """Newest policy published."""
+        """Newest policy published in this lineage."""
         self.published: dict[int, CheckpointReference] = {}
         """Policies of this lineage that are, or lately were, on this disk."""
         self.paused = ""
@@ -95,10 +95,6 @@ class Progress:
         self._oldest_policy = 0
         self.versions.clear()
         self.advance(step)
-
-    def reach(self, policy: int) -> None:
-        """Note that policy `policy` of this lineage is published."""
-        self.policy = policy
 
     def oldest_policy(self) -> int:
         """The oldest policy of this lineage that the step in work may be trained on.

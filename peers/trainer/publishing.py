@@ -134,7 +134,7 @@ class Publisher:
     async def begin_save(self, child: TrainerChild, step: int, state: State | None) -> None:
         """Begin to write policy `step`, which the child holds, and this state, if any."""
         folder = await self.clear_export(step)
-        await self.states.begin(child, folder, state)
+        await child.begin_save(state.folder if state else "", folder)
 
     async def finish_save(self, child: TrainerChild, step: int, state: State | None) -> None:
         """Wait until they are durable. Announce nothing before."""
@@ -209,12 +209,11 @@ class Publisher:
             entry = CheckpointPublished(
                 lineage=lineage, step=step, manifest=held.digest, figures=figures
             )
-            await self.log.published(entry)
+            await self.log.trusted.append([entry])
             self._logged[step] = held.digest
         self.progress.published[step] = held.reference
         self._forget_before(step - STEPS_REMEMBERED)
-        self.progress.reach(step)
-        self.peer.status.policy = step
+        self.progress.policy = self.peer.status.policy = step
         base = self.peer.store.base_of(held)
         checkpoint = Checkpoint(
             reference=self.progress.published[step],

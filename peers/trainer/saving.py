@@ -71,10 +71,6 @@ class SavedStates:
         """Note that the child has loaded a state."""
         self.newest, self.saved_at = state.step, self.world.now()
 
-    async def begin(self, child: TrainerChild, policy: str, state: State | None) -> None:
-        """Begin to write the policy held to the folder `policy`, and this state, if any."""
-        await child.begin_save(state.folder if state else "", policy)
-
     async def finish(self, child: TrainerChild, state: State | None) -> None:
         """Wait until they are durable, then delete old states. Announce nothing before."""
         await child.finish_save()

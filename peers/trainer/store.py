@@ -13,7 +13,7 @@ from swarm.jobs.training import StateValue
 from swarm.ledger.entries import Consumed
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.messages import StepOrder, Verdict
-from swarm.world import Database
+from swarm.world import Database, execute
 
 T = TypeVar("T")
 
@@ -57,30 +57,24 @@ class TrainerStore:
 
     async def open(self) -> None:
         """Create the tables that are missing."""
-
-        def create(connection: Any) -> None:
-            for table in _TABLES:
-                connection.execute(table)
-
-        await self._database.transact(create)
+        await execute(self._database, *((table, ()) for table in _TABLES))
 
     # --- accepted submissions ----------------------------------------------------------------
 
     async def keep_accepted(self, verdict: Verdict, envelope: Envelope) -> None:
         """Write an accepted submission and its signed verdict; take its key if that is free."""
-
-        def keep(connection: Any) -> None:
-            connection.execute(
+        await execute(
+            self._database,
+            (
                 "INSERT OR REPLACE INTO accepted (digest, verdict) VALUES (?, ?)",
                 (verdict.submission, envelope.raw),
-            )
-            connection.execute(
+            ),
+            (
                 "INSERT OR IGNORE INTO numbers (lineage, policy, step, number, worker, digest) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
                 (*SubmissionKey.of(verdict), verdict.submission),
-            )
-
-        await self._database.transact(keep)
+            ),
+        )
 
     def accepted(self) -> Iterator[tuple[bytes, Verdict | None]]:
         """Digest and verdict of each submission, by digest; the verdict is None if unreadable."""
@@ -126,16 +120,16 @@ class TrainerStore:
 
     async def drop_keys_before(self, lineage: int, policy: int) -> None:
         """Free the keys of policies older than this one."""
-        await self._write("DELETE FROM numbers WHERE (lineage, policy) < (?, ?)", (lineage, policy))
+        sql = "DELETE FROM numbers WHERE (lineage, policy) < (?, ?)"
+        await execute(self._database, (sql, (lineage, policy)))
 
     # --- step orders -------------------------------------------------------------------------
 
     async def keep_order(self, order: StepOrder) -> None:
         """Write the newest revision of a step's order."""
-        await self._write(
-            "INSERT OR REPLACE INTO orders (lineage, step, revision, message) VALUES (?, ?, ?, ?)",
-            (order.lineage, order.step, order.revision, msgspec.msgpack.encode(order)),
-        )
+        sql = "INSERT OR REPLACE INTO orders (lineage, step, revision, message) VALUES (?, ?, ?, ?)"
+        row = (order.lineage, order.step, order.revision, msgspec.msgpack.encode(order))
+        await execute(self._database, (sql, row))
 
     def order(self, lineage: int, step: int) -> StepOrder | None:
         """The newest order of a step."""
@@ -163,19 +157,18 @@ class TrainerStore:
         older state can repeat the step, and can complete its log.
         """
         consumed, values = map(msgspec.msgpack.encode, (batch.consumed, batch.values))
-
-        def keep(connection: Any) -> None:
-            connection.execute(
+        await execute(
+            self._database,
+            (
                 "INSERT OR REPLACE INTO batches (lineage, step, reward, consumed) "
                 "VALUES (?, ?, ?, ?)",
                 (lineage, step, batch.reward, consumed),
-            )
-            connection.execute(
+            ),
+            (
                 "INSERT OR REPLACE INTO state_values (lineage, step, given) VALUES (?, ?, ?)",
                 (lineage, step, values),
-            )
-
-        await self._database.transact(keep)
+            ),
+        )
 
     def batches_from(self, lineage: int, step: int) -> dict[int, Batch]:
         """The batches of this and all later steps of a lineage, by step, in order."""
@@ -201,16 +194,12 @@ class TrainerStore:
 
     async def drop_batches_before(self, lineage: int, step: int) -> None:
         """Delete the batches of older steps, which a durable state includes."""
-        await self._write("DELETE FROM batches WHERE (lineage, step) < (?, ?)", (lineage, step))
-        await self._write(
-            "DELETE FROM orders WHERE (lineage, step) < (?, ?)", (lineage, step - ORDERS_KEPT)
+        await execute(
+            self._database,
+            ("DELETE FROM batches WHERE (lineage, step) < (?, ?)", (lineage, step)),
+            ("DELETE FROM orders WHERE (lineage, step) < (?, ?)", (lineage, step - ORDERS_KEPT)),
+            ("DELETE FROM state_values WHERE (lineage, step) < (?, ?)", (lineage, step)),
         )
-        await self._write(
-            "DELETE FROM state_values WHERE (lineage, step) < (?, ?)", (lineage, step)
-        )
-
-    async def _write(self, sql: str, parameters: tuple[Any, ...]) -> None:
-        await self._database.transact(lambda connection: connection.execute(sql, parameters))
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:

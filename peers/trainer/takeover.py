@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -20,47 +19,37 @@ from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
 from swarm.run.update import hand_over, sign_takeover
 from swarm.sentences import numbered
-from swarm.wire.envelope import Envelope
-from swarm.wire.identity import Identity, load_or_create
+from swarm.wire.identity import load_or_create
 from swarm.world.disk import LocalDisk
 
 GONE_SECONDS = 60.0
 """A trainer that no trusted peer has heard for this long is gone: six heartbeats."""
 
 
-@dataclass(frozen=True)
-class Takeover:
-    """What the operator asks for."""
-
-    home: Path
-    """The standby's home."""
-    bootstrap: Sequence[str]
-    run: str | None
-    trainer: str | None
-    """The trainer whose place is taken; None: the first one."""
-    force: bool
-    """Do not check that the trainer is gone."""
-
-
-async def take_over(wanted: Takeover) -> None:
+async def take_over(
+    home: Path, bootstrap: Sequence[str], named: str | None, replaced: str | None, force: bool
+) -> None:
     """Sign a takeover and hand it to every peer that can be reached; print what was done.
+
+    `home` is the standby's. `named`: the run; `replaced`: the trainer whose place is taken, None:
+    the first one. `force`: do not check that it is gone.
 
     Raises `UserError` unless the trainer is gone, and `SwarmError` if no peer takes it.
     """
-    key = wanted.home.expanduser() / "identity.key"
-    if not key.exists():
-        raise UserError(f"--home {wanted.home} has no identity.key; give the standby's home")
-    standby = load_or_create(key)
-    bootstrap = list(wanted.bootstrap) or last_bootstrap(wanted.home)
-    async with visit(bootstrap, wanted.run, looks_on=True) as (node, run):
-        await check_joined(LocalDisk(wanted.home.expanduser()), run.id, wanted.run)
-        learn_versions(wanted.home.expanduser(), run)
+    standby = load_or_create(home / "identity.key")
+    bootstrap = list(bootstrap) or last_bootstrap(home)
+    async with visit(bootstrap, named, looks_on=True) as (node, run):
+        await check_joined(LocalDisk(home), run.id, named)
+        learn_versions(home, run)
         status = RunStatus(run)
         answered = await ask_all_trusted(node, status)
-        trainer = _trainer(run, standby.peer_id, wanted.trainer)
-        if not wanted.force:
+        trainer = _trainer(run, standby.peer_id, replaced)
+        if not force:
             check_gone(status, answered, trainer, standby.peer_id)
-        envelope = _signed(run, standby, trainer)
+        envelope = sign_takeover(standby, run.manifest_envelope, trainer, time.time())
+        refused = run.refusal(standby.peer_id, manifest_in(envelope))
+        if refused is not None:
+            raise UserError(f"{refused}; the run's owner must sign a new version first")
         # Those trusted peers that have answered are connected.
         trusted = [f"/p2p/{each}" for each in run.manifest.trusted_ids()]
         taken = await hand_over(node.transport, [*node.bootstrap, *trusted], envelope)
@@ -71,7 +60,7 @@ async def take_over(wanted: Takeover) -> None:
     if shown is None:
         print(
             "start this peer: python -m swarm.peer --role trainer --home "
-            f"{wanted.home} --bootstrap {bootstrap[0]} --config FILE"
+            f"{home} --bootstrap {bootstrap[0]} --config FILE"
         )
     else:
         print(f"this peer was {shown.heartbeat.doing}; it goes on from there")
@@ -128,11 +117,3 @@ def check_gone(status: RunStatus, answered: Sequence[str], trainer: str, asker: 
             f"trainer {trainer} was heard {age:.0f} s ago; stop it first, and wait "
             f"{GONE_SECONDS:g} s. With --force it is replaced while it trains, and stops"
         )
-
-
-def _signed(run: Run, standby: Identity, trainer: str) -> Envelope:
-    envelope = sign_takeover(standby, run.manifest_envelope, trainer, time.time())
-    refused = run.refusal(standby.peer_id, manifest_in(envelope))
-    if refused is not None:
-        raise UserError(f"{refused}; the run's owner must sign a new version first")
-    return envelope

@@ -140,7 +140,7 @@ class Training:
     ) -> None:
         """Copy the new policy, and have it written and published beside the next step."""
         publisher, progress = self._publisher, self._progress
-        await self._accepted.record(step, trained.record)
+        await self._accepted.store.keep_batch(progress.lineage, step, trained.record)
         self._accepted.trained(step)
         progress.advance(step + 1)
         await self._background.idle()

@@ -71,14 +71,6 @@ class Docket:
         """The known verdicts on a submission, by validator."""
         return self._verdicts.opinions(key)
 
-    def give(self, envelope: Envelope) -> list[tuple[str, str]]:
-        """Remember this validator's verdict.
-
-        Returns the pairs (refuses, accepts) of validators that it lets contradict each other.
-        """
-        self._take(envelope)
-        return self._verdicts.hear(envelope)
-
     def turn_down(self, key: Key, envelope: Envelope) -> None:
         """Remember the refusal of an announcement."""
         self._turned_down[key] = envelope

@@ -6,8 +6,7 @@ hold it up; the other lanes go on meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -24,6 +23,7 @@ from swarm.node.run_node import RunNode
 from swarm.node.trusted import UNGRADED, UNGRADED_MAX
 from swarm.wire.identity import PeerId
 from swarm.world import ChildDied, ChildError, ChildUserError, client
+from swarm.world.observable import complain
 from swarm.world.restarts import Restarts
 from swarm.world.tasks import open_guarded
 
@@ -38,6 +38,9 @@ a death are in `Restarts`.)"""
 
 UNGRADED_PAUSE_SECONDS = 60.0
 """Length of the pause of a validator whose environment fails; then it accepts pushes again."""
+
+SAID_PEERS_MAX = 8
+"""Most workers named in the event that says that no submission arrives."""
 
 INSPECTOR_MEMORY_BYTES = 2 << 30
 """Memory limit of an inspector: several times the largest file's arrays, their rewards and the
@@ -71,20 +74,18 @@ class Lanes:
     interpreter: str | None
     equipped: trio.Event
     """Set once a child has found engine and environment, so that policies are needed."""
-    next_case: Callable[[int], Awaitable[Case]]
-    """Waits for the next case for a lane."""
     inbox: Inbox
     """Open for pushes, but for pauses."""
-    lanes: list[Lane] = field(default_factory=list)
+    count: int
+    """Number of lanes."""
     ungraded: int = 0
     """Number of honest submissions in a row that the environment could not grade."""
 
-    def open(self, count: int) -> None:
-        """Make the lanes."""
-        events = self.peer.node.events
-        names = ["inspector", *(f"inspector-{number}" for number in range(2, count + 1))]
+    def __post_init__(self) -> None:
+        names = ["inspector", *(f"inspector-{number}" for number in range(2, self.count + 1))]
         self.lanes = [
-            Lane(number, name, Restarts(events, name)) for number, name in enumerate(names)
+            Lane(number, name, Restarts(self.peer.node.events, name))
+            for number, name in enumerate(names)
         ]
 
     async def run(self, prefill: PrefillService, nursery: trio.Nursery) -> None:
@@ -108,7 +109,7 @@ class Lanes:
         """
         if lane.number > 0:
             await self.equipped.wait()
-            lane.case = lane.case or await self.next_case(lane.number)
+            lane.case = lane.case or await self._next(lane)
         async with self.peer.node.compute.child(
             "peers.validator.inspector:InspectorService",
             InspectionSetup(environments=self.peer.run.manifest.environments),
@@ -119,8 +120,29 @@ class Lanes:
             self.equipped.set()
             children = Children(client(InspectionService, inspector), prefill, lane.restarts)
             while True:
-                lane.case = lane.case or await self.next_case(lane.number)
+                lane.case = lane.case or await self._next(lane)
                 await self._judge(lane, lane.case, children, nursery)
+
+    async def _next(self, lane: Lane) -> Case:
+        """Wait for the next case for a lane; the first one says why none comes."""
+        async with trio.open_nursery() as waiting:
+            if lane.number == 0:
+                waiting.start_soon(complain, self._say_without_work)
+            case = await self.queue.next(lane.number)
+            waiting.cancel_scope.cancel()
+        return case
+
+    def _say_without_work(self, seconds: float) -> None:
+        order = self.peer.step_order()
+        if order is None:
+            trainers = [trainer.peer for trainer in self.peer.run.manifest.trainers]
+            self.peer.say_starved("validator", seconds, "no step order has come", trainers)
+        elif order.groups_wanted > 0 and not len(self.queue):
+            workers = self.peer.trusted_part("validator").registrar.live_workers()
+            there = "" if workers else ", and no inference peer is there"
+            reason = f"step {order.step} wants {order.groups_wanted} groups, "
+            reason += f"but no submission arrives{there}"
+            self.peer.say_starved("validator", seconds, reason, workers[:SAID_PEERS_MAX])
 
     async def _judge(
         self, lane: Lane, case: Case, children: Children, nursery: trio.Nursery

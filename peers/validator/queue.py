@@ -7,7 +7,8 @@ validators that judge it too.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from peers.validator.cases import Case
 from peers.validator.docket import Docket
@@ -17,7 +18,7 @@ from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.messages import StepOrder, Submission
-from swarm.world import Database
+from swarm.world import Database, execute
 
 
 class CaseQueue:
@@ -69,7 +70,7 @@ class CaseQueue:
                 )
             for key in connection.execute("SELECT worker, digest FROM judged").fetchall():
                 if not self._docket.is_judged_here(key):
-                    connection.execute("DELETE FROM judged WHERE worker = ? AND digest = ?", key)
+                    connection.execute(*_gone("judged", key))
 
         await self._database.transact(create)
         dropped: list[str] = []
@@ -100,13 +101,7 @@ class CaseQueue:
     async def add(self, case: Case) -> None:
         """Store a case durably, so that its worker can rely on a verdict."""
         self._admit(case)
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "INSERT OR REPLACE INTO unjudged (worker, digest, announced, arranged) "
-                "VALUES (?, ?, ?, ?)",
-                (*case.key, case.announced.raw, case.ordered.raw),
-            )
-        )
+        await execute(self._database, _kept("unjudged", case))
         self._put(case)
 
     def add_second(self, case: Case) -> None:
@@ -125,25 +120,12 @@ class CaseQueue:
     async def remove(self, key: Key) -> None:
         """Remove a settled case; does nothing if it does not exist."""
         self._waiting.pop(key, None)
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "DELETE FROM unjudged WHERE worker = ? AND digest = ?", key
-            )
-        )
+        await execute(self._database, _gone("unjudged", key))
 
     async def settle(self, case: Case) -> None:
         """Take a judged case from the queue, and keep its messages until `forget`."""
         self._waiting.pop(case.key, None)
-
-        def move(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "INSERT OR REPLACE INTO judged (worker, digest, announced, arranged) "
-                "VALUES (?, ?, ?, ?)",
-                (*case.key, case.announced.raw, case.ordered.raw),
-            )
-            connection.execute("DELETE FROM unjudged WHERE worker = ? AND digest = ?", case.key)
-
-        await self._database.transact(move)
+        await execute(self._database, _kept("judged", case), _gone("unjudged", case.key))
 
     def judged(self, key: Key) -> Case | None:
         """A case that was judged here and whose file is still served."""
@@ -158,11 +140,7 @@ class CaseQueue:
 
     async def forget(self, key: Key) -> None:
         """Forget the messages of a judged case."""
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "DELETE FROM judged WHERE worker = ? AND digest = ?", key
-            )
-        )
+        await execute(self._database, _gone("judged", key))
 
     async def next(self, lane: int = 0) -> Case:
         """Wait for the next case for a lane; `done` must follow."""
@@ -180,6 +158,18 @@ class CaseQueue:
     def settled_elsewhere(self, case: Case) -> Envelope | None:
         """Another validator's verdict that makes one of this validator superfluous."""
         return self._docket.settled_elsewhere(case.key) if case.first is None else None
+
+
+def _kept(table: str, case: Case) -> tuple[str, Sequence[Any]]:
+    """The statement that writes a case."""
+    columns = "(worker, digest, announced, arranged)"
+    sql = f"INSERT OR REPLACE INTO {table} {columns} VALUES (?, ?, ?, ?)"
+    return sql, (*case.key, case.announced.raw, case.ordered.raw)
+
+
+def _gone(table: str, key: Key) -> tuple[str, Sequence[Any]]:
+    """The statement that deletes a case."""
+    return f"DELETE FROM {table} WHERE worker = ? AND digest = ?", key
 
 
 def _restored(announced: bytes, arranged: bytes) -> Case:

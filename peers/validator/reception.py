@@ -135,7 +135,14 @@ class Reception:
         assert ordered is not None, "the check of the step has passed"
         earlier = await self._precedence.earlier(envelope, ordered.expect(StepOrder))
         if earlier is not None:
-            self._say_earlier(worker, submission, earlier.sender)
+            self._denials.emit(
+                "validator.not_first",
+                submission=submission.digest,
+                worker=worker,
+                step=submission.step,
+                number=submission.number,
+                first=earlier.sender,
+            )
             return [earlier]
         case = Case(envelope, ordered)
         await self._queue.add(case)
@@ -166,16 +173,6 @@ class Reception:
         word = AdmissionRefused(peer=announced.sender, reason=reason, later=True)
         return [await self._peer.seal(word, EVENT_LIFETIME_SECONDS)]
 
-    def _say_earlier(self, worker: str, submission: Submission, earlier: str) -> None:
-        self._denials.emit(
-            "validator.not_first",
-            submission=submission.digest,
-            worker=worker,
-            step=submission.step,
-            number=submission.number,
-            first=earlier,
-        )
-
     def _unjudged(self, worker: str, before: Slot) -> int:
         """Count a worker's unjudged submissions: those in the queue, or else the one in the slot
         `before`, which another validator has acknowledged."""
@@ -186,21 +183,17 @@ class Reception:
         return waiting
 
     async def _refuse(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
+        """Refuse an announcement and send the verdict to its worker only.
+
+        An announcement costs nothing to make, so its refusal enters no log and is not published.
+        """
         if refusal.failed == admitted.name:  # a stranger gets an answer, but never a verdict
             reason = refusal.detail
             self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
             word = AdmissionRefused(peer=worker, reason=reason[:500])
             return await self._peer.seal(word, EVENT_LIFETIME_SECONDS)
         await self._inbox.discard((worker, submission.digest))
-        return await self._turn_down(worker, submission, refusal)
-
-    async def _turn_down(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
-        """Refuse an announcement and send the verdict to its worker only.
-
-        An announcement costs nothing to make, so its refusal enters no log and is not published.
-        """
-        outcome = Outcome.of(refusal)
-        verdict = verdict_on(worker, submission, outcome, log_index=-1)
+        verdict = verdict_on(worker, submission, Outcome.of(refusal), log_index=-1)
         envelope = await self._peer.seal(verdict, VERDICT_LIFETIME_SECONDS)
         self._docket.turn_down((worker, submission.digest), envelope)
         self._tell(worker, submission, refusal)

@@ -22,7 +22,6 @@ from peers.evaluation.during import Evaluations
 from peers.evaluation.settings import EvaluationSettings
 from peers.sandbox.run import findings as sandbox_findings
 from peers.validator.audits import Audits
-from peers.validator.cases import Case
 from peers.validator.docket import Docket
 from peers.validator.examiner import Examiner
 from peers.validator.inbox import Client, Inbox
@@ -45,11 +44,7 @@ from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.world import client
-from swarm.world.observable import complain
 from swarm.world.restarts import Restarts
-
-SAID_PEERS_MAX = 8
-"""Most workers named in the event that says that no submission arrives."""
 
 POLICIES_IN_MEMORY = 2
 """The policy in use, and the previous or the next one."""
@@ -147,10 +142,9 @@ class ValidatorRole:
             self._verdicts,
             self._settings.interpreter or None,
             self._equipped,
-            next_case=self._next_case,
-            inbox=self._inbox,
+            self._inbox,
+            self._settings.lanes,
         )
-        self._lanes.open(self._settings.lanes)
         self._second = SecondOpinions(peer, self._trusted, self._docket, self._inbox, self._queue)
         self._evaluations = Evaluations(peer, self._settings)
         peer.gossip.listen(StepOrder, self._docket.orders.take)
@@ -244,25 +238,3 @@ class ValidatorRole:
             serving = client(PrefillService, prefill)
             with self._audits.using(serving):
                 await self._lanes.run(serving, nursery)
-
-    # --- waiting -----------------------------------------------------------------------------
-
-    async def _next_case(self, lane: int) -> Case:
-        async with trio.open_nursery() as waiting:
-            if lane == 0:
-                waiting.start_soon(complain, self._say_without_work)
-            case = await self._queue.next(lane)
-            waiting.cancel_scope.cancel()
-        return case
-
-    def _say_without_work(self, seconds: float) -> None:
-        order = self._peer.step_order()
-        if order is None:
-            trainers = [trainer.peer for trainer in self._run.manifest.trainers]
-            self._peer.say_starved("validator", seconds, "no step order has come", trainers)
-        elif order.groups_wanted > 0 and not len(self._queue):
-            workers = self._trusted.registrar.live_workers()
-            there = "" if workers else ", and no inference peer is there"
-            reason = f"step {order.step} wants {order.groups_wanted} groups, "
-            reason += f"but no submission arrives{there}"
-            self._peer.say_starved("validator", seconds, reason, workers[:SAID_PEERS_MAX])

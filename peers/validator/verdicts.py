@@ -58,7 +58,7 @@ class Verdicts:
     async def recover(self) -> None:
         """Restore the verdicts given before a restart, and serve the accepted files."""
         for envelope in self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX):
-            self._docket.give(envelope)
+            self._docket.hear(envelope)
         for key in self._docket.judged_here():
             envelope = self._docket.signed_here(key)
             verdict = verdict_in(envelope)
@@ -98,7 +98,7 @@ class Verdicts:
 
         is_new = self._peer.run.evicted(worker) is None
         envelope = await self._trusted.append_verdict(verdict_at)  # evicts for a proven fault
-        contradicting = self._docket.give(envelope)
+        contradicting = self._docket.hear(envelope)
         self._inbox.let_go(key)
         verdict = verdict_in(envelope)
         if settles(verdict) and not verdict.proven_fault:
@@ -139,7 +139,7 @@ class Verdicts:
             return without_training(revised) if found.failed else revised
 
         envelope = await self._trusted.append_verdict(verdict_at)
-        contradicting = self._docket.give(envelope)
+        contradicting = self._docket.hear(envelope)
         revised = verdict_in(envelope)
         self._peer.node.events.emit(
             "validator.audited",

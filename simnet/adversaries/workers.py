@@ -10,7 +10,7 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from peers.inference.delivery import Deliveries, Parcel
+from peers.inference.delivery import Deliveries
 from peers.inference.outbox import Made
 from peers.inference.pending import PendingSubmission
 from peers.inference.role import InferenceRole
@@ -98,9 +98,7 @@ class DoubleDeliveries(Deliveries):
         )
         last = self.ranked(made.submission, made.nonce)[-1]
         announced = await self._peer.seal(second, STATE_LIFETIME_SECONDS)
-        await self.deliver(
-            PeerId(last), Parcel(announced, replace(made, submission=second, path=path))
-        )
+        await self.deliver(PeerId(last), announced, replace(made, submission=second, path=path))
         await super().see_through(made, task_status=task_status)
 
 
@@ -260,14 +258,14 @@ class ValidatorShopper(InferenceRole):
 
 
 class _ToAll(Deliveries):
-    async def deliver(self, validator: PeerId, parcel: Parcel) -> bool:
+    async def deliver(self, validator: PeerId, announced: Envelope, made: Made) -> bool:
         for other in reversed(self._run.manifest.validator_ids()):
             if other != validator:
                 try:
-                    await super().deliver(PeerId(other), parcel)
+                    await super().deliver(PeerId(other), announced, made)
                 except PeerError:
                     continue
-        return await super().deliver(validator, parcel)
+        return await super().deliver(validator, announced, made)
 
 
 ANNOUNCED_AT_ONCE = 20

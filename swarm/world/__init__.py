@@ -7,7 +7,7 @@ processes directly. Implementations for a real machine: `swarm.world.machine` (W
 For other rooms:
 
 - `__init__`: Child, ChildDied, ChildError, ChildUserError, Compute, Database, Disk, Job, Piece,
-  Setup, Sink, World, client, job_type, kind_of, setup_type
+  Setup, Sink, World, client, execute, job_type, kind_of, setup_type
 - `child`: CHILD_ENVIRONMENT, die_with_parent, limit_memory
 - `compute`: LocalCompute
 - `disk`: INLINE_BYTES_MAX, LocalDisk, replace_file, sync_path
@@ -28,7 +28,7 @@ from __future__ import annotations
 import inspect
 import random
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +108,16 @@ class Database(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+async def execute(database: Database, *statements: tuple[str, Sequence[Any]]) -> None:
+    """Run statements, each with its parameters, inside one write transaction."""
+
+    def run(connection: sqlite3.Connection) -> None:
+        for sql, parameters in statements:
+            connection.execute(sql, parameters)
+
+    await database.transact(run)
 
 
 class Disk(Protocol):

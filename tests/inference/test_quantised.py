@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from peers.inference.quantised import check_quantised
+from peers.inference.doctor import check_quantised
 from swarm.errors import UserError
 from swarm.wire.manifest import Thresholds
 

@@ -97,7 +97,7 @@ def test_acceptances_and_recomputed_refusals_elsewhere_are_as_good_as_ones_own(
 def test_a_recomputed_refusal_elsewhere_overrules_ones_own_acceptance() -> None:
     docket = Docket(HERE.peer_id)
     own, other = verdict(0), verdict(0, outcome="refused", by=2, recomputed=9)
-    assert docket.give(own) == []
+    assert docket.hear(own) == []
     assert docket.verdict_on(key_of(own)) is own and docket.settled_elsewhere(key_of(own)) is None
     assert docket.hear(other) == [], "the acceptance rests on no recomputation"
     assert docket.verdict_on(key_of(own)) is other

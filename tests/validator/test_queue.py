@@ -69,7 +69,7 @@ async def test_a_case_that_was_judged_before_the_crash_is_not_judged_again(tmp_p
     disk = LocalDisk(tmp_path)
     await acknowledge(disk, case(0), case(1))
     life = Life(disk)
-    life.docket.give(verdict(0))
+    life.docket.hear(verdict(0))
     await life.queue.open()
     assert [each.submission.number for each in life.queue.cases()] == [1]
     assert life.stored() == 1 and life.said == []
