@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import trio
 
 from simnet.links import Connection, Endpoint, SimulatedStream
-from swarm.transport import ConnectError, Framing, Reachability, Stream, StreamError, limits
+from swarm.transport import (
+    ConnectError,
+    DialFailure,
+    Framing,
+    Reachability,
+    Stream,
+    StreamError,
+    limits,
+)
 from swarm.wire.identity import PeerId
 
 CONNECT_SECONDS = 0.25
@@ -78,16 +86,19 @@ class SimulatedTransport(Endpoint):
             return
         if self._is_banned(peer):
             raise ConnectError(f"{peer} is banned here")
-        reasons = []
+        failures: list[DialFailure] = []
         with trio.move_on_after(limits.CONNECT_DEADLINE_SECONDS) as scope:
             for address in addresses[: limits.DIAL_ADDRESSES_MAX]:
                 reason = await self._dial(peer, address)
                 if reason is None:
                     return
-                reasons.append(f"{address}: {reason}")
+                failures.append(DialFailure(address, reason))
+        reasons = [str(each) for each in failures]
         if scope.cancelled_caught:
             reasons.append(f"no answer within {limits.CONNECT_DEADLINE_SECONDS:g} s")
-        raise ConnectError(f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}")
+        raise ConnectError(
+            f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}", failures
+        )
 
     async def _dial(self, peer: PeerId, address: str) -> str | None:
         """Dial an address; return None when connected, else the reason of the failure."""

@@ -13,9 +13,10 @@ from simnet.clock import run_virtual
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.records import InvalidRecord, RecordInfo
 from swarm.kademlia.wire import Message, MessageType, Neighbour
+from swarm.transport import Transport
 from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk
-from tests.memory_network import MemoryNetwork, MemoryTransport
+from tests.memory_network import MemoryNetwork
 from tests.worlds import WALL, VirtualWorld
 
 
@@ -35,7 +36,7 @@ def good(version: int, lifetime_seconds: float = 7 * 3600, text: str = "x") -> b
 
 
 class Peer:
-    def __init__(self, transport: MemoryTransport, dht: Kademlia, scope: trio.CancelScope) -> None:
+    def __init__(self, transport: Transport, dht: Kademlia, scope: trio.CancelScope) -> None:
         self.transport = transport
         self.dht = dht
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -77,7 +78,7 @@ def deceive(dht: Kademlia, lie: Lie) -> None:
 
 
 class Swarm:
-    """Starts peers; `/24` n of a peer makes its addresses 10.0.n.x (the network looks at ports)."""
+    """Starts peers."""
 
     def __init__(self, nursery: trio.Nursery, seed: int, latency_seconds: float) -> None:
         self.network = MemoryNetwork(latency_seconds=latency_seconds)
@@ -112,10 +113,9 @@ class Swarm:
         world = VirtualWorld(number)
         disk = cast(Disk, None)  # nothing here touches the bulk plane
         with trio.CancelScope() as scope:
-            async with self.network.transport(identity, world=world, disk=disk) as transport:
-                if host is not None:
-                    own = transport.addresses()[0].replace("127.0.0.1", host)
-                    transport.addresses = lambda: (own,)  # type: ignore[method-assign]
+            async with self.network.transport(
+                identity, world=world, disk=disk, host=host
+            ) as transport:
                 events: list[tuple[str, dict[str, Any]]] = []
                 dht = Kademlia(
                     transport,

@@ -233,12 +233,17 @@ class TestRun:
         self._count = 0
 
     async def add(
-        self, key: Identity, topics: Sequence[str] = (RUN, WORK), *, speaks: bool = True
+        self,
+        key: Identity,
+        topics: Sequence[str] = (RUN, WORK),
+        *,
+        speaks: bool = True,
+        host: str | None = None,
     ) -> Member:
         """`speaks`: whether it begins to gossip at once; else `speak` is to be called."""
         self._count += 1
         world = VirtualWorld(self._count)
-        transport = await self.nursery.start(self._hold, key, world)
+        transport = await self.nursery.start(self._hold, key, world, host)
         member = Member(self, key, transport, topics, self._count)
         self.addresses[key.peer_id] = transport.addresses()
         await self.nursery.start(member.messenger.run)
@@ -253,9 +258,15 @@ class TestRun:
         await self.nursery.start(member.gossip.run)
 
     async def _hold(
-        self, key: Identity, world: VirtualWorld, task_status: trio.TaskStatus[Any]
+        self,
+        key: Identity,
+        world: VirtualWorld,
+        host: str | None,
+        task_status: trio.TaskStatus[Any],
     ) -> None:
-        async with self.network.transport(key, world=world, disk=cast(Disk, None)) as transport:
+        async with self.network.transport(
+            key, world=world, disk=cast(Disk, None), host=host
+        ) as transport:
             task_status.started(transport)
             await trio.sleep_forever()
 

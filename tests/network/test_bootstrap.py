@@ -71,7 +71,7 @@ async def test_silent_bootstrap_peers_delay_no_manifest(tmp_path: Path) -> None:
         addresses += living.node.transport.addresses()
         async with swarm.apart(ALICE) as peer:
             for key in gone:
-                swarm.network.stall(key.peer_id, ALICE.peer_id)
+                swarm.network.cut(key.peer_id, ALICE.peer_id)
             peer.node.settings = PeerSettings(role=["validator"], bootstrap=addresses)
             nursery.start_soon(peer.run_node.versions.compare_with_bootstrap)
             await trio.sleep(BOOTSTRAP_SECONDS + 1)

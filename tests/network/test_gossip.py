@@ -120,7 +120,7 @@ async def test_a_lost_connection_heals_and_what_was_missed_arrives() -> None:
     async with running(MANIFEST) as run:
         trainer, other = await line_of(run, 1)
         heard = hears(other, Checkpoint)
-        run.network.cut(trainer.id, other.id)
+        run.network.sever(trainer.id, other.id)
         await trio.sleep(1)
         assert trainer.gossip.neighbours() == []
         await trainer.announce(checkpoint(7))
@@ -181,7 +181,7 @@ async def test_a_peer_that_loses_its_source_hears_the_next_announcement_at_the_n
         for step in (1, 2, 3):
             await trainer.announce(checkpoint(step))
             await trio.sleep(3)
-        run.network.cut(trainer.id, orphan.id)
+        run.network.sever(trainer.id, orphan.id)
         heard = hears(orphan, Checkpoint)
         await trainer.announce(checkpoint(4))
         await trio.sleep(1.5)

@@ -181,7 +181,7 @@ async def test_a_goodbye_waits_for_no_silent_trusted_peer() -> None:
         lease = worker.lease()
         (await run.nursery.start(partial(kept, lease))).cancel()
         for member in (trainer, validator):
-            run.network.stall(worker.id, member.id)
+            run.network.cut(worker.id, member.id)
         began = trio.current_time()
         await lease.say_goodbye()
         assert trio.current_time() - began <= GOODBYE_SECONDS
@@ -639,6 +639,9 @@ async def test_idle_identities_shut_nobody_out(role: str) -> None:
     async with running(run_with(admissions)) as run:
         trainer, validator, worker = await trusted_and_worker(run)
         crowd = [await run.add(stranger(n), speaks=False) for n in range(24)]
+        for member in crowd:
+            for trusted in (trainer, validator):
+                await member.reach(trusted.id)
         held: set[str] = set()
         for _ in range(5):
             for number, member in enumerate(crowd):
@@ -687,8 +690,11 @@ async def test_two_trusted_peers_together_keep_to_the_bound() -> None:
     async with running(run_with(admissions)) as run:
         trainer, validator, _ = await trusted_and_worker(run)
         held: set[str] = set()
-        for number in range(60):
-            member = await run.add(stranger(number), speaks=False)
+        crowd = [await run.add(stranger(n), speaks=False) for n in range(60)]
+        for member in crowd:
+            for trusted in (trainer, validator):
+                await member.reach(trusted.id)
+        for member in crowd:
             for trusted in (trainer, validator):
                 if await ask(member, trusted, ["inference"]) is None:
                     held.add(member.id)

@@ -36,7 +36,7 @@ def test_a_peer_outlives_connections_that_end_while_its_machine_sleeps(
                 for other in others:
                     await ask(laptop, other)
                 for other in others:
-                    run.network.drop(laptop.id, other.id, "the connection was lost")
+                    run.network.drop(laptop.id, other.id)
                 clock.jump(asleep_seconds)
                 await trio.sleep(LINE_SECONDS)
 

@@ -186,7 +186,7 @@ async def test_a_peer_that_returns_to_its_address_is_reached_at_once(tmp_path: P
         at = list(worker.node.transport.addresses())
         record = msgspec.structs.replace(RECORD, addresses=at)
         trainer.node.learn_record(sealed(WORKER, record, ""))
-        run.network.cut(TRAINER.peer_id, WORKER.peer_id)
+        run.network.sever(TRAINER.peer_id, WORKER.peer_id)
         connect, dials = trainer.node.transport.connect, 0
 
         async def counted(peer: PeerId, addresses: Sequence[str]) -> None:

@@ -53,10 +53,10 @@ async def crowd(
     members = []
     for number in range(count):
         key = identity(first + number)
-        run.network.ranges[key.peer_id] = f"{first}.{number % ranges}"
         if not admitted:
             run.strangers.add(key.peer_id)
-        member = await run.add(key)
+        host = f"{40 + first // 1000}.{number % ranges}.0.{number // ranges}"  # of public networks
+        member = await run.add(key, host=host)
         await member.reach(victim.id)
         members.append(member)
     await trio.sleep(SOME_SECONDS)

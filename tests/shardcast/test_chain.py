@@ -238,12 +238,12 @@ async def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
 
         def stop(left: int) -> None:
             if how == "it stops in the middle" and left == half:
-                network.stall(worker.transport.peer_id, slow.peer_id)
+                network.cut(worker.transport.peer_id, slow.peer_id)
 
         slow.serve_bulk(PacedDelta(keeper, delta, delta_seconds, stop))
         sources = [trainer.source]
         if how != "nobody has it":
-            sources.append(Source(slow.peer_id))
+            sources.append(Source(slow.peer_id, tuple(slow.bulk_addresses())))
         began = trio.current_time()
         await worker.fetcher.fetch(checkpoints[1], lambda: sources)
         assert trio.current_time() - began < seconds_max

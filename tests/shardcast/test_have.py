@@ -80,8 +80,8 @@ async def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
             await trio.sleep(2)
             assert not client.have.claims.announces(relay.transport.peer_id)
             assert not await client.have.claims.wait_claimed(manifest, 1.0)
-            began = trio.current_time()
             await client.connect(relay)
+            began = trio.current_time()
             assert await client.have.claims.wait_claimed(manifest, 1.0)
             assert trio.current_time() < began + 0.01
             assert client.have.claims.announces(relay.transport.peer_id)

@@ -19,7 +19,6 @@ from swarm.transport.libp2p import open_libp2p
 from swarm.wire.identity import Identity, PeerId
 from swarm.world import Piece
 from swarm.world.disk import LocalPiece
-from tests.memory_network import MemoryNetwork
 from tests.worlds import VirtualWorld
 
 ALICE, BOB, CAROL, MALLORY = (Identity(bytes([n]) * 32) for n in range(1, 5))
@@ -150,11 +149,10 @@ class Network:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self._folder = folder
-        self.memory = MemoryNetwork()
         self.simulated = SimulatedNetwork(seed=1)
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Virtual time in memory and simulated; on libp2p ten seconds at most."""
+        """In virtual time; on libp2p fifteen seconds at most."""
 
         async def simulated() -> None:
             async with self.simulated.running():
@@ -165,20 +163,17 @@ class Network:
             return
 
         async def bounded() -> None:
-            with trio.fail_after(15 if self.kind == "libp2p" else 3600):
+            with trio.fail_after(15):
                 await main()
 
-        clock = trio.testing.MockClock(autojump_threshold=0) if self.kind == "memory" else None
-        trio.run(bounded, clock=clock)
+        trio.run(bounded)
 
     @asynccontextmanager
     async def peer(self, identity: Identity) -> AsyncIterator[Peer]:
         disk = FolderDisk(self._folder / identity.peer_id)
         opened: AbstractAsyncContextManager[Transport]
         async with contextlib.AsyncExitStack() as stack:
-            if self.kind == "memory":
-                opened = self.memory.transport(identity, world=VirtualWorld(), disk=disk)
-            elif self.kind == "simulated":
+            if self.kind == "simulated":
                 opened = self.simulated.transport(identity, world=VirtualWorld(), disk=disk)
             else:
                 listen = ["/ip4/127.0.0.1/tcp/0"]
