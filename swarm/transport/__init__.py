@@ -2,8 +2,8 @@
 
 Two planes. *Control*: framed streams between authenticated peers. *Bulk*: blobs named by their
 BLAKE3-256 hash, fetched into a sink or pushed, over HTTP where an address is known and over a
-stream otherwise. Implementations: `swarm.transport.libp2p` (real), `simnet` (simulation), and one
-in memory for the tests. One contract suite runs against all of them.
+stream otherwise. Implementations: `swarm.transport.libp2p` (real) and `simnet` (simulation). One
+contract suite runs against both.
 
 For other rooms:
 

@@ -92,9 +92,9 @@ async def test_gossip_cuts_an_evicted_peer_off_in_the_middle(
                 assert server.events("membership.peer_evicted")
             nursery.cancel_scope.cancel()
     limit = 1.0 if reconnects else 5.0
-    for server in (TRAINER, ALICE, BOB):
-        assert robber.served_at[server.peer_id] < began + limit
-        assert "403" in robber.refused[server.peer_id]
+    for key in (TRAINER, ALICE, BOB):
+        assert robber.served_at[key.peer_id] < began + limit
+        assert "403" in robber.refused[key.peer_id]
 
 
 async def test_where_gossip_does_not_reach_the_lease_runs_out(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from tests.fuzz.messages import MESSAGES
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, Peer, Swarm
 from tests.network.harness import (
     identity,
-    in_virtual_time,
     manifest,
     running,
     sealed,
@@ -199,29 +198,25 @@ def hears(peer: Peer, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("key", [TRAINER, WORKER], ids=["trainer", "worker"])
-def test_a_peer_leaves_a_run_that_outgrew_it(key: Identity, tmp_path: Path) -> None:
+async def test_a_peer_leaves_a_run_that_outgrew_it(key: Identity, tmp_path: Path) -> None:
     """But not for a version of the manifest that is replayed, nor for another run's."""
     said: list[str] = []
-
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        swarm.manifest = sealed_manifest(OWNER, replace(PLAIN, version=3))
-        others = [each for each in (TRAINER, ALICE, WORKER) if each is not key]
-        async with swarm.peer(others[0]), swarm.peer(others[1]):
-            with trio.fail_after(60):
-                try:
-                    async with swarm.peer(key) as peer:
-                        await trio.sleep(5)
-                        hears(peer, of_the_future(2))
-                        hears(peer, of_the_future(9, by=WORKER, run=f"{WORKER.peer_id}/test"))
-                        hears(peer, of_the_future(9, by=WORKER))
-                        await trio.sleep(5)
-                        said.append("is still there")
-                        hears(peer, of_the_future(4, readable=False))
-                        await trio.sleep(5)
-                except* Outgrown as group:
-                    said.extend(str(error) for error in leaf_errors(group))
-
-    in_virtual_time(main)
+    swarm = Swarm(tmp_path)
+    swarm.manifest = sealed_manifest(OWNER, replace(PLAIN, version=3))
+    others = [each for each in (TRAINER, ALICE, WORKER) if each is not key]
+    async with swarm.peer(others[0]), swarm.peer(others[1]):
+        with trio.fail_after(60):
+            try:
+                async with swarm.peer(key) as peer:
+                    await trio.sleep(5)
+                    hears(peer, of_the_future(2))
+                    hears(peer, of_the_future(9, by=WORKER, run=f"{WORKER.peer_id}/test"))
+                    hears(peer, of_the_future(9, by=WORKER))
+                    await trio.sleep(5)
+                    said.append("is still there")
+                    hears(peer, of_the_future(4, readable=False))
+                    await trio.sleep(5)
+            except* Outgrown as group:
+                said.extend(str(error) for error in leaf_errors(group))
     assert said[0] == "is still there"
     assert said[1].startswith(f"run {RUN_ID} needs protocol version {NEWER}")

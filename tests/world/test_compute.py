@@ -181,22 +181,19 @@ async def test_a_missed_deadline_kills_the_child(compute: LocalCompute) -> None:
         os.kill(pid, 0)
 
 
-def test_a_child_ends_with_its_block_and_leaves_no_zombie(
+async def test_a_child_ends_with_its_block_and_leaves_no_zombie(
     compute: LocalCompute, heard: Heard
 ) -> None:
-    async def main() -> None:
+    async with compute.child(SERVICE, name="c") as child:
+        pid = await child.request("pid", Nothing(), int)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(RuntimeError, match="the owner's own"):
         async with compute.child(SERVICE, name="c") as child:
             pid = await child.request("pid", Nothing(), int)
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-        with pytest.raises(RuntimeError, match="the owner's own"):
-            async with compute.child(SERVICE, name="c") as child:
-                pid = await child.request("pid", Nothing(), int)
-                raise RuntimeError("the owner's own")
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    trio.run(main)
+            raise RuntimeError("the owner's own")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
     assert not heard.named("compute.child_died")
 
 
@@ -211,46 +208,40 @@ async def test_a_child_that_outstays_its_block_is_killed(
         os.kill(pid, 0)
 
 
-def test_the_death_of_an_idle_child_is_told_at_once(compute: LocalCompute, heard: Heard) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="engine") as child:
-            os.kill(await child.request("pid", Nothing(), int), signal.SIGKILL)
-            died = await heard.wait_for("compute.child_died")
-            assert died.fields == {"name": "engine", "how": "was killed by SIGKILL", "last": []}
-            with pytest.raises(ChildDied, match="engine was killed by SIGKILL"):
-                await child.request("pid", Nothing(), int)
-
-    trio.run(main)
+async def test_the_death_of_an_idle_child_is_told_at_once(
+    compute: LocalCompute, heard: Heard
+) -> None:
+    async with compute.child(SERVICE, name="engine") as child:
+        os.kill(await child.request("pid", Nothing(), int), signal.SIGKILL)
+        died = await heard.wait_for("compute.child_died")
+        assert died.fields == {"name": "engine", "how": "was killed by SIGKILL", "last": []}
+        with pytest.raises(ChildDied, match="engine was killed by SIGKILL"):
+            await child.request("pid", Nothing(), int)
     assert len(heard.named("compute.child_died")) == 1
 
 
-def test_every_last_word_is_kept_and_none_can_steer_a_terminal(
+async def test_every_last_word_is_kept_and_none_can_steer_a_terminal(
     compute: LocalCompute, heard: Heard
 ) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            with pytest.raises(ChildDied) as caught:
-                await child.request("mutter_and_die", Nothing(), NoneType)
-        assert "said on stdout |  [2Jan unfinished line" in str(caught.value)
-        assert "\x1b" not in str(caught.value)
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="c") as child:
+        with pytest.raises(ChildDied) as caught:
+            await child.request("mutter_and_die", Nothing(), NoneType)
+    assert "said on stdout |  [2Jan unfinished line" in str(caught.value)
+    assert "\x1b" not in str(caught.value)
     said = [event.fields["line"] for event in heard.named("compute.child_said")]
     assert said == ["said on stdout", " [2Jan unfinished line"]
 
 
-def test_a_talkative_child_cannot_flood_the_events(compute: LocalCompute, heard: Heard) -> None:
+async def test_a_talkative_child_cannot_flood_the_events(
+    compute: LocalCompute, heard: Heard
+) -> None:
     seconds: list[float] = []
-
-    async def main() -> None:
-        began = trio.current_time()
-        async with compute.child(SERVICE, name="c") as child:
-            await child.request("say", Sized(count=100_000), NoneType)
-            with pytest.raises(ChildDied, match=r"line 99999 \| these are my last words"):
-                await child.request("die", Nothing(), NoneType)
-        seconds.append(trio.current_time() - began)
-
-    trio.run(main)
+    began = trio.current_time()
+    async with compute.child(SERVICE, name="c") as child:
+        await child.request("say", Sized(count=100_000), NoneType)
+        with pytest.raises(ChildDied, match=r"line 99999 \| these are my last words"):
+            await child.request("die", Nothing(), NoneType)
+    seconds.append(trio.current_time() - began)
     told = len(heard.named("compute.child_said"))
     assert 0 < told <= (seconds[0] + 2) * local_child.LINES_PER_SECOND_MAX
     assert len(heard.named("compute.child_died")[0].fields["last"]) == local_child.LAST_LINES
@@ -511,7 +502,7 @@ async def test_a_child_that_does_not_obey_a_cancellation_is_killed(
                 await child.request("greet", Named(name="x"), str)
 
 
-def test_several_calls_run_at_once(compute: LocalCompute, tmp_path: Path) -> None:
+async def test_several_calls_run_at_once(compute: LocalCompute, tmp_path: Path) -> None:
     finished = []
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -522,17 +513,14 @@ def test_several_calls_run_at_once(compute: LocalCompute, tmp_path: Path) -> Non
         finished.append(folder.name)
         ended.set()
 
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child, trio.open_nursery() as nursery:
-            first, second = trio.Event(), trio.Event()
-            nursery.start_soon(work, child, folders[0], first)
-            nursery.start_soon(work, child, folders[1], second)
-            assert await child.request("greet", Named(name="x"), str) == "hello x"
-            (tmp_path / "second" / "0").touch()
-            await second.wait()
-            (tmp_path / "first" / "0").touch()
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="c") as child, trio.open_nursery() as nursery:
+        first, second = trio.Event(), trio.Event()
+        nursery.start_soon(work, child, folders[0], first)
+        nursery.start_soon(work, child, folders[1], second)
+        assert await child.request("greet", Named(name="x"), str) == "hello x"
+        (tmp_path / "second" / "0").touch()
+        await second.wait()
+        (tmp_path / "first" / "0").touch()
     assert finished == ["second", "first"]
 
 
@@ -625,18 +613,16 @@ trio.run(main)
 # --- the fork server ---
 
 
-def test_children_start_without_a_fork_server_that_is_gone(tmp_path: Path, heard: Heard) -> None:
+async def test_children_start_without_a_fork_server_that_is_gone(
+    tmp_path: Path, heard: Heard
+) -> None:
     stale = tmp_path / "stale.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(stale))
-
-    async def main() -> None:
-        for path in (tmp_path / "none.sock", stale):
-            compute = LocalCompute(events=heard.events, fork_server=str(path))
-            async with compute.child(SERVICE, name="c") as child:
-                await child.request("pid", Nothing(), int)
-
-    trio.run(main)
+    for path in (tmp_path / "none.sock", stale):
+        compute = LocalCompute(events=heard.events, fork_server=str(path))
+        async with compute.child(SERVICE, name="c") as child:
+            await child.request("pid", Nothing(), int)
     assert len(heard.named("compute.fork_server_missing")) == 2
 
 

@@ -27,36 +27,34 @@ def files(root: Path) -> set[str]:
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "..", "a/../b", "a/./b", "./a", "a//b", "a/", "a\0b", "../a"]
 )
-def test_a_path_out_of_the_home_is_refused_by_every_operation(tmp_path: Path, path: str) -> None:
+async def test_a_path_out_of_the_home_is_refused_by_every_operation(
+    tmp_path: Path, path: str
+) -> None:
     disk = LocalDisk(tmp_path / "home")
-
-    async def main() -> None:
-        for operation in (
-            lambda: disk.read(path),
-            lambda: disk.write(path, b"x"),
-            lambda: disk.allocate(path, 1),
-            lambda: disk.copy(path, 0, 1, disk.sink("b", 0, 1)),
-            lambda: disk.digest(path, 0, 1),
-            lambda: disk.sha256(path),
-            lambda: disk.sync(path),
-            lambda: disk.rename(path, "b"),
-            lambda: disk.rename("b", path),
-            lambda: disk.remove(path),
-        ):
-            with pytest.raises(ValueError, match="not a path within"):
-                await operation()
-        for at_once in (
-            lambda: disk.sink(path, 0, 1),
-            lambda: disk.exists(path),
-            lambda: disk.size_bytes(path),
-            lambda: disk.list(path),
-            lambda: disk.database(path),
-            lambda: disk.local_path(path),
-        ):
-            with pytest.raises(ValueError, match="not a path within"):
-                at_once()
-
-    trio.run(main)
+    for operation in (
+        lambda: disk.read(path),
+        lambda: disk.write(path, b"x"),
+        lambda: disk.allocate(path, 1),
+        lambda: disk.copy(path, 0, 1, disk.sink("b", 0, 1)),
+        lambda: disk.digest(path, 0, 1),
+        lambda: disk.sha256(path),
+        lambda: disk.sync(path),
+        lambda: disk.rename(path, "b"),
+        lambda: disk.rename("b", path),
+        lambda: disk.remove(path),
+    ):
+        with pytest.raises(ValueError, match="not a path within"):
+            await operation()
+    for at_once in (
+        lambda: disk.sink(path, 0, 1),
+        lambda: disk.exists(path),
+        lambda: disk.size_bytes(path),
+        lambda: disk.list(path),
+        lambda: disk.database(path),
+        lambda: disk.local_path(path),
+    ):
+        with pytest.raises(ValueError, match="not a path within"):
+            at_once()
     assert files(tmp_path) == set()
 
 
@@ -74,61 +72,52 @@ def test_no_text_names_a_file_outside(path: str) -> None:
 # --- whole files ---
 
 
-def test_write_replaces_and_read_gives_ranges(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        await disk.write("a/b/c", b"old")
-        await disk.write("a/b/c", b"0123456789")
-        assert await disk.read("a/b/c") == b"0123456789"
-        assert await disk.read("a/b/c", 3) == b"3456789"
-        assert await disk.read("a/b/c", 3, 2) == b"34"
-        assert await disk.read("a/b/c", 8, 100) == b"89"
-        assert await disk.read("a/b/c", 50) == b""
-        assert disk.size_bytes("a/b/c") == 10
-        assert disk.list("a") == ["b"]
-        assert disk.list("nowhere") == []
-        assert disk.exists("a/b/c")
-        assert not disk.exists("a/b/d")
-        for missing in (lambda: disk.read("nope"), lambda: disk.sha256("nope")):
-            with pytest.raises(FileNotFoundError):
-                await missing()
+async def test_write_replaces_and_read_gives_ranges(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    await disk.write("a/b/c", b"old")
+    await disk.write("a/b/c", b"0123456789")
+    assert await disk.read("a/b/c") == b"0123456789"
+    assert await disk.read("a/b/c", 3) == b"3456789"
+    assert await disk.read("a/b/c", 3, 2) == b"34"
+    assert await disk.read("a/b/c", 8, 100) == b"89"
+    assert await disk.read("a/b/c", 50) == b""
+    assert disk.size_bytes("a/b/c") == 10
+    assert disk.list("a") == ["b"]
+    assert disk.list("nowhere") == []
+    assert disk.exists("a/b/c")
+    assert not disk.exists("a/b/d")
+    for missing in (lambda: disk.read("nope"), lambda: disk.sha256("nope")):
         with pytest.raises(FileNotFoundError):
-            disk.size_bytes("nope")
-
-    trio.run(main)
+            await missing()
+    with pytest.raises(FileNotFoundError):
+        disk.size_bytes("nope")
     assert files(tmp_path) == {"a/b/c"}
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_aside(
+async def test_a_write_that_fails_leaves_the_old_file_and_nothing_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        await disk.write("file", b"old")
+    disk = LocalDisk(tmp_path)
+    await disk.write("file", b"old")
 
-        def full(_descriptor: int) -> None:
-            raise OSError(28, "No space left on device")
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(DiskFullError, match="free some space"):
-            await disk.write("file", b"new")
-        monkeypatch.undo()
-        assert await disk.read("file") == b"old"
-
-    trio.run(main)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFullError, match="free some space"):
+        await disk.write("file", b"new")
+    monkeypatch.undo()
+    assert await disk.read("file") == b"old"
     assert files(tmp_path) == {"file"}
 
 
-def test_writes_at_the_same_time_end_with_one_of_them_whole(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        contents = [bytes([n]) * (200_000 + n) for n in range(12)]
-        async with trio.open_nursery() as nursery:
-            for content in contents:
-                nursery.start_soon(disk.write, "file", content)
-        assert await disk.read("file") in contents
-
-    trio.run(main)
+async def test_writes_at_the_same_time_end_with_one_of_them_whole(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    contents = [bytes([n]) * (200_000 + n) for n in range(12)]
+    async with trio.open_nursery() as nursery:
+        for content in contents:
+            nursery.start_soon(disk.write, "file", content)
+    assert await disk.read("file") in contents
     assert files(tmp_path) == {"file"}
 
 
