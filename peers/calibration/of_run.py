@@ -15,7 +15,7 @@ import msgspec
 from peers.environments.collection import Environments
 from swarm.errors import UserError
 from swarm.terminal.output import check_writable
-from swarm.terminal.progress import counting_bar
+from swarm.terminal.progress import progress_bar
 from swarm.terminal.tables import read_toml, struct_from_mapping
 from swarm.wire.manifest import RunManifest, Thresholds
 
@@ -104,7 +104,7 @@ def _measure(manifest: RunManifest, model: Path, wanted: Measuring) -> Threshold
         "--thresholds FILE keeps the result)",
         file=sys.stderr,
     )
-    with counting_bar("measuring") as advance:
+    with progress_bar("measuring", counted=True) as advance:
         report = measure_run(
             model,
             environments,

@@ -8,8 +8,6 @@ For other rooms:
 - `collection`: Environments, GroupTask, labels
 - `dataset`: DataOptions, OfRows
 - `episodes`: EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of
-- `graders`: make_grader
-- `graders.math`: CPU_SECONDS
 - `interface`: Conversation, Environment, Episodes, Grade, Message, NotGradable, Prompt, SingleTurn,
   Split, Task, Tasks, ToolMessage, Transcript, Wrapper, as_text, episodes_of, messages_of
 - `play`: *, Observation

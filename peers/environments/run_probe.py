@@ -30,7 +30,7 @@ from peers.models.find import Model, find_model, is_hub_name
 from swarm.errors import UserError
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 from swarm.sentences import numbered
-from swarm.terminal.progress import counting_bar
+from swarm.terminal.progress import progress_bar
 from swarm.wire.manifest import EnvironmentReference, RunManifest, Thresholds
 
 
@@ -56,7 +56,7 @@ def check_rows(
         tasks = indexed_tasks(installed.of(reference))
         if tasks is None:
             continue
-        with counting_bar(f"rendering the rows of {reference.name}") as show:
+        with progress_bar(f"rendering the rows of {reference.name}", counted=True) as show:
             found = read_rows(tasks, room_for(reference, room), show)
         rate = f" ({found.seconds / found.rows * 1000:.2g} s per thousand)"
         read.lines.append(

@@ -62,8 +62,6 @@ class Joining:
     def write(self) -> None:
         """Write the settings file, unless a person has added settings to it."""
         held = self.held()
-        if held.get("home") == str(self.home):  # as earlier builds wrote it
-            held["home"] = self.table["home"]
         if held.items() >= self.table.items():
             return
         if held.keys() - self.table.keys() - {"invite"}:

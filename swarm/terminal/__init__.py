@@ -22,7 +22,7 @@ For other rooms:
   TokenizerFolder, Version, WhichRun, check_dtype, check_temperature, environment_options
 - `output`: STANDARD_OUTPUT, check_writable, plain, print_json, removed_on_failure, say_event,
   say_json, write_json, write_text
-- `progress`: counting_bar, progress_bar
+- `progress`: progress_bar
 - `streams`: speak
 - `strict_json`: to_json
 - `tables`: read_toml, struct_from_mapping

@@ -11,7 +11,6 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -21,21 +20,9 @@ from swarm.shardcast.mirror.folder import Progress as Report
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Report]:
-    """Show the progress of a transfer in bytes if standard error is a terminal."""
-    with _bar(what, DownloadColumn(), TransferSpeedColumn()) as report:
-        yield report
-
-
-@contextmanager
-def counting_bar(what: str) -> Iterator[Report]:
-    """Show the progress of something that is counted, likewise."""
-    with _bar(what, MofNCompleteColumn()) as report:
-        yield report
-
-
-@contextmanager
-def _bar(what: str, *columns: ProgressColumn) -> Iterator[Report]:
+def progress_bar(what: str, *, counted: bool = False) -> Iterator[Report]:
+    """Show the progress of a transfer in bytes, or of something counted, on a terminal."""
+    columns = [MofNCompleteColumn()] if counted else [DownloadColumn(), TransferSpeedColumn()]
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),

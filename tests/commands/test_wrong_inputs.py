@@ -11,8 +11,10 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +28,7 @@ from peers.outer.backends.installed import recipe_of
 from swarm.errors import PeerError, UserError
 from swarm.node.joining import NO_WAY_IN, find_run, join_network
 from swarm.node.local import open_node
+from swarm.node.node import Node
 from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
 from swarm.terminal.exit import exit_with
@@ -76,9 +79,7 @@ def test_why_says_at_once_what_can_be_asked_about(what: str) -> None:
 @pytest.mark.parametrize("role", ["bootstrap", "relay", "trainer", "validator"])
 @pytest.mark.wall_clock
 async def test_who_is_looked_for_may_wait_for_others(role: str, tmp_path: Path) -> None:
-    listen = ["/ip4/127.0.0.1/tcp/0"]
-    settings = PeerSettings(role=[role], listen=listen, home=str(tmp_path / "home"))
-    async with open_node(settings, events_sink=lambda event: None) as node:
+    async with a_node(tmp_path / "home", role=[role]) as node:
         assert await join_network(node) == {}
 
 
@@ -268,24 +269,21 @@ def test_a_manifest_of_another_envelope_version(
         assert f"(this one reads envelopes of version {ENVELOPE_VERSION})" in said
 
 
-@pytest.mark.wall_clock
-async def test_a_peer_of_another_envelope_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    future = of_the_future(tmp_path, monkeypatch)
-    listen = ["/ip4/127.0.0.1/tcp/0"]
-    theirs = PeerSettings(role=["bootstrap"], listen=listen, home=str(tmp_path / "theirs"))
-    with trio.fail_after(30):
-        async with open_node(theirs, events_sink=lambda event: None) as other:
-            other.manifests["future"] = future
-            ours = PeerSettings(
-                bootstrap=list(other.transport.addresses()),
-                listen=listen,
-                home=str(tmp_path / "ours"),
-            )
-            async with open_node(ours, events_sink=lambda event: None) as node:
-                with pytest.raises(UserError, match="needs another version of Swarm"):
-                    await find_run(node, await join_network(node))
+@asynccontextmanager
+async def a_node(home: Path, **settings: Any) -> AsyncIterator[Node]:
+    listening = PeerSettings(home=str(home), listen=["/ip4/127.0.0.1/tcp/0"], **settings)
+    async with open_node(listening, events_sink=lambda event: None) as node:
+        yield node
+
+
+async def found(other: Node, home: Path, run: str | None = None) -> str:
+    """The run that a peer finds which joins another, or why it finds none."""
+    addresses = list(other.transport.addresses())
+    async with a_node(home, bootstrap=addresses, run=run) as node:
+        try:
+            return (await find_run(node, await join_network(node))).id
+        except UserError as error:
+            return str(error)
 
 
 @pytest.mark.wall_clock
@@ -299,29 +297,16 @@ async def test_runs_of_newer_builds_stand_beside_others(
         patch.setattr("swarm.run.manifest.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
         newer = sign_manifest(OWNER, future, time.time())
     sentence = f"future needs protocol version {PROTOCOL_VERSION + 1}, and this build speaks"
-    listen = ["/ip4/127.0.0.1/tcp/0"]
-    theirs = PeerSettings(role=["bootstrap"], listen=listen, home=str(tmp_path / "theirs"))
+    ours = tmp_path / "ours"
     with trio.fail_after(60):
-        async with open_node(theirs, events_sink=lambda event: None) as other:
+        async with a_node(tmp_path / "theirs", role=["bootstrap"]) as other:
             other.manifests = {"plain": plain, "future": newer}
-
-            async def found(run: str | None) -> str:
-                ours = PeerSettings(
-                    run=run,
-                    bootstrap=list(other.transport.addresses()),
-                    listen=listen,
-                    home=str(tmp_path / "ours"),
-                )
-                async with open_node(ours, events_sink=lambda event: None) as node:
-                    try:
-                        return (await find_run(node, await join_network(node))).id
-                    except UserError as error:
-                        return str(error)
-
-            assert await found(None) == plain.body.run
-            assert sentence in await found("future")
+            assert await found(other, ours) == plain.body.run
+            assert sentence in await found(other, ours, "future")
             del other.manifests["plain"]
-            assert sentence in await found(None)
+            assert sentence in await found(other, ours)
+            other.manifests = {"future": of_the_future(tmp_path, monkeypatch)}
+            assert "needs another version of Swarm" in await found(other, ours)
 
 
 @pytest.mark.parametrize(
