@@ -4,5 +4,5 @@ For other rooms:
 
 - `format`: CHUNK_TOKENS, ProofFormatError, TOKEN_BYTES, TOP_VALUES, check_format, chunk_count,
   split
-- `toploc`: *, ChunkResult
+- `toploc`: *
 """

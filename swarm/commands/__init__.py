@@ -6,7 +6,7 @@ One file per command. The others lie with what they drive, in `peers`; entry poi
 For other rooms:
 
 - `ledger_checks`: Source, readable, report
-- `peer`: main, peer
+- `peer`: main
 - `rollouts`: Chosen
 - `start`: become_rank, start
 """

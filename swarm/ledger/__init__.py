@@ -22,7 +22,7 @@ For other rooms:
 - `redeemed_invites`: RedeemedInvites, is_valid
 - `ruling`: *, binds, settles
 - `sealing`: *, Books, FalseSeal, Place, Seals
-- `serving`: Answers, Rations, STRANGERS_READS_BURST, report, serving_ledger
+- `serving`: serving_ledger
 - `state`: Authority, Frontier, Record, Totals
-- `wire`: *, Origin, RECEIPTS_MAX, Status
+- `wire`: Origin, RECEIPTS_MAX, Status
 """

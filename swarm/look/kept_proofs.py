@@ -8,10 +8,10 @@ from pathlib import Path
 
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
+from swarm.ledger.entries import Evicted, Reinstated
 from swarm.ledger.proof_file import KEPT_PROOFS, KEPT_PROOFS_OF_RUN, Proven, proven_in
 from swarm.ledger.state import Record
 from swarm.look.archives import home_rows
-from swarm.look.onlooker import logged_expulsion
 from swarm.look.prefixes import resolve
 from swarm.run.choice import choose_run
 from swarm.run.run import Run
@@ -104,6 +104,9 @@ def _expulsions(database: Path, archive: Archive) -> Iterator[Record]:
         with suppress(Dropped):
             envelope = open_envelope(raw)
             message = envelope.message
-            known = isinstance(message, Eviction | Reinstatement)
-            if known and run.permits(envelope.sender, message) is None:
-                yield logged_expulsion(envelope, archive.manifest)
+            if not isinstance(message, Eviction | Reinstatement):
+                continue
+            if run.permits(envelope.sender, message) is None:
+                kind = Evicted if isinstance(message, Eviction) else Reinstated
+                entry = kind(peer=message.peer, reason=message.reason, envelope=envelope.raw)
+                yield Record(archive.manifest.trusted_ids()[0], 0, entry)

@@ -14,9 +14,7 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.ledger.client import LedgerClient, open_ledger
-from swarm.ledger.entries import Evicted, Reinstated
 from swarm.ledger.forks import explained
-from swarm.ledger.state import Record
 from swarm.ledger.wire import Status
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -129,15 +127,6 @@ async def status_of(node: Node, run: Run) -> RunStatus:
     return status
 
 
-def logged_expulsion(envelope: Envelope, manifest: RunManifest) -> Record:
-    """The entry of a signed eviction or reinstatement, as in the log of any trusted peer."""
-    message = envelope.message
-    assert isinstance(message, (Eviction, Reinstatement))
-    kind = Evicted if isinstance(message, Eviction) else Reinstated
-    entry = kind(peer=message.peer, reason=message.reason, envelope=envelope.raw)
-    return Record(manifest.trusted_ids()[0], 0, entry)
-
-
 async def learn_expulsions(node: Node, run: Run, peer: str, problems: list[str]) -> None:
     """Apply a peer's evictions and reinstatements, from all trusted peers, to `run`."""
 
@@ -154,12 +143,9 @@ async def _learn_expulsions(client: LedgerClient, run: Run, peer: str) -> None:
         except Dropped as dropped:
             raise PeerError(f"{client.peer} sent an invalid eviction ({dropped})") from dropped
         message = envelope.message
-        if envelope.body.run != run.id or run.permits(envelope.sender, message) is not None:
-            continue
-        if isinstance(message, Eviction):
-            run.evict(envelope)
-        elif isinstance(message, Reinstatement):
-            run.reinstate(envelope)
+        known = isinstance(message, (Eviction, Reinstatement)) and envelope.body.run == run.id
+        if known and run.permits(envelope.sender, message) is None:
+            run.expel(envelope)
 
 
 async def ask_all(

@@ -169,10 +169,7 @@ def run_of(archive: Archive) -> Run:
     """A run with the evictions and reinstatements of the logs, as every peer applies them."""
     run = Run(archive.signed)
     for envelope in _expulsions(archive):
-        if isinstance(envelope.message, Eviction):
-            run.evict(envelope)
-        else:
-            run.reinstate(envelope)
+        run.expel(envelope)
     return run
 
 

@@ -36,10 +36,10 @@ class Evictions:
         )
         """Evicted peers, and when this one heard of the eviction."""
         gossip.listen(Eviction, self._hear)
-        gossip.listen(Reinstatement, run.reinstate)
+        gossip.listen(Reinstatement, run.expel)
 
     def _hear(self, envelope: Envelope) -> None:
-        self._run.evict(envelope)
+        self._run.expel(envelope)
         if not self._run.trusts(self._node.peer_id):
             self._run.forget_evictions(EVICTIONS_KEPT)
         eviction = envelope.expect(Eviction)

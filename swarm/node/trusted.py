@@ -394,9 +394,9 @@ class TrustedPart:
             return
         if isinstance(envelope.message, Eviction):
             if envelope.sender in self._run.manifest.trusted_ids():
-                self._run.evict(envelope)
+                self._run.expel(envelope)
         elif isinstance(envelope.message, Reinstatement) and envelope.sender in self._run.owners:
-            self._run.reinstate(envelope)
+            self._run.expel(envelope)
             self._on_reinstatement(envelope)  # the own log has it, too: it cuts off evidence there
 
     def _spread(self, raw: bytes) -> None:

@@ -211,25 +211,21 @@ class Run:
             return False
         return True
 
-    def evict(self, envelope: Envelope) -> None:
-        """Accept a trusted peer's eviction. For each evicted peer the newest one counts."""
-        self._newest(self._evictions, envelope.expect(Eviction).peer, envelope)
+    def expel(self, envelope: Envelope) -> None:
+        """Accept a trusted peer's eviction or the owner's reinstatement. The newest counts."""
+        message = envelope.message
+        assert isinstance(message, (Eviction, Reinstatement))
+        held = self._evictions if isinstance(message, Eviction) else self._reinstatements
+        old = held.get(message.peer)
+        if old is None or old.body.issued_ms < envelope.body.issued_ms:
+            held.pop(message.peer, None)  # the newest comes last
+            held[message.peer] = envelope
+            self.revision += 1
 
     def forget_evictions(self, kept: int) -> None:
         """Forget all evictions but as many, those that were learned last."""
         for peer in list(self._evictions)[: max(0, len(self._evictions) - kept)]:
             del self._evictions[peer]
-            self.revision += 1
-
-    def reinstate(self, envelope: Envelope) -> None:
-        """Accept the owner's reinstatement. For each peer the newest one counts."""
-        self._newest(self._reinstatements, envelope.expect(Reinstatement).peer, envelope)
-
-    def _newest(self, held: dict[str, Envelope], peer: str, envelope: Envelope) -> None:
-        old = held.get(peer)
-        if old is None or old.body.issued_ms < envelope.body.issued_ms:
-            held.pop(peer, None)  # the newest comes last
-            held[peer] = envelope
             self.revision += 1
 
     def evicted(self, peer: str) -> Eviction | None:

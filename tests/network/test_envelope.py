@@ -138,13 +138,13 @@ def test_only_those_whom_the_manifest_names_may_say_a_kind(
 
 def test_the_evicted_are_silenced_and_the_owner_can_take_them_back() -> None:
     def check(gate: Gate, run: Run) -> None:
-        run.evict(sealed(VALIDATOR, Eviction(peer=WORKER.peer_id, reason="x"), RUN_ID))
+        run.expel(sealed(VALIDATOR, Eviction(peer=WORKER.peer_id, reason="x"), RUN_ID))
         submission = Submission(
             lineage=0, step=0, policy=0, number=0, digest=bytes(32), size_bytes=1, groups=1
         )
         assert refused(gate, sealed(WORKER, submission, RUN_ID).raw) == "evicted"
         assert gate.admit(sealed(WORKER, Heartbeat(roles=[]), RUN_ID).raw), "to be told why"
-        run.reinstate(sealed(OWNER, Reinstatement(peer=WORKER.peer_id), RUN_ID, at=1, sequence=2))
+        run.expel(sealed(OWNER, Reinstatement(peer=WORKER.peer_id), RUN_ID, at=1, sequence=2))
         assert gate.admit(sealed(WORKER, submission, RUN_ID).raw)
 
     inside(check)
@@ -152,7 +152,7 @@ def test_the_evicted_are_silenced_and_the_owner_can_take_them_back() -> None:
 
 def test_a_trusted_peer_cannot_be_evicted() -> None:
     run = Run(MANIFEST)
-    run.evict(sealed(VALIDATOR, Eviction(peer=TRAINER.peer_id, reason="x"), RUN_ID))
+    run.expel(sealed(VALIDATOR, Eviction(peer=TRAINER.peer_id, reason="x"), RUN_ID))
     assert run.evicted(TRAINER.peer_id) is None
 
 

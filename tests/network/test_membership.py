@@ -265,7 +265,7 @@ async def test_an_evicted_peer_loses_its_lease() -> None:
         trainer, validator, worker = await trusted_and_worker(run)
         lease = worker.lease()
         for member in (trainer, validator):
-            member.gossip.listen(Eviction, member.run.evict)
+            member.gossip.listen(Eviction, member.run.expel)
 
         async def evict() -> None:
             await trio.sleep(15)
