@@ -1,4 +1,4 @@
-"""Submission orders for tests: a small honest one, with any field changed by name."""
+"""Orders and verdicts for tests: small honest ones, with any field changed by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from swarm.jobs import SubmissionOrder
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import EnvironmentReference, Sampling
-from swarm.wire.messages import CheckpointReference
+from swarm.wire.messages import CheckpointReference, StepOrder, Verdict
 
 ORDER = SubmissionOrder(
     run="owner/run",
@@ -44,3 +44,32 @@ def submission_order(base: SubmissionOrder = ORDER, **changes: Any) -> Submissio
     sampling = {name: changes.pop(name) for name in Sampling.__struct_fields__ if name in changes}
     replaced = msgspec.structs.replace(base.sampling, **sampling)
     return msgspec.structs.replace(base, **{"sampling": replaced, **changes})
+
+
+def step_order(step: int, lineage: int = 0, **differs: Any) -> StepOrder:
+    """The order of a step, whose rollouts come from policy `step`."""
+    fields: dict[str, Any] = {
+        "step": step,
+        "revision": 0,
+        "checkpoint": policy(step, lineage),
+        "nonce": bytes(32),
+        "groups_wanted": 8,
+        "submissions_max": 9,
+    }
+    return StepOrder(**fields | differs)
+
+
+def verdict(number: int = 0, **differs: Any) -> Verdict:
+    """An accepted one on four groups for step 0, unless it `differs`."""
+    fields: dict[str, Any] = {
+        "submission": bytes([number]) * 32,
+        "size_bytes": 1000,
+        "worker": ORDER.worker,
+        "lineage": 0,
+        "step": 0,
+        "policy": 0,
+        "number": number,
+        "outcome": "accepted",
+        "rewards": [[0.0, 1.0]] * 4,
+    }
+    return Verdict(**fields | differs)

@@ -291,14 +291,6 @@ def test_wrong_turn_wrong_age_and_unknown_policy_are_refused(base: Path) -> None
     assert learner.policies == [1, 2, 3, 4]
 
 
-def test_learning_rate_warms_up_and_decays_linearly() -> None:
-    rates = [SETTINGS.learning_rate(step) for step in range(9)]
-    expected = [1 / 3, 2 / 3, 1, 1, 0.82, 0.64, 0.46, 0.28, 0.1]
-    assert [rate / 1e-3 for rate in rates] == pytest.approx(expected)
-    constant = settings(final_learning_rate_share=1.0)
-    assert constant.learning_rate(3) == constant.learning_rate(100) == 1e-3
-
-
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_the_passes_do_not_wait_for_the_device(
     base: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.trainer.pool import Accepted, GroupLabel, Pool, SubmissionKey, label_groups
 from swarm.wire.manifest import EnvironmentReference
-from swarm.wire.messages import Verdict
+from tests.orders import verdict
 
 LABELS: st.SearchStrategy[list[GroupLabel]] = st.lists(
     st.sampled_from(["kept", "no_spread", "too_hard", "quarantined"]), max_size=4
@@ -19,19 +18,9 @@ LABELS: st.SearchStrategy[list[GroupLabel]] = st.lists(
 
 
 def accepted(digest: int, labels: list[GroupLabel], *, step: int = 0, refill: bool) -> Accepted:
-    verdict = Verdict(
-        submission=bytes([digest]) * 32,
-        size_bytes=1,
-        worker="Q" * 46,
-        lineage=0,
-        step=step,
-        policy=0,
-        number=digest,
-        outcome="accepted",
-        rewards=[[0.0, 1.0]] * len(labels),
-    )
+    judged = verdict(digest, step=step, rewards=[[0.0, 1.0]] * len(labels))
     fill = "refill" if refill else "drop"
-    return Accepted(verdict.submission, verdict, "file", labels, fill)  # type: ignore[arg-type]
+    return Accepted(judged.submission, judged, "file", labels, fill)  # type: ignore[arg-type]
 
 
 SUBMISSIONS = st.lists(
@@ -92,28 +81,8 @@ def test_two_files_for_the_same_work_have_one_key() -> None:
 # --- labels ----------------------------------------------------------------------------------
 
 
-def verdict(
-    rewards: list[list[float]],
-    means: list[float] | None = None,
-    spreads: list[float] | None = None,
-) -> Verdict:
-    return Verdict(
-        submission=bytes(32),
-        size_bytes=1,
-        worker="Q" * 46,
-        lineage=0,
-        step=0,
-        policy=0,
-        number=0,
-        outcome="accepted",
-        rewards=rewards,
-        task_means=means or [],
-        task_spreads=spreads or [],
-    )
-
-
 def test_a_group_that_was_not_graded_is_never_kept() -> None:
-    judged = msgspec.structs.replace(verdict([[1.0, 0.0], [1.0, 0.0]]), quarantined=[1])
+    judged = verdict(rewards=[[1.0, 0.0], [1.0, 0.0]], quarantined=[1])
     assert label_groups(judged, bounds()) == ["kept", "quarantined"]
 
 
@@ -139,11 +108,11 @@ BOUNDS = bounds(accuracy_min=0.2, accuracy_max=0.8)
 def test_spread_and_accuracy(
     rewards: list[float], environments: list[EnvironmentReference], expected: str
 ) -> None:
-    assert label_groups(verdict([rewards]), environments) == [expected]
+    assert label_groups(verdict(rewards=[rewards]), environments) == [expected]
 
 
 def test_each_group_is_judged_by_its_own_environment() -> None:
-    judged = msgspec.structs.replace(verdict([[1.0, *[0.0] * 9]] * 3), environments=[1, 0, 1])
+    judged = verdict(rewards=[[1.0, *[0.0] * 9]] * 3, environments=[1, 0, 1])
     environments = bounds() + bounds(accuracy_min=0.2)
     assert label_groups(judged, environments) == ["too_hard", "kept", "too_hard"]
 
@@ -151,7 +120,9 @@ def test_each_group_is_judged_by_its_own_environment() -> None:
 def test_groups_alive_through_their_length_only_are_told_apart() -> None:
     """With a length penalty nearly every group has a spread; the task's is what counts."""
     judged = verdict(
-        [[0.99, 0.98], [0.9, -0.1], [0.5, 0.5]], means=[1.0, 0.5, 0.5], spreads=[0.0, 1.0, 0.0]
+        rewards=[[0.99, 0.98], [0.9, -0.1], [0.5, 0.5]],
+        task_means=[1.0, 0.5, 0.5],
+        task_spreads=[0.0, 1.0, 0.0],
     )
     assert label_groups(judged, bounds()) == ["length_only", "kept", "no_spread"]
     assert label_groups(judged, bounds(spread="total")) == ["kept", "kept", "no_spread"]

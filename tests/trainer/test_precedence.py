@@ -18,8 +18,8 @@ from simnet.compute.rollouts import SimulatedRollouts
 from simnet.simulation import Peer, Simulation
 from swarm.jobs.validation import Judge, PrefillService
 from swarm.wire.messages import Acknowledgement
+from tests.orders import verdict
 from tests.trainer.runs import RUN
-from tests.trainer.test_role import verdict
 from tests.validator.test_numbers import Hand, kinds, submitting
 from tests.validator.test_rank import ONCE, TWO, VERDICT_SECONDS, in_rank
 

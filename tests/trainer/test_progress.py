@@ -18,13 +18,15 @@ from swarm.ledger.entries import Consumed
 from swarm.run.manifest import content_digest
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope
-from swarm.wire.messages import CheckpointReference, StepOrder, Verdict
+from swarm.wire.messages import StepOrder, Verdict
 from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, manifest, sealed, sealed_manifest
+from tests.orders import step_order
+from tests.orders import verdict as accepted
 
 pytestmark = pytest.mark.wall_clock
 
-OWNER, TRAINER, VALIDATOR, WORKER = (identity(number) for number in range(1, 5))
+OWNER, TRAINER, VALIDATOR = (identity(number) for number in range(1, 4))
 
 VALUES = [[StateValue(row=3, position=2, value=0.5)], []]
 """Values of states that a step has used."""
@@ -43,29 +45,12 @@ def version(number: int, **schedule: Any) -> Envelope:
 
 
 def verdict(*, policy: int = 0, lineage: int = 0, number: int = 0) -> Verdict:
-    return Verdict(
-        submission=bytes([policy, number]) * 16,
-        size_bytes=1,
-        worker=WORKER.peer_id,
-        lineage=lineage,
-        step=policy,
-        policy=policy,
-        number=number,
-        outcome="accepted",
-        rewards=[[0.0, 1.0]],
-    )
+    digest = bytes([policy, number]) * 16
+    return accepted(number, submission=digest, lineage=lineage, step=policy, policy=policy)
 
 
-def order(step: int, *, lineage: int = 0, revision: int = 0, run: Envelope) -> StepOrder:
-    return StepOrder(
-        step=step,
-        revision=revision,
-        checkpoint=CheckpointReference(lineage=lineage, step=0, digest=bytes(32), size_bytes=1),
-        nonce=bytes(32),
-        groups_wanted=4,
-        submissions_max=1,
-        run_digest=content_digest(run),
-    )
+def order(step: int, *, revision: int = 0, run: Envelope) -> StepOrder:
+    return step_order(step, revision=revision, run_digest=content_digest(run))
 
 
 # --- progress --------------------------------------------------------------------------------
@@ -122,13 +107,13 @@ def test_steps_long_past_are_forgotten() -> None:
 
 
 async def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
-    accepted = [verdict(policy=policy, number=number) for policy in (0, 1) for number in (0, 1)]
+    verdicts = [verdict(policy=policy, number=number) for policy in (0, 1) for number in (0, 1)]
     entry = Consumed(step=1, submission=bytes(32), outcomes=["consumed"])
     store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
     await store.open()
-    for each in accepted:
+    for each in verdicts:
         await store.keep_accepted(each, sealed(VALIDATOR, each, "run"))
-    await store.drop_accepted([accepted[0].submission])
+    await store.drop_accepted([verdicts[0].submission])
     await store.drop_keys_before(0, 1)
     for step, revision in ((0, 0), (1, 0), (1, 1)):
         await store.keep_order(order(step, revision=revision, run=version(1)))
@@ -138,8 +123,8 @@ async def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
 
     store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
     await store.open()
-    assert dict(store.accepted()) == {each.submission: each for each in accepted[1:]}
-    keys = {SubmissionKey.of(each): each.submission for each in accepted if each.policy == 1}
+    assert dict(store.accepted()) == {each.submission: each for each in verdicts[1:]}
+    keys = {SubmissionKey.of(each): each.submission for each in verdicts if each.policy == 1}
     assert store.taken_keys() == keys
     assert [(o.step, o.revision) for o in store.newest_orders(0, 9)] == [(1, 1), (0, 0)]
     assert store.newest_orders(1, 9) == []

@@ -20,9 +20,9 @@ from swarm.events import Event
 from swarm.ledger.entries import Consumed, Entry, Judged, decode
 from swarm.node.trusted import UNGRADED_MAX
 from swarm.shardcast.manifest import digest_of, parse
-from swarm.wire.identity import Identity
 from swarm.wire.manifest import Adapter, Objective, Thresholds
 from swarm.wire.messages import Evaluation, Evidence, Verdict
+from tests.orders import verdict
 from tests.trainer.runs import RUN, finish, restart, simulated, start_run
 
 RUNNER = RUN
@@ -397,22 +397,6 @@ async def test_accepted_work_that_is_lost_is_asked_for_again_at_once() -> None:
         await finish(simulation)
     assert len(said.named("trainer.fetch_failed")) >= 5
     assert not said.named("trainer.starved")
-
-
-def verdict(number: int, **differs: Any) -> Verdict:
-    """An accepted one on four groups for step 0, unless it `differs`."""
-    said: dict[str, Any] = {
-        "submission": bytes([number]) * 32,
-        "size_bytes": 1000,
-        "worker": Identity(bytes(32)).peer_id,
-        "lineage": 0,
-        "step": 0,
-        "policy": 0,
-        "number": number,
-        "outcome": "accepted",
-        "rewards": [[0.0, 1.0]] * 4,
-    }
-    return Verdict(**said | differs)
 
 
 async def say(peer: Peer, *verdicts: Verdict) -> None:

@@ -11,19 +11,18 @@ from peers.trainer.environments import environment_figures
 from peers.trainer.pool import Accepted, label_old
 from swarm.rollouts.rollouts import parts_of
 from swarm.wire.manifest import EnvironmentReference
-from swarm.wire.messages import Verdict
+from tests.orders import verdict
 
 CALCULATOR = EnvironmentReference(name="calculator", version="1")
 SORTING = EnvironmentReference(name="sort-digits", version="1")
 
 
 def accepted(step: int, *rewards: list[float], environment: int = 0, **fields: Any) -> Accepted:
-    verdict = Verdict(
-        submission=bytes(32), size_bytes=1, worker="w", lineage=0, step=step, policy=step,
-        number=0, outcome="accepted", rewards=list(rewards),
-        environments=[environment] * len(rewards), **fields,
-    )  # fmt: skip
-    return Accepted(bytes(32), verdict, "", ["kept"] * len(rewards))
+    of_groups = [environment] * len(rewards)
+    judged = verdict(
+        step=step, policy=step, rewards=list(rewards), environments=of_groups, **fields
+    )
+    return Accepted(bytes(32), judged, "", ["kept"] * len(rewards))
 
 
 def test_each_environment_may_bound_the_age_of_its_groups() -> None:

@@ -9,19 +9,12 @@ import pytest
 from peers.validator.checks.announcement import Announcement, step
 from swarm.ledger.record import Rules
 from swarm.run.run import Run
-from swarm.wire.messages import CheckpointReference, StepOrder, Submission
+from swarm.wire.messages import StepOrder, Submission
 from tests.network.harness import identity, manifest, sealed_manifest
+from tests.orders import step_order
 
 OWNER, TRAINER, VALIDATOR, WORKER = (identity(number) for number in range(1, 5))
 RUN = Run(sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR])))
-
-
-def order(lineage: int, step: int) -> StepOrder:
-    reference = CheckpointReference(lineage=lineage, step=step, digest=bytes(32), size_bytes=1)
-    return StepOrder(
-        step=step, revision=0, checkpoint=reference, nonce=bytes(32), groups_wanted=8,
-        submissions_max=9,
-    )  # fmt: skip
 
 
 def announced(of: StepOrder, newest: StepOrder, **changes: Any) -> Announcement:
@@ -43,18 +36,20 @@ def announced(of: StepOrder, newest: StepOrder, **changes: Any) -> Announcement:
 def test_steps_of_an_abandoned_lineage_are_refused(at: int) -> None:
     """After a rollback, their policies can be fetched nowhere: each would hold the lane until the
     deadline, for credit of work that nobody trains on."""
-    finding = step.examine(announced(order(0, at), order(1, 5)))
+    finding = step.examine(announced(step_order(at), step_order(5, 1)))
     assert not finding.passed
     assert "abandoned" in finding.detail
 
 
 def test_open_steps_are_accepted() -> None:
-    assert step.examine(announced(order(1, 5), order(1, 5))).passed
-    assert step.examine(announced(order(2, 3), order(1, 5))).passed, "the order came first"
+    assert step.examine(announced(step_order(5, 1), step_order(5, 1))).passed
+    assert step.examine(announced(step_order(3, 2), step_order(5, 1))).passed, (
+        "the order came first"
+    )
 
 
 def test_a_submission_of_a_sealed_epoch_is_refused() -> None:
     """Its verdict may be pruned, so nothing here knows that it was judged."""
     newest = 500
     sealed = newest - Rules.of(RUN.manifest).hold_steps
-    assert not step.examine(announced(order(0, sealed), order(0, newest))).passed
+    assert not step.examine(announced(step_order(sealed), step_order(newest))).passed

@@ -14,16 +14,17 @@ from peers.validator.docket import TURNED_DOWN_KEPT, Docket
 from peers.validator.verdicts import bet_once
 from swarm.run.heard_verdicts import verdict_in
 from swarm.run.work import ORDERS_KEPT
-from swarm.wire.envelope import Envelope, seal
+from swarm.wire.envelope import Envelope
 from swarm.wire.messages import (
     Acknowledgement,
     Checkpoint,
-    CheckpointReference,
     Evidence,
     StepOrder,
     Verdict,
 )
-from tests.network.harness import identity
+from tests.network.harness import identity, sealed
+from tests.orders import policy, step_order
+from tests.orders import verdict as accepted
 
 HERE, WORKER = identity(1), identity(3)
 Word = Literal["accepted", "refused", "quarantined"]
@@ -33,14 +34,11 @@ def verdict(
     number: int, *, step: int = 5, outcome: Word = "accepted", by: int = 1, recomputed: int = 0
 ) -> Envelope:
     """On submission `number`, by the validator with identity `by`."""
-    said = Verdict(
-        submission=blake3(b"%d %d" % (step, number)).digest(), size_bytes=1,
-        worker=WORKER.peer_id, lineage=0, step=step, policy=step, number=number,
-        outcome=outcome, log_index=0, evidence=Evidence(tokens=recomputed),
+    said = accepted(
+        number, submission=blake3(b"%d %d" % (step, number)).digest(), worker=WORKER.peer_id,
+        step=step, policy=step, outcome=outcome, log_index=0, evidence=Evidence(tokens=recomputed),
     )  # fmt: skip
-    return seal(
-        identity(by), said, run="owner/run", sequence=1, wall_time=1e9, lifetime_seconds=60.0
-    )
+    return sealed(identity(by), said, "owner/run")
 
 
 def key_of(envelope: Envelope) -> tuple[str, bytes]:
@@ -52,25 +50,15 @@ def slot(number: int, step: int = 5) -> Slot:
 
 
 def order(step: int, revision: int = 0) -> StepOrder:
-    return StepOrder(
-        step=step, revision=revision,
-        checkpoint=CheckpointReference(lineage=0, step=step, digest=bytes(32), size_bytes=1),
-        nonce=bytes(32), groups_wanted=1, submissions_max=1,
-        run_digest=bytes(32), run_version=1,
-    )  # fmt: skip
+    return step_order(step, revision=revision, run_digest=bytes(32), run_version=1)
 
 
 def signed(message: StepOrder) -> Envelope:
-    return seal(
-        identity(9), message, run="owner/run", sequence=1, wall_time=1e9, lifetime_seconds=60.0
-    )
+    return sealed(identity(9), message, "owner/run")
 
 
 def checkpoint(step: int, lineage: int = 0) -> Checkpoint:
-    return Checkpoint(
-        reference=CheckpointReference(lineage=lineage, step=step, digest=bytes(32), size_bytes=1),
-        total_bytes=1,
-    )
+    return Checkpoint(reference=policy(step, lineage), total_bytes=1)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +106,8 @@ def test_the_first_file_fills_a_slot() -> None:
 def test_a_slot_keeps_the_newest_receipt_of_its_file() -> None:
     docket, judged = Docket(HERE.peer_id), verdict(0)
     digest = verdict_in(judged).submission
-    acknowledged = seal(
-        identity(2),
-        Acknowledgement(submission=digest, worker=WORKER.peer_id, step=5),
-        run="owner/run", sequence=1, wall_time=1e9, lifetime_seconds=60.0,
-    )  # fmt: skip
+    said = Acknowledgement(submission=digest, worker=WORKER.peer_id, step=5)
+    acknowledged = sealed(identity(2), said, "owner/run")
     for receipt in (acknowledged, judged):
         docket.hear(receipt)
         assert docket.taken(slot(0)) == (digest, receipt)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import pytest
 import trio
 from blake3 import blake3
@@ -26,17 +25,35 @@ from peers.validator.role import ValidatorRole
 from simnet.simulation import Peer
 from swarm.run.run import Run
 from swarm.transport import BlobReference, Refused
-from swarm.wire.envelope import seal
+from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Verdict
 from swarm.world.disk import LocalDisk
-from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
+from tests.network.harness import (
+    identity,
+    in_virtual_time,
+    manifest,
+    sealed,
+    sealed_manifest,
+)
+from tests.orders import verdict
 from tests.trainer.runs import RUN
 from tests.validator.test_numbers import kinds, part_of, submitting
 from tests.worlds import VirtualWorld
 
 RUNNER = RUN
+Outcome = Literal["accepted", "refused", "quarantined"]
 DISK_BYTES = 64 << 20
+
+
+def said(
+    outcome: Outcome, failed: str = "", *, by: int = 1, number: int = 0, at: float = 0.0
+) -> Envelope:
+    """A logged verdict on the worker with identity 2, by the validator with identity `by`."""
+    judged = verdict(
+        number, worker=identity(2).peer_id, outcome=outcome, failed=failed, log_index=number
+    )
+    return sealed(identity(by), judged, "owner/run", at=at)
 
 
 async def test_the_first_wastes_are_free_and_each_further_one_doubles_the_pause() -> None:
@@ -76,18 +93,11 @@ def test_a_worker_wastes_little_in_any_hour(gaps: list[int]) -> None:
     [("refused", "proofs", 2), ("refused", "stale", 1), ("accepted", "", 15 / 16)],
 )
 async def test_a_refused_file_is_a_waste_and_an_accepted_one_makes_up_for_it(
-    outcome: Literal["accepted", "refused"], failed: str, counts: int
+    outcome: Outcome, failed: str, counts: int
 ) -> None:
     penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
     penalties.waste(worker)
-    verdict = Verdict(
-        submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
-        number=0, outcome=outcome, failed=failed, log_index=1,
-    )  # fmt: skip
-    penalties.hear(
-        seal(identity(1), verdict, run="owner/run", sequence=1, wall_time=1e9,
-             lifetime_seconds=60.0)
-    )  # fmt: skip
+    penalties.hear(said(outcome, failed))
     assert penalties._wastes[worker].count == counts
 
 
@@ -113,12 +123,15 @@ async def test_announcing_without_files_costs_a_growing_pause() -> None:
 async def test_a_restart_forgets_no_refused_file() -> None:
     async with submitting() as (_, peers, worker, _):
         validator = peers["validator"]
-        await part_of(validator).trusted_part("validator").append_verdict(
-            lambda index: Verdict(
-                submission=bytes(32), size_bytes=1, worker=worker.id, lineage=0, step=0, policy=0,
-                number=0, outcome="refused", failed="proofs", log_index=index,
+        await (
+            part_of(validator)
+            .trusted_part("validator")
+            .append_verdict(
+                lambda index: verdict(
+                    worker=worker.id, outcome="refused", failed="proofs", log_index=index
+                )
             )
-        )  # fmt: skip
+        )
         await validator.kill()
         await validator.start(resume=True)
         await trio.sleep(5)
@@ -192,21 +205,10 @@ async def test_acceptances_do_not_pay_for_as_many_wastes() -> None:
     """Else a worker could replace every other draw that it dislikes by a file that kills the
     reader."""
     penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
-
-    def hear(number: int, outcome: Literal["accepted", "refused"], failed: str = "") -> None:
-        verdict = Verdict(
-            submission=number.to_bytes(32, "big"), size_bytes=1, worker=worker, lineage=0,
-            step=0, policy=0, number=number, outcome=outcome, failed=failed, log_index=number,
-        )  # fmt: skip
-        now = VirtualWorld().wall_time()
-        penalties.hear(
-            seal(identity(1), verdict, run="owner/run", sequence=number, wall_time=now,
-                 lifetime_seconds=60.0)
-        )  # fmt: skip
-
+    now = trio.current_time()
     for number in range(0, 40, 2):
-        hear(number, "accepted")
-        hear(number + 1, "refused", "schema")
+        penalties.hear(said("accepted", number=number, at=now))
+        penalties.hear(said("refused", "schema", number=number + 1, at=now))
     assert penalties.pause_seconds(worker) > 60
 
 
@@ -217,17 +219,7 @@ async def test_a_file_that_ends_the_children_is_a_waste() -> None:
     """
     penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
     for failed, counts in (("crash", 1), ("internal", 1), ("environment", 1)):
-        verdict = Verdict(
-            submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
-            number=0, outcome="quarantined", failed=failed, log_index=1,
-        )  # fmt: skip
-        penalties.hear(
-            seal(identity(1), verdict, run="owner/run", sequence=1, wall_time=1e9,
-                 lifetime_seconds=60.0)
-        )  # fmt: skip
+        penalties.hear(said("quarantined", failed))
         assert penalties._wastes[worker].count == counts, failed
-    penalties.hear(
-        seal(identity(3), msgspec.structs.replace(verdict, failed="crash"), run="owner/run",
-             sequence=1, wall_time=1e9, lifetime_seconds=60.0)
-    )  # fmt: skip
+    penalties.hear(said("quarantined", "crash", by=3))
     assert penalties._wastes[worker].count == 1

@@ -15,11 +15,10 @@ from peers.validator.inbox import Inbox, path_of
 from peers.validator.queue import CaseQueue
 from swarm.events import Event, Events
 from swarm.run.run import Run
-from swarm.wire.envelope import seal
 from swarm.wire.messages import Submission
 from swarm.world import Database
 from swarm.world.disk import LocalDisk
-from tests.network.harness import identity, manifest, sealed_manifest
+from tests.network.harness import identity, manifest, sealed, sealed_manifest
 from tests.validator.test_docket import HERE, WORKER, order, signed, verdict
 from tests.worlds import VirtualWorld
 
@@ -50,10 +49,7 @@ def case(number: int) -> Case:
         lineage=0, step=5, policy=5, number=number, digest=blake3(b"5 %d" % number).digest(),
         size_bytes=1, groups=1, run_digest=bytes(32),
     )  # fmt: skip
-    announced = seal(
-        WORKER, submission, run="owner/run", sequence=1, wall_time=1e9, lifetime_seconds=60.0
-    )
-    return Case(announced, signed(order(5)))
+    return Case(sealed(WORKER, submission, "owner/run"), signed(order(5)))
 
 
 async def acknowledge(disk: LocalDisk, *cases: Case) -> Life:
