@@ -1,5 +1,6 @@
 # make install   set up .venv (done by the others when needed)
 # make demo      a whole swarm on this machine; ARGS='--steps 100 --cheat wrong-weights'
+# make demo-real the same with a real model, in a chat; MODEL=OWNER/NAME, a folder or a .gguf file
 # make test      the tests;  make test-slow  those that take minutes
 # make test-long those for which CI has no time: run them before a release
 # make test-verifiers  the tests that need verifiers: installs two versions of it in build/verifiers
@@ -15,13 +16,14 @@
 
 PYTHON ?=
 ARGS ?=
+MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The tests start hundreds of Pythons: compiled modules are kept, though the shell may say not to.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test test-slow test-long test-verifiers test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu lint clean
+.PHONY: install demo demo-real test test-slow test-long test-verifiers test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu lint clean
 
 install: .venv/installed
 
@@ -30,6 +32,9 @@ install: .venv/installed
 
 demo: .venv/installed
 	@$(BIN)/swarm demo $(ARGS)
+
+demo-real: .venv/installed
+	@$(BIN)/swarm demo --model '$(MODEL)' $(ARGS)
 
 test: .venv/installed
 	$(PYTEST) $(ARGS)

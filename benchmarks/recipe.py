@@ -27,7 +27,7 @@ import torch
 from msgspec.structs import replace
 
 from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe
-from peers.demo.warmup import prepare_base
+from peers.demo.warmup import measure, prepare_base
 from peers.engines.adapter_config import is_adapter
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
@@ -38,7 +38,6 @@ from peers.evaluation.accuracy import mean_reward
 from peers.learning.groups import Group, as_accepted
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
-from peers.trainer.child import EVALUATION_PROMPTS
 from swarm.errors import UserError
 from swarm.rollouts import seeds
 from swarm.rollouts.seeds import digest, submission_seed
@@ -98,7 +97,7 @@ class Sampler:
                 for reward, length in zip(graded, lengths, strict=True)
             ]
             kept = not self._spread_only or max(rewards) > min(rewards)
-            groups.append(Group(mine, rewards, policy, kept))
+            groups.append(Group(mine, rewards, policy, kept, temperature=sampling.temperature))
         return groups, task_rewards
 
 
@@ -110,7 +109,7 @@ def run(
     engine: Callable[[Path], NativeEngine] = NativeEngine,
     recipe: Recipe = RECIPES["sort-digits"],
     of_run: RunManifest | None = None,
-    prompts: int = EVALUATION_PROMPTS,
+    prompts: int = 512,
 ) -> dict[str, Any]:
     """Run the whole recipe; return accuracies, rewards and seconds.
 
@@ -126,7 +125,8 @@ def run(
         folder = Path(name)
         before = None
         if of_run is None:
-            base = prepare_base(folder / "0", seed, recipe)
+            prepare_base(folder / "0", seed, recipe)
+            base = measure(folder / "0", recipe, prompts)
             before = [base.sampled, base.greedy]
         else:
             shutil.copytree(of_run.model, folder / "0")
@@ -221,7 +221,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="default: the recipe's, 250 of a demo")
     parser.add_argument("--old", choices=["generation", "step_start"])
-    parser.add_argument("--prompts", type=int, default=EVALUATION_PROMPTS, help="held-out")
+    parser.add_argument("--prompts", type=int, default=512, help="held-out")
     parser.add_argument("--keep", type=Path, help="new folder for all policies, as SEED/STEP")
     arguments = parser.parse_args(given)
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@ of_run.py     what `swarm run create` and `update` do about a run's thresholds
 
 For other rooms:
 
-- `calibrate`: EngineClass, PROPOSED
+- `calibrate`: EngineClass, PROPOSED, measure_run
 - `of_run`: Measuring, settle
 - `thresholds`: propose
 - `work`: HandedIn, find

@@ -6,7 +6,6 @@ watches their processes (`processes`). `state` collects their events; `view` and
 
 For other rooms:
 
-- `recipes`: ENVIRONMENT, OBJECTIVE, OPTIMISER, RECIPES, Recipe, SAMPLING, SCHEDULE, THRESHOLDS,
-  recipe_of
-- `warmup`: prepare_base
+- `recipes`: ENVIRONMENT, OBJECTIVE, OPTIMISER, RECIPES, Recipe, SAMPLING, SCHEDULE, THRESHOLDS
+- `warmup`: measure, prepare_base
 """

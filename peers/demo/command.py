@@ -9,18 +9,32 @@ from typing import Annotated
 import trio
 import typer
 
-from swarm.errors import UserError
+from peers.models.find import FORMS
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
+from swarm.terminal.options import EnvironmentOptions, environment_options
 
 
 @exits
 def demo(
+    model: Annotated[
+        str | None,
+        typer.Option(help=f"A model to train instead of a small one made here: {FORMS}."),
+    ] = None,
     environment: Annotated[
-        str, typer.Option(help="What to learn; see docs/environments.md for the choices.")
+        str, typer.Option(help="What to learn: a demo (docs/environments.md), or an environment.")
     ] = "sort-digits",
-    steps: Annotated[int, typer.Option(help="Rollout steps; 250 take two minutes or more.")] = 250,
-    peers: Annotated[int, typer.Option(help="Number of inference peers.")] = 3,
+    option: EnvironmentOptions = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Rollout steps; by default 250, in two minutes or more, with --model 40, in 15."
+        ),
+    ] = None,
+    peers: Annotated[
+        int | None,
+        typer.Option(help="Number of inference peers; by default 3, with --model 2."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the base policy and the trainer.")] = 0,
     keep: Annotated[
         Path | None, typer.Option(help="Folder for results, logs, and the peers' keys and state.")
@@ -29,7 +43,10 @@ def demo(
         Path | None, typer.Option("--json", help="File for the summary as well; - prints it.")
     ] = None,
     cheat: Annotated[
-        str | None, typer.Option(help="wrong-weights: one inference peer runs altered weights.")
+        str | None,
+        typer.Option(
+            help="How one inference peer cheats: wrong-weights (altered a little) or int8 (rounded)"
+        ),
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="A line per step instead of the live view.")
@@ -39,10 +56,9 @@ def demo(
 
     One bootstrap peer, two relays, a trainer, a validator and inference peers start as separate
     processes. Results go to ./demo-output (or --keep): the trained policy as a Hugging Face
-    folder, the reward curve, a summary. Ctrl-C ends everything.
+    folder, the reward curve, a summary. Ctrl-C ends everything. With --model a real model learns
+    the task in a chat, by LoRA.
     """
-    if cheat not in (None, "wrong-weights"):
-        raise UserError(f"--cheat is {cheat!r}; the only choice is wrong-weights")
     require_extra("train", "swarm demo")
     require_extra("plots", "swarm demo")
     from peers.demo.running import run_demo
@@ -50,13 +66,15 @@ def demo(
 
     options = DemoOptions(
         age_seconds=_seconds_since_start(),
+        model=model,
         environment=environment,
+        environment_options=environment_options(option),
         steps=steps,
-        peers=peers,
+        peers=peers if peers is not None else 3 if model is None else 2,
         seed=seed,
         keep=keep,
         json_file=json_file,
-        cheat=cheat is not None,
+        cheat=cheat,
         plain=plain,
     )
     return trio.run(run_demo, options)  # it handles signals itself

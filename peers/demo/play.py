@@ -24,9 +24,10 @@ from typing import Any, Protocol
 
 import msgspec
 import trio
-from rich.console import Console
+from msgspec.structs import replace
 
-from peers.demo.recipes import recipe_of
+from peers.demo.answers import Reader
+from peers.demo.recipes import MODEL, PreparationService, Prepare, Recipe
 from peers.demo.setup import (
     PRELOAD_COMPUTE,
     PRELOAD_PEERS,
@@ -41,9 +42,13 @@ from peers.demo.state import SwarmState
 from peers.demo.summary import write_results
 from peers.engines.demo import save_tokenizer
 from peers.environments.run_probe import probe_hashes
-from swarm.errors import SwarmError
+from peers.models.find import Model
+from swarm.errors import SwarmError, UserError
+from swarm.jobs.training import Evaluated
 from swarm.run.update import sign_manifest
 from swarm.wire.identity import load_or_create
+from swarm.world import client
+from swarm.world.compute import LocalCompute
 from swarm.world.fork_server import Program
 from swarm.world.machine import Machine
 from swarm.world.process import FORK_SERVER_VARIABLE, describe_status, lines_of
@@ -204,21 +209,31 @@ async def _fork(
         os.getcwd(),  # noqa: PTH109
         {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
     )
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.setblocking(False)
+    server = _fork_server_socket()
     try:
         with trio.fail_after(FORK_SERVER_SECONDS_MAX):
-            while True:
-                try:
-                    server.connect(str(path))
-                    break
-                except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-                    await trio.sleep(FORK_SERVER_RETRY_SECONDS)  # it is about to listen
+            await _connect(server, path)
     except BaseException:
         server.close()
         raise
     request = msgspec.msgpack.encode(program)
     return await Started.fork(server, request, outputs, FORK_SERVER_SECONDS_MAX)
+
+
+def _fork_server_socket() -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.setblocking(False)
+    return server
+
+
+async def _connect(server: socket.socket, path: Path) -> None:
+    """Connect to a fork server, which may be about to listen."""
+    while True:
+        try:
+            server.connect(str(path))
+            return
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            await trio.sleep(FORK_SERVER_RETRY_SECONDS)
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
@@ -236,8 +251,13 @@ START_SECONDS_MAX = 120.0
 """Deadline for a peer to listen. The fork servers import in this time."""
 STALL_SECONDS_MAX = 300.0
 """The demo gives up when no step is trained for this long."""
-PREPARE_SECONDS_MAX = 1200.0
-"""The same for the base policy: its warm-up is one long job, whose child reports that it lives."""
+WARMED_BELOW = 0.1
+"""Sampled accuracy of a model that is given below which it has a warm-up: groups of eight without a
+right answer teach nothing."""
+FIRST_PROMPTS = 64
+"""Held-out prompts on which that is measured."""
+ANSWERS_SECONDS = 5.0
+"""Between two looks for new answers."""
 FAREWELL_SECONDS = 1.0
 """Wait for the peers' last figures after the end of the run."""
 
@@ -246,25 +266,30 @@ class Demo:
     """One demo; also the `Watcher` of its processes."""
 
     def __init__(
-        self, options: DemoOptions, folder: Path, socket_folder: Path, console: Console
+        self,
+        options: DemoOptions,
+        recipe: Recipe,
+        model: Model | None,
+        folder: Path,
+        socket_folder: Path,
     ) -> None:
         """Create the state of a demo; `run` starts it.
 
-        `folder` holds all files that outlast the demo. `socket_folder` must have a short path:
-        the path of a Unix socket may have at most 107 bytes.
+        `model`: the one that is given. `folder` holds all files that outlast the demo.
+        `socket_folder` must have a short path: the path of a Unix socket may have at most 107
+        bytes.
         """
-        self.options = options
+        self.options, self.recipe, self.model = options, recipe, model
         self.folder = folder
-        self.console = console
+        self.base = folder / "base"
         self.state = SwarmState(
-            steps_wanted=options.steps, started=trio.current_time() - options.age_seconds
+            steps_wanted=options.steps or recipe.schedule.steps,
+            title=recipe.title,
+            started=trio.current_time() - options.age_seconds,
+            held_out=recipe.held_out,
         )
         self.state.enter("preparing", self.state.started)
-        self.state.note(
-            f"to learn: {recipe_of(options.environment).title}; a supervised warm-up makes the "
-            "base policy first, which takes up to a minute on an idle machine",
-            trio.current_time(),
-        )
+        self._note(f"to learn: {recipe.title}")
         self.peers = make_peers(folder, options.peers)
         self.processes: dict[str, Process] = {}
         self.compute_server = socket_folder / "compute"
@@ -272,7 +297,7 @@ class Demo:
         self.environment = {FORK_SERVER_VARIABLE: str(self.compute_server)}
         """Environment variables added for every process."""
         self.listening = {peer.name: trio.Event() for peer in self.peers}
-        self.complete = trio.Event()
+        self.prepared, self.complete = trio.Event(), trio.Event()
         self.ending = False
         for peer in self.peers:
             self.state.add_peer(peer.name, peer.role, peer.identity.peer_id)
@@ -299,27 +324,97 @@ class Demo:
 
     async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
         """Run the whole demo, with its processes in `nursery`; returns the summary."""
-        base = self.folder / "base"
         (self.folder / "logs").mkdir(parents=True)
         self._start_fork_server(nursery, "peer-server", self.peer_server, PRELOAD_PEERS)
         self._start_fork_server(nursery, "compute-server", self.compute_server, PRELOAD_COMPUTE)
-        manifest = self._sign_manifest(base)
-        bootstrap = self._peer("bootstrap")
-        bootstrap.arguments = ["--manifest", str(manifest)]
-        configure(self.peers, bootstrap.multiaddr, base, self.options)
-        nursery.start_soon(self._start_in_turn, nursery)
+        if self.model is None:
+            save_tokenizer(self.base)  # with which the run is described
+            self._start_peers(nursery)
+        with trio.move_on_after(START_SECONDS_MAX), _fork_server_socket() as server:
+            await _connect(server, self.compute_server)
+        compute = LocalCompute(fork_server=str(self.compute_server))
+        async with compute.child("peers.demo.warmup:open_preparation", name="preparation") as child:
+            service = client(PreparationService, child)
+            if self.model is not None:
+                evaluated = await self._take(self.model, service)
+            else:
+                self._note("a supervised warm-up makes the base policy, in up to a minute")
+                job = Prepare(recipe=self.recipe, folder=str(self.base), seed=self.options.seed)
+                await service.warm_up(job)
+                evaluated = await service.evaluate(job)
+        if self.model is not None:
+            self._start_peers(nursery)
+            nursery.start_soon(self._show_answers)
+        told = {"event": "trainer.evaluated", "moment": "before"}
+        self.said("demo", told | msgspec.to_builtins(evaluated))
+        self.prepared.set()
         await self._watch_progress()
         await trio.sleep(FAREWELL_SECONDS)
         return write_results(self.state, self.options)
 
+    async def _take(self, model: Model, service: PreparationService) -> Evaluated:
+        """Make the base policy of a model that is given, which has a warm-up if it is hardly ever
+        right; measure it, and thresholds for it.
+
+        Raises `UserError` if it has nothing to learn from.
+        """
+        given = Prepare(
+            recipe=self.recipe,
+            folder=str(model.folder.resolve()),
+            seed=self.options.seed,
+            prompts=FIRST_PROMPTS,
+        )
+        self._note(f"asking {model.title} {FIRST_PROMPTS} held-out questions")
+        found = await service.evaluate(given)
+        self.state.show("model", msgspec.to_builtins(found.answers), trio.current_time())
+        right = f"{model.title} is right in {found.sampled:.0%} of them"
+        if found.sampled < WARMED_BELOW and self.recipe.warmup is not None:
+            self._note(f"{right}: a supervised warm-up first, so that there is something to reward")
+            steps = await service.warm_up(replace(given, model=given.folder, folder=str(self.base)))
+            self._note(f"warmed up with {steps} batches of the tasks' own answers")
+        elif found.sampled > 0:
+            self.base = Path(given.folder)
+        else:
+            raise UserError(
+                f"{right}, and {self.recipe.title} tells no answers to learn first; give another "
+                "model, or give its tasks answers"
+            )
+        job = replace(given, folder=str(self.base), prompts=0)
+        self._note("measuring how far honest peers differ, to tell fakes from them")
+        self.recipe = replace(self.recipe, thresholds=await service.calibrate(job))
+        self._note(f"measuring the policy on {self.recipe.held_out} held-out questions")
+        return await service.evaluate(job)
+
+    def _start_peers(self, nursery: trio.Nursery) -> None:
+        bootstrap = self._peer("bootstrap")
+        bootstrap.arguments = ["--manifest", str(self._sign_manifest())]
+        configure(self.peers, bootstrap.multiaddr, self.base, self.options, self.recipe)
+        nursery.start_soon(self._start_in_turn, nursery)
+
+    async def _show_answers(self) -> None:
+        """Show an answer of the newest work that was judged, now and then."""
+        reader = Reader(self._peer("validator").home, self.base, self.recipe)
+        while True:
+            await trio.sleep(ANSWERS_SECONDS)
+            found = await trio.to_thread.run_sync(reader.newest)
+            if found is not None:
+                step, answer = found
+                shown = [msgspec.to_builtins(answer)]
+                self.state.show(f"step {step + 1}", shown, trio.current_time())
+
+    def _note(self, line: str) -> None:
+        self.state.note(line, trio.current_time())
+
     async def _start_in_turn(self, nursery: trio.Nursery) -> None:
-        """Start the peers one after the other, first those that the first step needs.
+        """Start the peers one after the other, the trainer once the base policy is there.
 
         Peers that start all at once would slow down the imports of the compute server, for which
         trainer, validator and inference peers wait.
         """
-        urgency = ("bootstrap", "trainer", "validator", "inference", "relay")
+        urgency = ("bootstrap", "validator", "inference", "relay", "trainer")
         for peer in sorted(self.peers, key=lambda peer: urgency.index(peer.role)):
+            if peer.role == "trainer":
+                await self.prepared.wait()
             self._start(nursery, peer)
             await self._wait_for(self.listening[peer.name], peer.name, "listen")
             if peer.role == "bootstrap":
@@ -328,21 +423,21 @@ class Demo:
     def _peer(self, name: str) -> LocalPeer:
         return next(peer for peer in self.peers if peer.name == name)
 
-    def _sign_manifest(self, base: Path) -> Path:
+    def _sign_manifest(self) -> Path:
         """Sign and write the run manifest.
 
         Each demo's run has a new name, because a guest's home pins the owner's key to the name.
         """
-        save_tokenizer(base)
-        recipe = recipe_of(self.options.environment)
+        recipe = self.recipe
         manifest = demo_manifest(
             name=f"demo-{secrets.token_hex(3)}",
             recipe=recipe,
             steps=self.options.steps,
-            hashes=probe_hashes(base, recipe.environments),
+            hashes=probe_hashes(self.base, recipe.environments),
             trainer=self._peer("trainer").identity.peer_id,
             validator=self._peer("validator").identity.peer_id,
             groups_per_submission=recipe.schedule.groups_per_step // SUBMISSIONS_PER_STEP,
+            model=self.model.name if self.model else MODEL,
         )
         owner = load_or_create(self.folder / "owner.key")
         path = self.folder / "run.manifest"
@@ -382,29 +477,22 @@ class Demo:
     async def _watch_progress(self) -> None:
         """Wait until the run is complete.
 
-        Raises `SwarmError` if nothing is trained for `STALL_SECONDS_MAX`, or no base policy is made
-        in `PREPARE_SECONDS_MAX`.
+        Raises `SwarmError` if nothing is trained for `STALL_SECONDS_MAX`.
         """
         while not self.complete.is_set():
-            done = prepared, _ = self._done
-            seconds = STALL_SECONDS_MAX if prepared else PREPARE_SECONDS_MAX
-            with trio.move_on_after(seconds):
+            done = self.state.step
+            with trio.move_on_after(STALL_SECONDS_MAX):
                 await self.complete.wait()
-            if not self.complete.is_set() and self._done == done:
+            if not self.complete.is_set() and self.state.step == done:
                 doing = "; ".join(
                     f"{peer.name} is {peer.state}{f' ({peer.doing})' if peer.doing else ''}"
                     for peer in self.state.peers.values()
                 )
                 raise SwarmError(
-                    f"no step was trained for {seconds:g} s (step {self.state.step} of "
-                    f"{self.options.steps}): {doing}"
+                    f"no step was trained for {STALL_SECONDS_MAX:g} s (step {done} of "
+                    f"{self.state.steps_wanted}): {doing}"
                 )
         self.ending = True
-
-    @property
-    def _done(self) -> tuple[bool, int]:
-        """(whether the base policy is ready, the steps trained)."""
-        return bool(self.state.accuracy_before), self.state.step
 
 
 def join_line(bootstrap: str) -> str:

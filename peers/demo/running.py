@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from rich.console import Console
 
 from peers.demo.play import Demo
 from peers.demo.recipes import recipe_of
-from peers.demo.setup import DemoOptions, check_options
+from peers.demo.setup import DemoOptions, check_memory, check_options
 from peers.demo.summary import OUTPUT, page
 from peers.demo.view import draw, print_lines
+from peers.engines.demo import save_tokenizer
 from peers.environments.run_probe import try_grading
+from peers.models.find import find_model
 from swarm.run.allowed import allow_environments
 from swarm.terminal.output import STANDARD_OUTPUT
 
@@ -28,15 +31,29 @@ async def run_demo(options: DemoOptions) -> int:
     Raises `UserError` for wrong options and `SwarmError` if the demo cannot continue.
     """
     check_options(options)
-    environments = recipe_of(options.environment).environments
-    allow_environments(each.name for each in environments)  # to the demo's peers as well
-    try_grading(environments)
+    model = None
+    if options.model is not None:
+        began = trio.current_time()
+        model = find_model(options.model, "--model")
+        check_memory(model.folder, options)
+        downloaded = trio.current_time() - began
+        options = replace(options, age_seconds=options.age_seconds - downloaded)
     console = Console(stderr=options.json_file == STANDARD_OUTPUT)
-    folder = (options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
     lines = options.plain or not console.is_terminal
     summary: dict[str, Any] | None = None
-    with tempfile.TemporaryDirectory(prefix="swarm-fork-") as socket_folder:
-        demo = Demo(options, folder, Path(socket_folder), console)
+    with tempfile.TemporaryDirectory(prefix="swarm-fork-") as name:
+        socket_folder = Path(name)
+        save_tokenizer(socket_folder)  # of the policy that is made where none is given
+        recipe = recipe_of(
+            options.environment,
+            options.environment_options,
+            model=model.folder if model else None,
+            tokenizer=socket_folder,
+        )
+        allow_environments(each.name for each in recipe.environments)  # to the demo's peers as well
+        try_grading(recipe.environments)
+        folder = (options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
+        demo = Demo(options, recipe, model, folder, socket_folder)
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             try:
                 async with trio.open_nursery() as nursery:

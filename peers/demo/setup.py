@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from peers.demo.recipes import MODEL, OBJECTIVE, RECIPES, THRESHOLDS, Recipe, recipe_of
+from peers.demo.recipes import MODEL, OBJECTIVE, RECIPES, Recipe
 from swarm.errors import UserError
 from swarm.run.toml import RunHashes
 from swarm.settings import ROLE_GROUP
 from swarm.terminal.output import check_writable
 from swarm.wire.identity import Identity, load_or_create
-from swarm.wire.manifest import Admissions, RunManifest, TrustedKey
+from swarm.wire.manifest import Admissions, OptionValue, RunManifest, TrustedKey
+from swarm.world.machine import free_memory_bytes
 
 
 @dataclass
@@ -68,6 +70,8 @@ def free_ports(count: int) -> list[int]:
 
 Setting = str | int | float | bool | Sequence[str]
 
+GB = 10**9
+
 
 def write_config(path: Path, role: str, settings: Mapping[str, Setting]) -> None:
     """Write a peer's TOML settings: one role's table."""
@@ -88,26 +92,31 @@ class DemoOptions:
 
     age_seconds: float = 0.0
     """Age of the process, so that the time of its imports counts as well."""
+    model: str | None = None
+    """A model to train, in any form of `peers.models.find`; None: a small one is made."""
     environment: str = "sort-digits"
-    """Name of the recipe, among `peers.demo.recipes.RECIPES`."""
-    steps: int = 250
+    """Name of a recipe, among `peers.demo.recipes.RECIPES`, or of an environment."""
+    environment_options: Mapping[str, OptionValue] = field(default_factory=dict)
+    steps: int | None = None
+    """None: as many as the recipe says."""
     peers: int = 3
     seed: int = 0
     keep: Path | None = None
     json_file: Path | None = None
-    cheat: bool = False
-    """The last inference peer generates with altered weights."""
+    cheat: str | None = None
+    """One of `CHEATS`: how the last inference peer cheats."""
     plain: bool = False
 
 
 def check_options(options: DemoOptions) -> None:
-    recipe_of(options.environment)
-    if not 1 <= options.steps <= STEPS_MAX:
+    if options.steps is not None and not 1 <= options.steps <= STEPS_MAX:
         raise UserError(f"--steps is {options.steps}; give 1 to {STEPS_MAX}")
     if not 1 <= options.peers <= PEERS_MAX:
         raise UserError(f"--peers is {options.peers}; give 1 to {PEERS_MAX}")
     if not 0 <= options.seed <= SEED_MAX:
         raise UserError(f"--seed is {options.seed}; give 0 to {SEED_MAX}")
+    if options.cheat not in (None, *CHEATS):
+        raise UserError(f"--cheat is {options.cheat!r}; give one of: {', '.join(CHEATS)}")
     if options.cheat and options.peers < 2:
         raise UserError("--cheat needs an honest peer beside the cheater; give --peers 2 or more")
     if options.keep is not None and (options.keep / "peers").exists():
@@ -122,6 +131,29 @@ def check_options(options: DemoOptions) -> None:
             except OSError as error:
                 raise UserError(f"{path} cannot be made ({error.strerror})") from error
     check_writable("--json", options.json_file)
+
+
+def check_memory(model: Path, options: DemoOptions) -> None:
+    """Raise `UserError` if a model that is given is too large for this machine.
+
+    Peers compute in fp32, and policies are published in the stored 16 bits. Of SmolLM2 with two
+    inference peers 8.5 GB were measured.
+    """
+    stored = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    copies = 2 + options.peers  # of trainer, validator and inference peers
+    needed = 2 * stored * copies + ACTIVATIONS_BYTES + PEER_BYTES * len(cast(options.peers))
+    if needed > (free := free_memory_bytes()):
+        raise UserError(
+            f"a demo with --model {options.model} and {options.peers} inference peers needs about "
+            f"{needed / GB:.1f} GB of memory, and {free / GB:.1f} GB are free; give a smaller model"
+            + (", or --peers 1" if options.peers > 1 else "")
+        )
+
+
+ACTIVATIONS_BYTES = 3 * GB
+"""Of the trainer's pass over `PASS_TOKENS` tokens."""
+PEER_BYTES = GB // 4
+"""Of a peer's process and its child, whose libraries are shared."""
 
 
 PRELOAD_COMPUTE = (
@@ -148,8 +180,14 @@ SUBMISSIONS_PER_STEP = 2
 its file, push, announcement, receipt, verdict, and the copy for the trainer. Generating four groups
 takes less than that."""
 
-ALTERED_WEIGHTS = 0.1
-"""Noise of the cheater's weights, relative to the standard deviation of each tensor."""
+CHEATS: Mapping[str, dict[str, Setting]] = {
+    "wrong-weights": {"alter_weights": 0.1},
+    "int8": {"round_weights": "int8"},
+}
+"""Settings of the cheater. The noise is relative to the standard deviation of each tensor."""
+PASS_TOKENS = 2048
+"""Tokens in a pass of the trainer of a model that is given: more take more memory, and no less
+time."""
 STARVED_SECONDS = 30.0
 """Time without rollouts after which the trainer reports it. A demo lasts only a few minutes."""
 
@@ -158,32 +196,35 @@ def demo_manifest(
     *,
     name: str,
     recipe: Recipe = RECIPES["sort-digits"],
-    steps: int,
+    steps: int | None = None,
     hashes: RunHashes,
     trainer: str,
     validator: str,
     groups_per_submission: int | None = None,
+    model: str = MODEL,
 ) -> RunManifest:
-    """Make the run manifest of the demo. `hashes`: see `probe_hashes`."""
+    """Make the run manifest of the demo. `hashes`: see `probe_hashes`. `steps`: None stands for
+    those of the recipe. `model`: its name."""
     sampling = recipe.sampling
     if groups_per_submission is not None:
         sampling = replace(sampling, groups_per_submission=groups_per_submission)
     return RunManifest(
         name=name,
         version=1,
-        model=MODEL,
+        model=model,
         tokenizer_hash=hashes.tokenizer,
         environments=[
             replace(reference, probe_hash=probe)
             for reference, probe in zip(recipe.environments, hashes.probes, strict=True)
         ],
         sampling=sampling,
-        schedule=replace(recipe.schedule, steps=steps),
+        schedule=replace(recipe.schedule, steps=steps or recipe.schedule.steps),
         objective=OBJECTIVE,
         optimiser=recipe.optimiser,
+        adapter=recipe.adapter,
         trainers=[TrustedKey(peer=trainer)],
         validators=[TrustedKey(peer=validator)],
-        thresholds=THRESHOLDS,
+        thresholds=recipe.thresholds,
         admissions=Admissions(further_roles=roles_of_others()),
         checkpoints_kept=5,
     )
@@ -223,7 +264,9 @@ def make_peers(folder: Path, inference_peers: int) -> list[LocalPeer]:
     ]
 
 
-def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoOptions) -> None:
+def configure(
+    peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoOptions, recipe: Recipe
+) -> None:
     """Set the arguments of every peer but the bootstrap peer.
 
     `base` is the folder of the base policy. With `--cheat` the last peer cheats.
@@ -232,17 +275,20 @@ def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoO
         if peer.role == "bootstrap":
             continue
         peer.arguments = ["--bootstrap", bootstrap]
-        settings: dict[str, str | int | float | bool] = {}
+        settings: dict[str, Setting] = {}
         if peer.role == "trainer":
             settings = {
                 "model": str(base),
-                "prepare_base": options.environment,
                 "seed": options.seed,
                 "evaluate": True,
+                "evaluate_tasks": recipe.held_out,
                 "starved_seconds": STARVED_SECONDS,
             }
-        elif options.cheat and peer is peers[-1]:
-            settings = {"alter_weights": ALTERED_WEIGHTS}
+            if options.model is not None:
+                # The checks of another peer take less time than a step.
+                settings |= {"threads": os.cpu_count() or 1, "pass_tokens": PASS_TOKENS}
+        elif options.cheat is not None and peer is peers[-1]:
+            settings = CHEATS[options.cheat]
         if settings:
             config = peer.home / "settings.toml"
             write_config(config, peer.role, settings)

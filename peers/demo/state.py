@@ -7,7 +7,7 @@ so that a missing one leaves a gap in the table and does not end the demo.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,9 @@ from swarm.terminal.untrusted import printable
 
 VERDICTS_KEPT = 64
 NOTES_KEPT = 64
+ANSWERS_KEPT = 64
+RIGHT = 1.0 - 1e-6
+"""Reward of an answer that is shown as right."""
 SPEED_STEPS = 20
 """Number of last steps that the estimate of the time left uses."""
 
@@ -107,6 +110,17 @@ class TrainedStep:
     groups: int
 
 
+@dataclass(frozen=True)
+class ShownAnswer:
+    """What some policy answered."""
+
+    at: float
+    policy: str
+    question: str
+    text: str
+    right: bool
+
+
 @dataclass
 class Note:
     """One line about an event: a restart, an eviction, a guest."""
@@ -122,6 +136,10 @@ class SwarmState:
 
     steps_wanted: int
     started: float
+    title: str = ""
+    """What is learned."""
+    held_out: int = 512
+    """Prompts of an evaluation."""
     join_line: str = ""
     peers: dict[str, PeerState] = field(default_factory=dict)
     """Peers by id, in the order of the table."""
@@ -133,6 +151,10 @@ class SwarmState:
     """Latest accepted verdicts."""
     refusals: deque[VerdictLine] = field(default_factory=lambda: deque(maxlen=VERDICTS_KEPT))
     """Latest other verdicts, kept apart because accepted ones would soon displace them."""
+    answers: deque[ShownAnswer] = field(default_factory=lambda: deque(maxlen=ANSWERS_KEPT))
+    """The latest ones of the run."""
+    measured: dict[str, list[ShownAnswer]] = field(default_factory=dict)
+    """Answers to the same held-out prompts `before` and `after`."""
     notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     generated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=4096))
     """Time and number of tokens of each submission."""
@@ -201,6 +223,23 @@ class SwarmState:
     def note(self, line: str, now: float, *, grave: bool = False) -> None:
         self.notes.append(Note(now, numbered(line), grave))
         self.changes += 1
+
+    def show(self, policy: str, answers: Iterable[Fields], now: float) -> list[ShownAnswer]:
+        """Show answers of a policy, called `policy`."""
+        found = [
+            ShownAnswer(
+                now,
+                policy,
+                text(each, "question"),
+                text(each, "text"),
+                number(each, "reward") >= RIGHT,
+            )
+            for each in answers
+            if isinstance(each, Mapping)
+        ]
+        self.answers.extend(found)
+        self.changes += 1
+        return found
 
     def process_died(self, name: str, status: int, now: float) -> None:
         peer = self.named(name)
@@ -291,13 +330,15 @@ class SwarmState:
 
     def _on_trainer_evaluated(self, event: Fields, peer: PeerState | None, now: float) -> None:
         figures = {"sampled": number(event, "sampled"), "greedy": number(event, "greedy")}
-        if text(event, "moment") == "after":
+        moment = "after" if text(event, "moment") == "after" else "before"
+        self.measured[moment] = self.show(moment, event.get("answers") or (), now)
+        if moment == "after":
             self.accuracy_after = figures
         else:
             self.accuracy_before = figures
             self.note(
                 f"base policy ready: sampled {figures['sampled']:.2f}, greedy "
-                f"{figures['greedy']:.2f} on 512 held-out prompts",
+                f"{figures['greedy']:.2f} on {self.held_out} held-out prompts",
                 now,
             )
             if self.phase == "preparing":

@@ -10,14 +10,17 @@ import trio
 from rich.table import Table
 from rich.text import Text
 
-from peers.demo.recipes import RECIPES
 from peers.demo.setup import DemoOptions
 from peers.demo.state import SwarmState
+from peers.engines.adapter_config import is_adapter
 from swarm.terminal.figures import readable_bytes, readable_seconds
 from swarm.terminal.output import write_json
 
 OUTPUT = Path("demo-output")
 """Default folder of the results."""
+
+SHOWN_CHARACTERS = 60
+"""Of a question or an answer."""
 
 SMOOTHING_STEPS = 15
 """Window, in steps, of the moving average that the picture shows as a smooth line."""
@@ -30,12 +33,18 @@ def write_results(state: SwarmState, options: DemoOptions) -> dict[str, Any]:
     policy = output / "policy"
     if state.finished_folder:
         shutil.rmtree(policy, ignore_errors=True)
-        shutil.copytree(state.finished_folder, policy)
+        if is_adapter(Path(state.finished_folder)):
+            from peers.merging.merge import Recipe, merge  # which imports torch
+
+            merge(Recipe([Path(state.finished_folder)]), policy, lambda _done, _all: None)
+        else:
+            shutil.copytree(state.finished_folder, policy)
     summary = summarise(
         state,
         trio.current_time(),
         seed=options.seed,
         environment=options.environment,
+        model=options.model,
         policy_folder=str(policy) if policy.exists() else None,
     )
     draw_rewards(summary, output / "reward.png")
@@ -60,11 +69,12 @@ def summarise(
     *,
     seed: int,
     environment: str = "sort-digits",
+    model: str | None = None,
     policy_folder: str | None = None,
 ) -> dict[str, Any]:
     """Convert the state to the summary, as plain data.
 
-    Accuracies are shares of 512 held-out prompts. Times are in seconds. Byte counts cover the
+    Accuracies are shares of `held_out_prompts`. Times are in seconds. Byte counts cover the
     bodies of blobs. A value is None if the run ended too early to know it.
     """
     rewards = state.rewards()
@@ -85,6 +95,13 @@ def summarise(
         "verdicts": {"accepted": 0, "quarantined": 0} | dict(sorted(state.counts.items())),
         "seed": seed,
         "environment": environment,
+        "title": state.title,
+        "model": model,
+        "held_out_prompts": state.held_out,
+        "answers": {
+            moment: [{"question": a.question, "answer": a.text, "right": a.right} for a in answers]
+            for moment, answers in state.measured.items()
+        },
         "peers": {
             peer.name: {"role": peer.role, "id": identifier, "state": peer.state}
             for identifier, peer in state.peers.items()
@@ -125,9 +142,8 @@ def draw_rewards(summary: dict[str, Any], path: Path) -> None:
                 label="sampled accuracy, held-out prompts" if moment == "before" else None,
             )
     axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.02), xlim=(0, max(2, len(rewards)) + 1))
-    title = RECIPES[summary["environment"]].title
     axes.set_title(
-        f"{title}: {summary['steps']} steps in {readable_seconds(summary['seconds'])}, "
+        f"{summary['title']}: {summary['steps']} steps in {readable_seconds(summary['seconds'])}, "
         f"seed {summary['seed']}"
     )
     axes.grid(alpha=0.25)
@@ -138,6 +154,11 @@ def draw_rewards(summary: dict[str, Any], path: Path) -> None:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
+
+
+def _answer(answer: dict[str, Any]) -> Text:
+    text = answer["answer"][:SHOWN_CHARACTERS]
+    return Text(text, style="green" if answer["right"] else "red")
 
 
 def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
@@ -157,8 +178,17 @@ def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
     for kind in ("sampled", "greedy"):
         before, after = (summary[f"{kind}_accuracy_{when}"] for when in ("before", "after"))
         line = change(before, after)
-        line.append("  on 512 held-out prompts", style="bright_black")
+        line.append(f"  on {summary['held_out_prompts']} held-out prompts", style="bright_black")
         table.add_row(f"{kind} accuracy", line)
+    answers = summary["answers"]
+    for before, after in zip(answers.get("before", ()), answers.get("after", ()), strict=False):
+        table.add_row(
+            "asked",
+            Text(f"{before['question'][:SHOWN_CHARACTERS]}  ")
+            + _answer(before)
+            + Text("  →  ", style="bright_black")
+            + _answer(after),
+        )
     phases = ", ".join(
         f"{phase} {readable_seconds(seconds)}"
         for phase, seconds in summary["seconds_by_phase"].items()

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
-from peers.demo.state import Note, PeerState, SwarmState, VerdictLine
+from peers.demo.state import Note, PeerState, ShownAnswer, SwarmState, VerdictLine
 from swarm.sentences import numbered
 from swarm.terminal.figures import (
     DIM,
@@ -33,6 +33,8 @@ REFRESH_SECONDS = 0.5
 WIDTH_MIN, HEIGHT_MIN = 40, 12
 PLOT_HEIGHT_MAX = 14
 LOG_LINES_MAX = 20
+ANSWERS_MAX = 5
+ANSWER_CHARACTERS_MAX = 200
 
 PHASES = {
     "preparing": "preparing the base policy",
@@ -250,6 +252,25 @@ def _log(state: SwarmState, rows: int) -> list[Text]:
     ]
 
 
+def _answer(answer: ShownAnswer) -> Text:
+    line = Text(f" {answer.policy:>9}  ", style=DIM)
+    line.append(f"{_one_line(answer.question)}  ")
+    line.append(_one_line(answer.text), style="green" if answer.right else "red")
+    return line
+
+
+def _one_line(words: str) -> str:
+    return " ".join(words.split())[:ANSWER_CHARACTERS_MAX]
+
+
+def _answers(state: SwarmState, width: int, rows: int) -> list[Text]:
+    """Compose the newest answers; none if there are none yet."""
+    shown = list(state.answers)[-rows:] if rows > 0 else []
+    if not shown:
+        return []
+    return [_rule("answers", Text(), width), *map(_answer, shown)]
+
+
 def _counts(state: SwarmState) -> Text:
     line = Text(f"{state.counts['accepted']:,} accepted", style="green")
     for cause, count in sorted(state.counts.items()):
@@ -286,11 +307,14 @@ def compose(state: SwarmState, now: float, width: int, height: int) -> list[Text
     # and share the rest. Each part has one line for its title.
     peer_rows = min(len(state.peers), max(2, room - 3 - 4))
     room -= peer_rows + 3
+    answers = _answers(state, width, min(ANSWERS_MAX, room // 3 - 1))
+    room -= len(answers)
     plot_rows = max(2, min(PLOT_HEIGHT_MAX, room // 2))
     log_rows = max(1, min(LOG_LINES_MAX, room - plot_rows))
     plot_rows = max(2, min(PLOT_HEIGHT_MAX, room - log_rows))
     body = [
         *_reward(state, width, plot_rows),
+        *answers,
         *_peers(state, width, peer_rows),
         _rule("verdicts", _counts(state), width),
         *_pad(_log(state, log_rows), log_rows),
@@ -344,6 +368,7 @@ class PlainLines:
         self._last_step = -1
         self._last_note = 0.0
         self._last_verdict = 0.0
+        self._last_answer = 0.0
 
     def lines(self) -> list[str]:
         """Format the steps, refusals and notes since the last call."""
@@ -355,6 +380,12 @@ class PlainLines:
         for note in [note for note in state.notes if note.at > self._last_note]:
             lines.append(f"{readable_seconds(note.at - state.started)}: {note.text}")
             self._last_note = note.at
+        for answer in [each for each in state.answers if each.at > self._last_answer]:
+            self._last_answer = answer.at
+            lines.append(
+                f"{answer.policy}: {_one_line(answer.question)} → {_one_line(answer.text)} "
+                f"({'right' if answer.right else 'wrong'})"
+            )
         for verdict in [v for v in state.refusals if v.at > self._last_verdict]:
             self._last_verdict = verdict.at
             lines.append(

@@ -1,116 +1,226 @@
-"""The demo's base policy: random weights, then the supervised learning that RL needs to begin.
+"""A demo's base policy: random weights or a model that is given, warmed up by supervised learning.
 
-It stops early, at a sampled accuracy of about 0.2. That gives RL enough rewards to learn from, and
-leaves most of the task to learn.
+The warm-up stops early. That gives RL enough rewards to learn from, and leaves most of the task to
+learn.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from peers.demo.recipes import RECIPES, Recipe
+from peers.calibration.calibrate import measure_run
+from peers.demo.recipes import RECIPES, PreparationService, Prepare, Recipe, Warmup
 from peers.engines import model as policy_model
 from peers.engines.demo import EOS_ID, make_policy
+from peers.engines.device import find_device, find_dtype
 from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import demonstrate
 from peers.evaluation.accuracy import evaluate
-from peers.trainer.child import EVALUATION_PROMPTS
-from swarm.jobs.training import BasePrepared, Evaluate
+from peers.learning import adapters
+from peers.sandbox.launcher import start_launcher
+from swarm.jobs.training import Evaluate, Evaluated
 from swarm.rollouts.seeds import digest, environment_of_group
+from swarm.wire.manifest import Thresholds
 from swarm.world.progress import report
+from swarm.world.tasks import JobThread, in_job_thread
 
 
-@dataclass(frozen=True)
-class Warmup:
-    """The recipe, found by measuring: 51 to 53 steps, about 4 s on one core."""
+class Preparation:
+    """Implements `PreparationService`. With a model that is given it has the machine for itself."""
 
-    learning_rate: float = 2e-3
-    warmup_steps: int = 20
-    batch: int = 128
-    """Prompts per step; no prompt is drawn twice."""
-    steps_max: int = 200
-    accuracy: float = 0.15
-    """Probability of the right answer at which to stop, mean over the prompts of the last `window`
-    steps. Five seeds then have 0.205 to 0.223 on 4,096 held-out prompts."""
-    window: int = 4
-    weights: Sequence[float] = (1.0,)
-    """Share of each environment among the prompts, relative to the sum."""
+    def __init__(self) -> None:
+        self._thread = JobThread()
+
+    @in_job_thread
+    def warm_up(self, job: Prepare) -> int:
+        _use_all(job)
+        folder, model = Path(job.folder), Path(job.model) if job.model else None
+        return prepare_base(folder, job.seed, job.recipe, model)
+
+    @in_job_thread
+    def evaluate(self, job: Prepare) -> Evaluated:
+        _use_all(job)
+        return measure(Path(job.folder), job.recipe, job.prompts)
+
+    @in_job_thread
+    def calibrate(self, job: Prepare) -> Thresholds:
+        _use_all(job)
+        device = find_device("auto")
+        dtype = str(find_dtype("auto", device)).removeprefix("torch.")  # as workers and validators
+        environments = Environments(job.recipe.environments)
+        found = measure_run(
+            Path(job.folder),
+            [environments.of(each) for each in job.recipe.environments],
+            job.recipe.sampling,
+            [f"{dtype}:{device}"],
+            lambda _line: report(),
+            lambda _done, _all: report(),
+        )
+        return found.thresholds
 
 
-def prepare_base(folder: Path, seed: int, recipe: Recipe = RECIPES["sort-digits"]) -> BasePrepared:
-    """Make a demo's base policy in `folder`, and measure it on held-out prompts."""
+_SERVICE: type[PreparationService] = Preparation
+
+
+def open_preparation() -> Preparation:
+    """Open the service in its child."""
+    start_launcher()
+    return Preparation()
+
+
+def _use_all(job: Prepare) -> None:
+    """Use all processors for a large model; the other peers start only later."""
+    torch.set_num_threads((os.cpu_count() or 1) if job.recipe.adapter.rank else 1)
+
+
+def measure(folder: Path, recipe: Recipe, prompts: int = 0) -> Evaluated:
+    """Measure a policy on held-out prompts, as many as the recipe says unless `prompts` does."""
     environments = Environments(recipe.environments)
-    make_policy(folder, seed, recipe.positions)
-    steps = warm_up(
+    job = Evaluate(folder=str(folder), prompts=prompts or recipe.held_out, split="held_out")
+    return evaluate(job, environments, recipe.environments, recipe.sampling)
+
+
+def prepare_base(
+    folder: Path, seed: int, recipe: Recipe = RECIPES["sort-digits"], model: Path | None = None
+) -> int:
+    """Make a demo's base policy in `folder`; returns the steps of its warm-up.
+
+    It begins with the weights in the folder `model`, or with random ones.
+    """
+    if model is None:
+        make_policy(folder, seed, recipe.positions)
+    environments = Environments(recipe.environments)
+    assert recipe.warmup is not None
+    return warm_up(
         folder,
         [environments.of(reference) for reference in recipe.environments],
         seed,
-        Warmup(
-            batch=recipe.warmup_batch,
-            steps_max=recipe.warmup_steps_max,
-            accuracy=recipe.accuracy,
-            weights=[reference.weight for reference in recipe.environments],
-        ),
+        recipe.warmup,
+        weights=[reference.weight for reference in recipe.environments],
+        begin=model,
+        stop=recipe.sampling.stop_ids[0],
+        temperature=recipe.sampling.temperature,
     )
-    job = Evaluate(folder=str(folder), prompts=EVALUATION_PROMPTS, split="held_out")
-    found = evaluate(job, environments, recipe.environments, recipe.sampling)
-    return BasePrepared(sft_steps=steps, sampled=found.sampled, greedy=found.greedy)
 
 
 def warm_up(
-    folder: Path, environments: Sequence[Environment], seed: int, recipe: Warmup | None = None
+    folder: Path,
+    environments: Sequence[Environment],
+    seed: int,
+    recipe: Warmup | None = None,
+    *,
+    weights: Sequence[float] = (1.0,),
+    begin: Path | None = None,
+    stop: int = EOS_ID,
+    temperature: float = 1.0,
 ) -> int:
     """Train the policy in `folder`, in place, on episodes with full reward; return the steps.
 
     A step's loss also gives the probability of its prompts' answers before the step learned them.
-    That is the expected accuracy of sampling at temperature 1, so the stopping rule needs no
-    generation and has none of its noise.
+    That is the expected accuracy of sampling, so the stopping rule needs no generation and has none
+    of its noise.
+
+    `weights`: the environments' shares of the prompts. `begin`: the folder with the policy, where
+    it is another one.
     """
     recipe = recipe or Warmup()
-    renderer = Renderer(folder)
-    model: Any = policy_model.load(folder).train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, fused=True)
+    begin = begin or folder
+    renderer = Renderer(begin)
+    model: Any = policy_model.load(begin).train()
+    stored, device = model.dtype, find_device("auto" if recipe.adapter.rank else "cpu")
+    if recipe.adapter.rank:
+        model = _adapted(model, recipe, seed).to(device)
+    optimiser = torch.optim.AdamW(
+        [each for each in model.parameters() if each.requires_grad],
+        lr=recipe.learning_rate,
+        fused=True,
+    )
     recent: deque[float] = deque(maxlen=recipe.window)
     for step in range(recipe.steps_max):
         report()
         optimiser.param_groups[0]["lr"] = recipe.learning_rate * min(
             1.0, (step + 1) / recipe.warmup_steps
         )
-        tokens, labels = _batch(environments, renderer, seed, step, recipe)
-        logits = model(tokens[:, :-1], use_cache=False).logits  # [batch, seq - 1, vocabulary]
+        rows = _batch(environments, renderer, seed, step, recipe.batch, weights, stop)
+        tokens, labels = (each.to(device) for each in rows)
+        # In bf16 a large model takes a third less time; the master weights stay in fp32.
+        with torch.autocast(device.type, torch.bfloat16, enabled=bool(recipe.adapter.rank)):
+            logits = model(tokens[:, :-1], use_cache=False).logits.float()
         targets = labels[:, 1:]
-        surprise = functional.cross_entropy(
-            logits.transpose(1, 2), targets, ignore_index=-100, reduction="none"
-        )  # [batch, seq - 1]
+        surprise = _surprise(logits, targets)  # [batch, seq - 1]
         optimiser.zero_grad()
         loss = surprise.sum() / (targets >= 0).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-        recent.append(surprise.detach().sum(-1).neg().exp().mean().item())
+        with torch.no_grad():
+            sampled = surprise if temperature == 1 else _surprise(logits / temperature, targets)
+            recent.append(sampled.sum(-1).neg().exp().mean().item())
         if len(recent) == recipe.window and sum(recent) / recipe.window >= recipe.accuracy:
             break
-    policy_model.save(model, folder, tokenizer_from=folder)
+    if recipe.adapter.rank:
+        model = _merged(model).to("cpu", stored)
+    policy_model.save(model, folder, tokenizer_from=begin)
     return step + 1
 
 
+def _surprise(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """−log of each target's probability, fp32 [batch, seq]; 0 where there is no loss."""
+    return functional.cross_entropy(
+        logits.transpose(1, 2), targets, ignore_index=-100, reduction="none"
+    )
+
+
+def _adapted(model: Any, recipe: Warmup, seed: int) -> Any:
+    """The model in fp32 with the warm-up's adapters, which alone are trained."""
+    model = model.float()
+    adapters.adapt(model, recipe.adapter)
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            value.data.copy_(adapters.initial(name, value.shape, seed))
+    return model
+
+
+@torch.no_grad()
+def _merged(model: Any) -> Any:
+    """The model with its adapters as parts of its weights."""
+    for name, adapted in list(model.named_modules()):
+        if isinstance(adapted, adapters.AdaptedLinear):
+            rows, columns = adapted.weight.shape
+            plain = torch.nn.Linear(columns, rows, bias=adapted.bias is not None, device="meta")
+            change = adapted.scale * (adapted.lora_b @ adapted.lora_a)
+            plain.weight, plain.bias = adapted.weight, adapted.bias
+            plain.weight.add_(change)
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, plain)
+    return model
+
+
 def _batch(
-    environments: Sequence[Environment], renderer: Renderer, seed: int, step: int, recipe: Warmup
+    environments: Sequence[Environment],
+    renderer: Renderer,
+    seed: int,
+    step: int,
+    batch: int,
+    weights: Sequence[float],
+    stop: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens, labels), int64 [batch, seq], of whole episodes. Labels without loss are −100."""
     rows, labels = [], []
-    for index in range(recipe.batch):
-        parts = seed.to_bytes(8, "big"), (step * recipe.batch + index).to_bytes(8, "big")
+    for index in range(batch):
+        parts = seed.to_bytes(8, "big"), (step * batch + index).to_bytes(8, "big")
         drawn = digest("swarm/1/sft", *parts)
-        environment = environments[environment_of_group(drawn, 0, recipe.weights)]
-        segments = demonstrate(environment, task_of(environment, drawn), renderer, EOS_ID)
+        environment = environments[environment_of_group(drawn, 0, weights)]
+        task = task_of(environment, drawn)
+        ends = None if isinstance(task.prompt, str) else renderer.turn_end(task.prompt)
+        segments = demonstrate(environment, task, renderer, stop if ends is None else ends)
         rows.append(torch.tensor([token for segment in segments for token in segment.tokens]))
         labels.append(
             torch.tensor(

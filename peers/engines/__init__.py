@@ -7,7 +7,7 @@ For other rooms:
 - `architecture`: Architecture, Unsupported, describe
 - `batch`: generate, requests_for
 - `config`: read_config, read_supported_config
-- `demo`: BOS_ID, EOS_ID, VOCABULARY, make_policy, save_tokenizer
+- `demo`: BOS_ID, EOS_ID, LENGTH_MAX, UNKNOWN_ID, VOCABULARY, make_policy, save_tokenizer
 - `device`: DTYPES, available_bytes, find_device, find_dtype, is_out_of_memory, use_hardware
 - `doctor`: compute_findings, disk, machine, readable, room, task_findings
 - `engine`: Capabilities, Engine, Piece, Prefill, Request

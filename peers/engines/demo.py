@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, processors
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
-BOS_ID, EOS_ID = 1, 2
+BOS_ID, EOS_ID, UNKNOWN_ID = 1, 2, 3
 CHARACTERS = string.digits + ">" + string.ascii_lowercase + " .,:;!?+-*/=<()[]{}'\"#&%@$^_"
 VOCABULARY = (PAD, BOS, EOS, UNKNOWN, *CHARACTERS[:60])
 LENGTH_MAX = 64

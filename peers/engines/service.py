@@ -161,7 +161,7 @@ class EngineService:
     def _load(self, job: Load) -> None:
         path, loaded, started = Path(job.folder), False, time.perf_counter()
         try:
-            if self._setup.alter_weights:
+            if self._setup.alter_weights or self._setup.round_weights != "none":
                 with tempfile.TemporaryDirectory() as aside:
                     altered = _altered(path, Path(aside), self._setup.alter_weights)
                     self._load_folder(altered, job.policy.step)
@@ -425,13 +425,19 @@ def _warm_up() -> None:
 
 
 def _altered(folder: Path, aside: Path, size: float) -> Path:
-    """A copy of a model folder with Gaussian noise of relative `size` on every weight."""
+    """A copy of a model folder with Gaussian noise of relative `size` on every weight; with a size
+    of 0, its matrices rounded to 8-bit integers, one scale per row."""
     generator = torch.Generator().manual_seed(0)
-    weights = read_weights(folder)
-    for name, weight in weights.items():
-        scale = size * float(weight.float().norm()) / math.sqrt(weight.numel())
-        noise = torch.randn(weight.shape, generator=generator) * scale
-        weights[name] = (weight.float() + noise).to(weight.dtype)
+    weights = read_weights(folder, dtype=torch.float32)  # of adapters: as honest workers add them
+    for name, stored in weights.items():
+        weight = stored.float()
+        if size:
+            scale = size * float(weight.norm()) / math.sqrt(weight.numel())
+            weight += torch.randn(weight.shape, generator=generator) * scale
+        elif weight.dim() > 1:
+            step = weight.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+            weight = (weight / step).round() * step
+        weights[name] = weight.to(stored.dtype)
     safetensors.torch.save_file(weights, aside / "model.safetensors")
     (aside / "config.json").write_bytes((folder / "config.json").read_bytes())
     return aside

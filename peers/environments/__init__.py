@@ -11,7 +11,7 @@ For other rooms:
 - `interface`: Conversation, Environment, Episodes, Grade, Message, NotGradable, Prompt, SingleTurn,
   Split, Task, Tasks, ToolMessage, Transcript, Wrapper, as_text, episodes_of, messages_of
 - `play`: *, Observation
-- `probe`: probe_hash
+- `probe`: PROBE_TASKS, probe_hash, probe_seed
 - `prompt_room`: ModelFacts, PromptRoom, shorter_answers
 - `registry`: load_any, load_named
 - `renderer`: Renderer, read_files, stop_ids_of

@@ -13,15 +13,19 @@ from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments, labels
-from peers.environments.episodes import grade_segments
-from peers.environments.interface import Split
+from peers.environments.episodes import grade_segments, transcript_of
+from peers.environments.interface import Split, messages_of
 from peers.evaluation.tasks import evaluation_seed, seeds_of_tasks
-from swarm.jobs.training import Accuracy, Evaluate, Evaluated
+from swarm.jobs.training import Accuracy, Answer, Evaluate, Evaluated
 from swarm.rollouts.seeds import noise_key
 from swarm.wire.manifest import EnvironmentReference, Sampling
+from swarm.world.progress import report
 
 BATCH = 128
 """Episodes generated at a time."""
+
+ANSWERS_KEPT = 4
+"""Answers of an evaluation that are kept for people to read."""
 
 
 def mean_reward(
@@ -33,10 +37,12 @@ def mean_reward(
     prompts: int,
     split: Split = "held_out",
     greedy: bool = False,
+    answers: list[Answer] | None = None,
 ) -> float:
     """Mean reward in [0, 1] over `prompts` tasks of a split, one episode each.
 
-    The tasks depend on the split only, so two policies answer the same ones.
+    The tasks depend on the split only, so two policies answer the same ones. The first
+    `ANSWERS_KEPT` answers are added to `answers`.
     """
     drawn = evaluation_seed(split)
     key = None if greedy else noise_key(drawn)
@@ -48,23 +54,43 @@ def mean_reward(
         played = play(engine, renderer, work, rows, key, sampling)
         for task, rollout in zip(batch, played.rollouts, strict=True):
             segments = rollout.segments
-            total += grade_segments(environment, task, renderer, segments, stops).reward
+            reward = grade_segments(environment, task, renderer, segments, stops).reward
+            total += reward
+            if answers is not None and len(answers) < ANSWERS_KEPT:
+                turns = transcript_of(renderer, segments, stops).turns
+                written = [turn.text for turn in turns if turn.kind == "model"]
+                question = messages_of(task.prompt)[-1].content
+                answers.append(Answer(question, " ⏎ ".join(written), reward))
+        report()
     return total / prompts
 
 
 @torch.inference_mode()
 def accuracy(
-    folder: Path, environment: Environment, sampling: Sampling, prompts: int, split: Split
+    folder: Path,
+    environment: Environment,
+    sampling: Sampling,
+    prompts: int,
+    split: Split,
+    answers: list[Answer] | None = None,
 ) -> Accuracy:
-    """Sampled and greedy accuracy of the policy in a Hugging Face folder."""
+    """Sampled and greedy accuracy of the policy in a Hugging Face folder; `answers`: see
+    `mean_reward`, of those sampled."""
     engine = NativeEngine(folder)
-    sampled, greedy = (
-        mean_reward(
-            engine, environment, folder, sampling, prompts=prompts, split=split, greedy=greedily
+
+    def measure(*, greedy: bool) -> float:
+        return mean_reward(
+            engine,
+            environment,
+            folder,
+            sampling,
+            prompts=prompts,
+            split=split,
+            greedy=greedy,
+            answers=None if greedy else answers,
         )
-        for greedily in (False, True)
-    )
-    return Accuracy(sampled=sampled, greedy=greedy)
+
+    return Accuracy(sampled=measure(greedy=False), greedy=measure(greedy=True))
 
 
 def evaluate(
@@ -76,13 +102,14 @@ def evaluate(
     """The accuracies of a policy in every environment with a positive weight."""
     total = sum(reference.weight for reference in references)
     found: dict[str, Accuracy] = {}
+    answers: list[Answer] = []
     sampled = greedy = 0.0
     for label, reference in zip(labels(references), references, strict=True):
         if reference.weight:
             environment = environments.of(reference)
             found[label] = each = accuracy(
-                Path(job.folder), environment, sampling, job.prompts, job.split
+                Path(job.folder), environment, sampling, job.prompts, job.split, answers
             )
             sampled += reference.weight / total * each.sampled
             greedy += reference.weight / total * each.greedy
-    return Evaluated(sampled=sampled, greedy=greedy, environments=found)
+    return Evaluated(sampled=sampled, greedy=greedy, environments=found, answers=answers)

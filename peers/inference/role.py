@@ -106,6 +106,7 @@ class InferenceRole:
             engine=settings.engine,
             hardware=self._settings.hardware,
             alter_weights=self._settings.alter_weights,
+            round_weights=self._settings.round_weights,
             environments=self._run.manifest.environments,
             tokens_max=self._run.manifest.sampling.max_new_tokens,
             submissions_at_once=self._settings.submissions_at_once,

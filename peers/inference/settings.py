@@ -15,6 +15,9 @@ class InferenceSettings(ComputeSettings):
 
     alter_weights: float = pydantic.Field(default=0.0, ge=0)
     """Relative size of noise added to the weights: how the demo's cheater cheats, and is caught."""
+    round_weights: Literal["none", "int8"] = "none"
+    """Round the weights to this format, as a worker may who lacks memory: how the demo's other
+    cheater cheats, and is caught."""
     memory_share: float = pydantic.Field(default=0.9, gt=0, lt=1)
     """Share of memory for caches: native and on a CPU, of what is free once the weights are
     loaded; vLLM on a GPU, of the device's memory, weights included."""

@@ -2,6 +2,7 @@
 
 For other rooms:
 
+- `adapters`: *
 - `batch`: AcceptedGroups, Batch
 - `compiling`: check_compiler
 - `descent`: descend

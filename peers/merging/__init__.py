@@ -1,1 +1,6 @@
-"""Merging checkpoints of one architecture into one: `swarm checkpoint merge`."""
+"""Merging checkpoints of one architecture into one: `swarm checkpoint merge`.
+
+For other rooms:
+
+- `merge`: Recipe, merge
+"""

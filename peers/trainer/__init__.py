@@ -10,7 +10,6 @@ calls the child process, which `service.py` implements; its learning code is in 
 For other rooms:
 
 - `accepted`: AcceptedSubmissions
-- `child`: EVALUATION_PROMPTS
 - `follower`: run
 - `precedence`: ACKNOWLEDGED_KEPT
 """

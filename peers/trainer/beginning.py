@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
-import msgspec
 import trio
 
 from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
@@ -91,12 +90,6 @@ class Beginning:
             return
         if not self._orders.opened:
             await self._accepted.load()
-        if self._settings.prepare_base:
-            self._peer.status.doing = "preparing the base policy"
-            measured = await child.prepare_base()
-            self._peer.node.events.emit(
-                "trainer.evaluated", moment="before", **msgspec.to_builtins(measured)
-            )
         await self._plan(child, manifest)
         await child.start(manifest)
         self._accepted.progress.advance(0)

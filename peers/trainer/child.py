@@ -14,7 +14,6 @@ from peers.trainer.settings import TrainerSettings
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
-    BasePrepared,
     BeginSave,
     Compare,
     Evaluate,
@@ -24,7 +23,6 @@ from swarm.jobs.training import (
     FinishSave,
     Follow,
     PlanTraining,
-    PrepareBase,
     Record,
     RecordTo,
     Resume,
@@ -43,8 +41,6 @@ from swarm.world import Disk
 SERVICE = "peers.trainer.service:open_service"
 START_DEADLINE_SECONDS = 600.0
 """Time for the child to import torch and, under `torchrun`, to meet all other ranks."""
-EVALUATION_PROMPTS = 512
-"""Held-out prompts of an evaluation: the accuracy is then known to about 0.02."""
 
 
 @dataclass(eq=False)
@@ -66,14 +62,6 @@ class TrainerChild:
             peak_flops=self.settings.peak_flops,
         )
         return await self.service.record_to(job)
-
-    async def prepare_base(self) -> BasePrepared:
-        job = PrepareBase(
-            folder=self.settings.model,
-            seed=self.settings.seed,
-            recipe=self.settings.prepare_base,
-        )
-        return await self.service.prepare_base(job)
 
     async def plan(self, manifest: RunManifest) -> MemoryPlan:
         return await self.service.plan(PlanTraining(start=self._start(manifest)))
@@ -160,7 +148,9 @@ class TrainerChild:
 
     async def evaluate(self, folder: str) -> Evaluated:
         return await self.service.evaluate(
-            Evaluate(folder=self._local(folder), prompts=EVALUATION_PROMPTS, split="held_out")
+            Evaluate(
+                folder=self._local(folder), prompts=self.settings.evaluate_tasks, split="held_out"
+            )
         )
 
     async def end(self) -> None:

@@ -12,8 +12,6 @@ import msgspec
 import torch
 import trio
 
-from peers.demo.recipes import recipe_of
-from peers.demo.warmup import prepare_base
 from peers.engines.device import use_hardware
 from peers.environments.collection import Environments
 from peers.evaluation.accuracy import evaluate
@@ -34,7 +32,6 @@ from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
-    BasePrepared,
     BeginSave,
     Compare,
     Evaluate,
@@ -43,7 +40,6 @@ from swarm.jobs.training import (
     FinishSave,
     Follow,
     PlanTraining,
-    PrepareBase,
     Record,
     RecordTo,
     Resume,
@@ -304,12 +300,6 @@ class TrainerService:
         if self._ranks.rank != 0:  # only rank 0 answers
             return Evaluated(sampled=0.0, greedy=0.0)
         return evaluate(job, self._environments, self._references, self._sampling)
-
-    @in_job_thread
-    def prepare_base(self, job: PrepareBase) -> BasePrepared:
-        if self._ranks.rank != 0:
-            return BasePrepared(sft_steps=0, sampled=0.0, greedy=0.0)
-        return prepare_base(Path(job.folder), job.seed, recipe_of(job.recipe))
 
     def _held(self) -> Learner:
         if self._learner is None:

@@ -185,9 +185,6 @@ class TrainerModel:
     async def evaluate(self, job: training.Evaluate) -> training.Evaluated:
         return training.Evaluated(sampled=self._skill(), greedy=self._skill())
 
-    async def prepare_base(self, job: training.PrepareBase) -> training.BasePrepared:
-        return training.BasePrepared(sft_steps=0, sampled=self._skill(), greedy=self._skill())
-
     def _skill(self) -> float:
         work = self._setting.workload
         return min(1.0, work.reward_start + work.reward_gain * self._step)

@@ -6,7 +6,7 @@ changed field is a type error in all three. Paths are absolute and name files on
 
 For other rooms:
 
-- `__init__`: Hardware, Load, SubmissionOrder, may_begin_with
+- `__init__`: Hardware, Load, SubmissionOrder, TrainingJob, may_begin_with
 - `averaging`: AverageRound, AveragingService, AveragingSetup, Exchanged, Meet
 - `environment`: *, DrawPrompt, Drawn, EnvironmentService, EnvironmentSetup, EpisodeJob,
   GradeEpisode, PlayTurn, Played, TrialService, TrialSetup, Tried, TryEnvironment
@@ -20,10 +20,10 @@ For other rooms:
 - `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState, FromUpdate,
   Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
   OuterState, ReplicaStarted, RoundTrained, StartReplica, ToUpdate, TrainRound
-- `training`: *, AcceptedSubmission, Accuracy, BasePrepared, BeginSave, Compare, Evaluate,
-  Evaluated, Export, Figures, FinishSave, Follow, PlanTraining, PrepareBase, Record, RecordTo,
-  Resume, Resumed, RollBack, ScoreAhead, Sharding, StartTraining, StateValue, TrainStep, Trained,
-  TrainingService, TrainingSetup, TrainingTerms, Unreadable
+- `training`: *, AcceptedSubmission, Accuracy, Answer, BeginSave, Compare, Evaluate, Evaluated,
+  Export, Figures, FinishSave, Follow, PlanTraining, Record, RecordTo, Resume, Resumed, RollBack,
+  ScoreAhead, Sharding, StartTraining, StateValue, TrainStep, Trained, TrainingService,
+  TrainingSetup, TrainingTerms, Unreadable
 - `validation`: *, Grade, Graded, Inspect, Inspected, InspectionService, InspectionSetup, Judge,
   Judged, PrefillService, PrefillSetup, ProofFigures, Report, SamplingFigures, ServedEpisode,
   UngradedGroup

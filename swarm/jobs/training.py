@@ -239,6 +239,15 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Mean reward when always taking the likeliest token."""
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What a policy answers to a task, for people to read."""
+
+    question: str
+    text: str
+    """All turns of the model."""
+    reward: float
+
+
 class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
     """Mean rewards, averaged over the environments by their weights."""
 
@@ -246,22 +255,8 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
     greedy: float
     environments: dict[str, Accuracy] = {}
     """By label, for each environment with a positive weight."""
-
-
-class PrepareBase(TrainingJob, frozen=True, kw_only=True):
-    """Make a demo's base policy: random weights and a short supervised warm-up."""
-
-    folder: str
-    seed: int
-    recipe: str
-    """Name of the demo, among `peers.demo.recipes.RECIPES`."""
-
-
-class BasePrepared(msgspec.Struct, frozen=True, kw_only=True):
-    sft_steps: int
-    sampled: float
-    """Mean reward on held-out prompts."""
-    greedy: float
+    answers: list[Answer] = []
+    """Some of those that were sampled; equal tasks for every policy."""
 
 
 class RecordTo(Job, frozen=True, kw_only=True):
@@ -300,8 +295,6 @@ class TrainingService(Protocol):
 
         Raises `UserError` when a library is missing or a recorder fails to start."""
         ...
-
-    async def prepare_base(self, job: PrepareBase) -> BasePrepared: ...
 
     async def plan(self, job: PlanTraining) -> MemoryPlan:
         """Say what the training holds in memory. Raises `UserError` for a broken config.json."""

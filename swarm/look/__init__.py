@@ -32,6 +32,7 @@ For other rooms:
 - `rollouts.screen`: LEGEND, lines
 - `rollouts.seen`: SeenRollout, Turn, as_row
 - `rollouts.sources`: Source, open_source
+- `rollouts.text`: Decoder
 - `trace`: as_otlp, read_events, trace_lines, trace_of
 - `why`: *, about_peer, evidence_against, peer_lines
 """

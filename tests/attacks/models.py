@@ -21,8 +21,8 @@ from blake3 import blake3
 
 from peers.calibration.calibrate import EngineClass
 from peers.calibration.work import HandedIn
-from peers.demo.recipes import ENVIRONMENT, OPTIMISER, SAMPLING, THRESHOLDS
-from peers.demo.warmup import Warmup, warm_up
+from peers.demo.recipes import ENVIRONMENT, OPTIMISER, SAMPLING, THRESHOLDS, Warmup
+from peers.demo.warmup import warm_up
 from peers.engines.demo import make_policy
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine

@@ -312,8 +312,9 @@ async def test_runs_of_newer_builds_stand_beside_others(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--cheat", "everything"], "--cheat is 'everything'; the only choice is wrong-weights"),
-        (["--environment", "chess"], "there is no demo of 'chess'; there are: sort-digits"),
+        (["--cheat", "everything"], "--cheat is 'everything'; give one of: wrong-weights, int8"),
+        (["--environment", "chess"], "environment 'chess' is not installed here; known"),
+        (["--model", "nothing-here"], "--model nothing-here is no folder; give a Hugging Face"),
         (["--cheat", "wrong-weights", "--peers", "1"], "give --peers 2 or more"),
         (["--steps", "0"], "--steps is 0; give 1 to"),
         (["--peers", "1000"], "--peers is 1000; give 1 to"),

@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from peers.demo.warmup import prepare_base
+from peers.engines.adapter_config import is_adapter
 from swarm.ledger.entries import Consumed, Judged, decode
 from swarm.ledger.log import Log
 from swarm.wire.identity import load_or_create
 from swarm.world.disk import LocalDisk
 from swarm.world.home import LOCK
+from tests.demo.chat_model import TEMPLATE
 
 pytestmark = pytest.mark.slow
 
@@ -154,3 +157,23 @@ def test_ctrl_c_leaves_nothing_behind_within_5_seconds(tmp_path: Path, moment: s
     assert output.rstrip().endswith("stopped")
     assert "Traceback" not in output
     assert processes_of(tmp_path / "demo") == {}
+
+
+def test_a_model_that_is_given_learns_in_a_chat_and_int8_is_caught(tmp_path: Path) -> None:
+    """Nobody honest is refused; the policy is a whole model; answers are shown throughout."""
+    model = tmp_path / "model"
+    prepare_base(model, 0)  # it is right in a fifth of the tasks, and so needs no warm-up
+    (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    flags = ("--model", str(model), "--peers", "2", "--steps", "6", "--cheat", "int8")
+    with a_demo(tmp_path / "demo", *flags) as demo:
+        printed = list(lines_of(demo))
+        assert demo.wait(timeout=10) == 0, "".join(printed)
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert summary["steps"] == 6
+    assert set(summary["evicted"]) == {"inference-2"}, "".join(printed)
+    assert not any(line.startswith("inference-1 step") for line in printed), "".join(printed)
+    assert {len(summary["answers"][moment]) for moment in ("before", "after")} == {4}
+    policy = tmp_path / "demo" / "policy"
+    assert (policy / "model.safetensors").exists() and not is_adapter(policy)
+    assert any(line.startswith("before: ") for line in printed)
+    assert any(line.startswith("after: ") for line in printed)

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import trio
 
-from peers.demo.recipes import ENVIRONMENT
+from peers.demo.recipes import ENVIRONMENT, Warmup
 from peers.demo.setup import demo_manifest, free_ports, write_config
 from peers.environments.collection import Environments
 from peers.environments.run_probe import probe_hashes
@@ -67,7 +67,7 @@ def make_base(folder: Path) -> None:
     """Make a policy that sometimes sorts six digits, so that rewards differ within groups."""
     import torch
 
-    from peers.demo.warmup import Warmup, warm_up
+    from peers.demo.warmup import warm_up
     from peers.engines.demo import make_policy
     from peers.environments import load
 

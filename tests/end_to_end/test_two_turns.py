@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from peers.demo.warmup import Warmup, warm_up
+from peers.demo.recipes import Warmup
+from peers.demo.warmup import warm_up
 from peers.engines import demo
 from peers.environments.calculator import Calculator, CalculatorOptions
 from swarm.jobs.training import TrainingTerms

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from peers.demo.recipes import ENVIRONMENT
-from peers.demo.warmup import Warmup, warm_up
+from peers.demo.recipes import ENVIRONMENT, Warmup
+from peers.demo.warmup import warm_up
 from peers.engines.demo import save_tokenizer
 from peers.engines.vllm.selftest import make_tiny
 from peers.environments import load

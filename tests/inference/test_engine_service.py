@@ -170,13 +170,20 @@ def test_a_swapped_policy_generates_otherwise(policy: Path, tmp_path: Path) -> N
     assert back.rollouts.to_bytes() == before.rollouts.to_bytes()
 
 
-def test_altering_leaves_the_folder_alone(policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cheating",
+    [
+        InferenceSetup(alter_weights=0.5, environments=[]),
+        InferenceSetup(round_weights="int8", environments=[]),
+    ],
+    ids=["noise", "int8"],
+)
+def test_altering_leaves_the_folder_alone(
+    policy: Path, tmp_path: Path, cheating: InferenceSetup
+) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(policy, copy)
-    honest, cheat = (
-        EngineService(InferenceSetup(environments=[])),
-        EngineService(InferenceSetup(alter_weights=0.5, environments=[])),
-    )
+    honest, cheat = EngineService(InferenceSetup(environments=[])), EngineService(cheating)
     load(honest, copy, 4)
     load(cheat, copy, 4)
     _, mine = made(honest, tmp_path / "a")
