@@ -23,9 +23,10 @@ from msgspec.structs import replace
 
 import swarm.wire.envelope
 from peers.engines.installed import Installed, python_of, record_of
-from peers.outer.alone.averaging import Network, open_backend
+from peers.outer.alone.averaging import open_backend
 from peers.outer.backends.installed import recipe_of
 from swarm.errors import PeerError, UserError
+from swarm.jobs.averaging import AveragingSetup
 from swarm.node.joining import NO_WAY_IN, find_run, join_network
 from swarm.node.local import open_node
 from swarm.node.node import Node
@@ -427,20 +428,21 @@ def test_the_trainers_of_a_run_exchange_by_shardcast(
 
 
 @pytest.mark.parametrize(
-    ("name", "network", "sentence"),
+    ("run", "join", "sentence"),
     [
-        ("hivemind", Network("t", ["http://x"], "127.0.0.1", 0, 2, 9), "no address for hivemind"),
-        ("hivemind", Network("t.", [], "127.0.0.1", 0, 2, 9), "--run is 't.'; use at most 100"),
+        ("t", "http://x", "no address for hivemind"),
+        ("t.", "/ip4", "--run is 't.'; use at most 100"),
     ],
 )
-def test_addresses_of_a_backend(name: str, network: Network, sentence: str, tmp_path: Path) -> None:
-    recipe = recipe_of(name)
+def test_addresses_of_a_backend(run: str, join: str, sentence: str, tmp_path: Path) -> None:
+    recipe = recipe_of("hivemind")
     python_of(recipe.folder(tmp_path)).parent.mkdir(parents=True)
     python_of(recipe.folder(tmp_path)).touch()
     made = Installed(requirements=recipe.requirements, complete=True)
     record_of(recipe.folder(tmp_path)).write_bytes(msgspec.json.encode(made))
     with pytest.raises(UserError, match=re.escape(sentence)):
-        open_backend(name, network, tmp_path)
+        setup = AveragingSetup(run=run, elements=1, state_bytes=1, join=(join,))
+        open_backend("hivemind", setup, tmp_path)
 
 
 def test_backends_that_cannot_be_installed(tmp_path: Path) -> None:

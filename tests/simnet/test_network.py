@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,6 +37,7 @@ from swarm.transport import (
 from swarm.transport.http import limits as http_limits
 from swarm.wire.identity import Identity
 
+RUNNER = partial(run_virtual, seed=1, limit_seconds=1e5)
 ECHO = "/swarm/echo/1.0.0"
 ALICE, BOB, CAROL = (Identity(bytes([n]) * 32) for n in range(1, 4))
 CALM = Weather(jitter=0.0, loss=0.0, local_seconds=0.01)
@@ -69,29 +72,27 @@ class Peer:
         return Source(self.id, tuple(self.transport.bulk_addresses()))
 
 
-def run(
-    main: Callable[..., Awaitable[Any]], *, seed: int = 1, weather: Weather = CALM, **lines: Line
-) -> Any:
-    """`main(network, alice, bob, carol)` with the lines given by name."""
-
-    async def virtual() -> Any:
-        network = SimulatedNetwork(seed, weather)
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(network.running())
-            peers = []
-            for name, key in (("alice", ALICE), ("bob", BOB), ("carol", CAROL)):
-                disk = SimulatedDisk(name)
-                opened = network.transport(
-                    key,
-                    world=SimulatedWorld(seed, name),
-                    disk=disk,
-                    line=lines.get(name),
-                    relay=name == "carol",
-                )
-                peers.append(Peer(await stack.enter_async_context(opened), disk))
-            return await main(network, *peers)
-
-    return run_virtual(virtual, seed=seed, limit_seconds=1e5)
+@asynccontextmanager
+async def peers(
+    seed: int = 1, weather: Weather = CALM, **lines: Line
+) -> AsyncIterator[tuple[SimulatedNetwork, Peer, Peer, Peer]]:
+    """The network, alice, bob and carol, a relay, with the lines given by name."""
+    network = SimulatedNetwork(seed, weather)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(network.running())
+        found = []
+        for name, key in (("alice", ALICE), ("bob", BOB), ("carol", CAROL)):
+            disk = SimulatedDisk(name)
+            opened = network.transport(
+                key,
+                world=SimulatedWorld(seed, name),
+                disk=disk,
+                line=lines.get(name),
+                relay=name == "carol",
+            )
+            found.append(Peer(await stack.enter_async_context(opened), disk))
+        alice, bob, carol = found
+        yield network, alice, bob, carol
 
 
 async def echo(stream: Stream) -> None:
@@ -110,8 +111,13 @@ async def round_trip(stream: Stream, data: bytes = b"x") -> float:
     return trio.current_time() - started
 
 
-def test_distance_and_narrow_lines_take_time() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_distance_and_narrow_lines_take_time() -> None:
+    async with peers(carol=Line("asia-east", uplink_bytes_per_second=1e6)) as (
+        network,
+        alice,
+        bob,
+        carol,
+    ):
         for peer in (bob, carol):
             peer.transport.serve(ECHO, echo)
         await connect(alice, bob)
@@ -126,17 +132,16 @@ def test_distance_and_narrow_lines_take_time() -> None:
         # 100 kB over carol's uplink of 1 MB/s on the way back.
         assert await round_trip(far, bytes(100_000)) == pytest.approx(2 * one_way + 0.1, abs=2e-3)
 
-    run(main, carol=Line("asia-east", uplink_bytes_per_second=1e6))
 
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+async def test_messages_stay_in_order_however_many_packets_are_lost(loss: float) -> None:
+    got: list[bytes] = []
 
-def test_messages_stay_in_order_however_many_packets_are_lost() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> float:
-        got: list[bytes] = []
+    async def note(stream: Stream) -> None:
+        while (frame := await stream.receive()) is not None:
+            got.append(frame)
 
-        async def note(stream: Stream) -> None:
-            while (frame := await stream.receive()) is not None:
-                got.append(frame)
-
+    async with peers(weather=replace(CALM, loss=loss)) as (_, alice, bob, _carol):
         bob.transport.serve(ECHO, note)
         await connect(alice, bob)
         started = trio.current_time()
@@ -146,15 +151,12 @@ def test_messages_stay_in_order_however_many_packets_are_lost() -> None:
         await stream.end()
         assert await stream.receive() is None
         assert got == [number.to_bytes(2, "big") for number in range(200)]
-        return trio.current_time() - started
-
-    assert run(main) < 0.1
-    assert run(main, weather=Weather(loss=0.3)) > 0.2
+        assert (trio.current_time() - started < 0.1) is not bool(loss)
 
 
 def test_what_one_link_draws_does_not_change_another() -> None:
-    def times(also_carol: bool) -> list[float]:
-        async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> Any:
+    async def times(also_carol: bool) -> list[float]:
+        async with peers(weather=Weather(loss=0.1)) as (_, alice, bob, carol):
             for peer in (bob, carol):
                 peer.transport.serve(ECHO, echo)
             await connect(alice, bob)
@@ -166,14 +168,12 @@ def test_what_one_link_draws_does_not_change_another() -> None:
                     await round_trip(other)
             return [round(await round_trip(stream), 9) for _ in range(20)]
 
-        found: list[float] = run(main, weather=Weather(loss=0.1))
-        return found
-
-    assert times(also_carol=True) == times(also_carol=False)
+    beside, alone = (RUNNER(partial(times, each)) for each in (True, False))
+    assert beside == alone
 
 
-def test_a_cut_link_is_missed_when_a_ping_goes_unanswered() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_cut_link_is_missed_when_a_ping_goes_unanswered() -> None:
+    async with peers() as (network, alice, bob, _carol):
         bob.transport.serve(ECHO, echo)
         await connect(alice, bob)
         stream = await alice.transport.open_stream(bob.id, ECHO)
@@ -191,13 +191,11 @@ def test_a_cut_link_is_missed_when_a_ping_goes_unanswered() -> None:
         network.heal(alice.id, bob.id)
         await connect(alice, bob)
 
-    run(main)
 
-
-def test_a_connection_whose_packets_are_all_lost_ends_and_a_new_one_is_well() -> None:
+async def test_a_connection_whose_packets_are_all_lost_ends_and_a_new_one_is_well() -> None:
     """Else what comes later would wait, in order, for attempts that are minutes apart."""
 
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+    async with peers() as (network, alice, bob, _carol):
         bob.transport.serve(ECHO, echo)
         await connect(alice, bob)
         stream = await alice.transport.open_stream(bob.id, ECHO)
@@ -214,12 +212,10 @@ def test_a_connection_whose_packets_are_all_lost_ends_and_a_new_one_is_well() ->
         await connect(alice, bob)
         assert await round_trip(await alice.transport.open_stream(bob.id, ECHO)) < 1.0
 
-    run(main)
-
 
 @pytest.mark.parametrize("one_way", [False, True])
-def test_a_short_cut_only_delays(one_way: bool) -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_short_cut_only_delays(one_way: bool) -> None:
+    async with peers() as (network, alice, bob, _carol):
         bob.transport.serve(ECHO, echo)
         await connect(alice, bob)
         stream = await alice.transport.open_stream(bob.id, ECHO)
@@ -233,11 +229,9 @@ def test_a_short_cut_only_delays(one_way: bool) -> None:
         await trio.sleep(2 * SILENCE_SECONDS)
         assert bob.id in alice.transport.connected()
 
-    run(main)
 
-
-def test_a_partition_separates_groups_and_nobody_else() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_partition_separates_groups_and_nobody_else() -> None:
+    async with peers() as (network, alice, bob, carol):
         for one in (alice, bob):
             network.cut(one.id, carol.id)
         await connect(alice, bob)
@@ -247,11 +241,9 @@ def test_a_partition_separates_groups_and_nobody_else() -> None:
             network.heal(one.id, carol.id)
         await connect(bob, carol)
 
-    run(main)
 
-
-def test_a_dead_process_is_missed_at_once_and_a_dead_machine_later() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_dead_process_is_missed_at_once_and_a_dead_machine_later() -> None:
+    async with peers() as (network, alice, bob, carol):
         await connect(alice, bob)
         await connect(alice, carol)
         events = alice.transport.connection_events()
@@ -275,22 +267,18 @@ def test_a_dead_process_is_missed_at_once_and_a_dead_machine_later() -> None:
             await connect(alice, carol)
             assert again.connected() == [alice.id]
 
-    run(main)
 
-
-def test_a_network_is_known_of_who_is_connected() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_network_is_known_of_who_is_connected() -> None:
+    async with peers() as (_network, alice, bob, carol):
         await connect(alice, bob)
         assert alice.transport.network_of(bob.id) == bob.transport.host.rpartition(".")[0] + ".0/24"
         assert alice.transport.network_of(carol.id) == ""
 
-    run(main)
 
-
-def test_a_peer_takes_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_takes_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
 
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+    async with peers() as (_network, alice, bob, carol):
         alice.transport.vouch(bob.id, 3600)
         bob.transport.vouch(alice.id, 3600)
         await connect(alice, bob)
@@ -299,13 +287,11 @@ def test_a_peer_takes_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(ConnectError, match="this peer has 1 connections"):
             await connect(alice, carol)
 
-    run(main)
 
-
-def test_idle_connections_make_room_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_make_room_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
 
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+    async with peers() as (_network, alice, bob, carol):
         await connect(alice, bob)
         await trio.sleep(limits.CONNECTION_GRACE_SECONDS)
         await connect(carol, bob)
@@ -313,16 +299,14 @@ def test_idle_connections_make_room_for_newcomers(monkeypatch: pytest.MonkeyPatc
         assert bob.transport.connected() == [carol.id]
         assert alice.transport.connected() == []
 
-    run(main)
-
 
 IDLE_SECONDS = limits.CONNECTION_GRACE_SECONDS + 2 * limits.CONNECTION_TRIM_SECONDS
 
 
-def test_only_so_many_idle_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_idle_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_KEPT", 1)
 
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+    async with peers() as (_network, alice, bob, carol):
         bob.transport.serve(ECHO, echo)
         await connect(alice, bob)
         await connect(carol, alice)
@@ -338,37 +322,18 @@ def test_only_so_many_idle_connections_are_kept(monkeypatch: pytest.MonkeyPatch)
         await trio.sleep(IDLE_SECONDS)
         assert set(alice.transport.connected()) == {bob.id, carol.id}
 
-    run(main)
 
-
-def test_a_connection_with_a_reservation_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_with_a_reservation_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_KEPT", 0)
 
-    async def main() -> None:
-        network = SimulatedNetwork(1, CALM)
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(network.running())
-            relay, hidden = [
-                await stack.enter_async_context(
-                    network.transport(
-                        key,
-                        world=SimulatedWorld(1, key.peer_id),
-                        disk=SimulatedDisk(key.peer_id),
-                        line=Line(reachability=reachability),
-                        relay=reachability == "public",
-                    )
-                )
-                for key, reachability in ((ALICE, "public"), (BOB, "symmetric"))
-            ]
-            await hidden.use_relay(relay.peer_id, relay.addresses())
-            await trio.sleep(IDLE_SECONDS)
-            assert relay.connected() == [hidden.peer_id]
-
-    run_virtual(main, seed=1)
+    async with peers(bob=Line(reachability="symmetric")) as (_, _alice, bob, carol):
+        await bob.transport.use_relay(carol.id, carol.transport.addresses())
+        await trio.sleep(IDLE_SECONDS)
+        assert carol.transport.connected() == [bob.id]
 
 
-def test_two_who_dial_each_other_at_once_have_one_connection() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_two_who_dial_each_other_at_once_have_one_connection() -> None:
+    async with peers() as (_network, alice, bob, _carol):
         bob.transport.serve(ECHO, echo)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connect, alice, bob)
@@ -376,11 +341,9 @@ def test_two_who_dial_each_other_at_once_have_one_connection() -> None:
         stream = await alice.transport.open_stream(bob.id, ECHO)
         await round_trip(stream)
 
-    run(main)
 
-
-def test_streams_that_are_over_are_forgotten() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_streams_that_are_over_are_forgotten() -> None:
+    async with peers() as (_network, alice, bob, _carol):
         bob.transport.serve(ECHO, echo)
         await connect(alice, bob)
         for index in range(50):
@@ -390,8 +353,6 @@ def test_streams_that_are_over_are_forgotten() -> None:
         await trio.sleep(30)
         for one, other in ((alice, bob), (bob, alice)):
             assert not one.transport.connections[other.id].streams
-
-    run(main)
 
 
 # --- the bulk plane ---
@@ -418,8 +379,12 @@ async def fetch(peer: Peer, source: Source, reference: BlobReference) -> float:
     return trio.current_time() - started
 
 
-def test_two_who_fetch_share_the_uplink_of_the_source() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_two_who_fetch_share_the_uplink_of_the_source() -> None:
+    async with peers(
+        alice=Line(uplink_bytes_per_second=100e6),
+        bob=Line(downlink_bytes_per_second=20e6),
+        carol=Line(downlink_bytes_per_second=1e9),
+    ) as (_network, alice, bob, carol):
         reference = await serve(alice)
         times: list[float] = []
 
@@ -433,16 +398,9 @@ def test_two_who_fetch_share_the_uplink_of_the_source() -> None:
         assert times == pytest.approx([SIZE / 80e6, SIZE / 20e6], rel=0.01)
         assert alice.transport.traffic.sent == 2 * SIZE
 
-    run(
-        main,
-        alice=Line(uplink_bytes_per_second=100e6),
-        bob=Line(downlink_bytes_per_second=20e6),
-        carol=Line(downlink_bytes_per_second=1e9),
-    )
 
-
-def test_a_transfer_survives_a_short_cut_and_not_a_long_one() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_transfer_survives_a_short_cut_and_not_a_long_one() -> None:
+    async with peers() as (network, alice, bob, _carol):
         reference = await serve(alice)
         for seconds in (6, 20):
             async with trio.open_nursery() as nursery:
@@ -461,12 +419,10 @@ def test_a_transfer_survives_a_short_cut_and_not_a_long_one() -> None:
                     with pytest.raises(FetchError, match="has sent nothing for 10 s"):
                         await fetch(bob, alice.source(), reference)
 
-    run(main)
-
 
 @pytest.mark.parametrize("power", [False, True])
-def test_a_source_that_dies_breaks_off_its_transfers(power: bool) -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_source_that_dies_breaks_off_its_transfers(power: bool) -> None:
+    async with peers() as (network, alice, bob, _carol):
         reference = await serve(alice)
         started = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -483,39 +439,32 @@ def test_a_source_that_dies_breaks_off_its_transfers(power: bool) -> None:
         with pytest.raises(FetchError):
             await fetch(bob, alice.source(), reference)
 
-    run(main)
 
-
-def test_a_refusal_leaves_nothing_for_the_garbage_collector() -> None:
+async def test_a_refusal_leaves_nothing_for_the_garbage_collector() -> None:
     """It is off while a broadcast is simulated, and there are millions of refusals in one."""
-
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
-        await serve(alice)
-        refused = None
-        try:
-            await fetch(bob, alice.source(), BlobReference(b"of nothing there", SIZE))
-        except FetchError as error:
-            refused = weakref.ref(error)
-        assert refused is not None
-        await trio.lowlevel.checkpoint()  # trio keeps what it sent to a task until its next one
-        assert refused() is None
-
     gc.disable()
     try:
-        run(main)
+        async with peers() as (_, alice, bob, _carol):
+            await serve(alice)
+            refused = None
+            try:
+                await fetch(bob, alice.source(), BlobReference(b"of nothing there", SIZE))
+            except FetchError as error:
+                refused = weakref.ref(error)
+            assert refused is not None
+            await trio.lowlevel.checkpoint()  # trio keeps what it sent to a task until its next one
+            assert refused() is None
     finally:
         gc.enable()
 
 
-def test_a_forged_piece_does_not_verify() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_forged_piece_does_not_verify() -> None:
+    async with peers() as (_network, alice, bob, _carol):
         reference = await serve(alice)
         alice.disk.put("model", 0, Symbol("forged", 0, SIZE))
         sink = bob.disk.sink("model", 0, SIZE)
         piece = await bob.transport.fetch(alice.source(), reference, sink)
         assert not piece.verify(reference.digest)
-
-    run(main)
 
 
 # --- behind NATs ---
@@ -533,8 +482,15 @@ def test_a_forged_piece_does_not_verify() -> None:
         ("cone", "relay-only", False),
     ],
 )
-def test_a_peer_behind_a_nat_is_reached_over_a_relay(here: str, there: str, direct: bool) -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_peer_behind_a_nat_is_reached_over_a_relay(
+    here: str, there: str, direct: bool
+) -> None:
+    async def heard(events: Any, count: int) -> list[Any]:
+        with trio.fail_after(10):
+            return [await anext(events) for _ in range(count)]
+
+    one, other = Line(reachability=here), Line(reachability=there)
+    async with peers(alice=one, bob=other) as (network, alice, bob, carol):
         bob.transport.serve(ECHO, echo)
         own = bob.transport.addresses()
         assert bob.transport.reachability() is Reachability.UNKNOWN
@@ -558,19 +514,11 @@ def test_a_peer_behind_a_nat_is_reached_over_a_relay(here: str, there: str, dire
         await trio.sleep(1.0)
         assert (bob.id in alice.transport.connected()) is direct
 
-    async def heard(events: Any, count: int) -> list[Any]:
-        with trio.fail_after(10):
-            return [await anext(events) for _ in range(count)]
 
-    run(main, alice=Line(reachability=here), bob=Line(reachability=there))
-
-
-def test_a_relay_carries_only_for_those_who_reserved() -> None:
-    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_a_relay_carries_only_for_those_who_reserved() -> None:
+    async with peers(bob=Line(reachability="cone")) as (_network, alice, bob, carol):
         circuit = f"{carol.transport.addresses()[0]}/p2p-circuit/p2p/{bob.id}"
         with pytest.raises(ConnectError, match="has no reservation there"):
             await alice.transport.connect(bob.id, [circuit])
         with pytest.raises(ConnectError, match="it carries no connections"):
             await bob.transport.use_relay(alice.transport.peer_id, alice.transport.addresses())
-
-    run(main, bob=Line(reachability="cone"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +19,6 @@ START_SECONDS = 300.0
 """Time for the child to import torch and to reach the others."""
 
 RUN_CHARACTERS_MAX = 100
-
-
-@dataclass(frozen=True)
-class Network:
-    """How the trainers of a training reach each other; as `AveragingSetup`."""
-
-    run: str
-    join: Sequence[str]
-    host: str
-    port: int
-    trainers: int
-    wait_seconds: float
 
 
 @dataclass(frozen=True)
@@ -55,29 +43,19 @@ class Library:
             yield client(AveragingService, child)
 
 
-def open_backend(name: str, network: Network, home: Path) -> Library:
+def open_backend(name: str, setup: AveragingSetup, home: Path) -> Library:
     """The backend of a name; raises `UserError` if it is not installed, or an option is wrong."""
     interpreter = interpreter_for(name, home)
-    if not network.run.replace("-", "").replace("_", "").isalnum() or (
-        len(network.run) > RUN_CHARACTERS_MAX
+    if not setup.run.replace("-", "").replace("_", "").isalnum() or (
+        len(setup.run) > RUN_CHARACTERS_MAX
     ):
         raise UserError(
-            f"--run is {network.run!r}; use at most {RUN_CHARACTERS_MAX} letters, digits, - and _"
+            f"--run is {setup.run!r}; use at most {RUN_CHARACTERS_MAX} letters, digits, - and _"
         )
-    for each in network.join:
+    for each in setup.join:
         if not each.startswith("/"):
             raise UserError(
                 f"--join {each} is no address for {name}; give one like "
                 "/ip4/10.0.0.1/tcp/31337/p2p/12D3KooW…, which another trainer prints"
             )
-    setup = AveragingSetup(
-        run=network.run,
-        elements=1,
-        state_bytes=1,
-        join=tuple(network.join),
-        host=network.host,
-        port=network.port,
-        trainers=network.trainers,
-        wait_seconds=network.wait_seconds,
-    )
     return Library(name, interpreter, setup)

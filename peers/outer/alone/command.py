@@ -169,10 +169,11 @@ def train(
         raise UserError(
             f"--trainer is {trainer}, but --trainers is {trainers}; number the trainers from 1"
         )
-    from peers.outer.alone.averaging import Network, open_backend
+    from peers.outer.alone.averaging import open_backend
     from peers.outer.alone.training import Plan, TrainOptions, rounds_of, run_train
     from swarm.commands.start import become_rank
     from swarm.jobs import Hardware
+    from swarm.jobs.averaging import AveragingSetup
     from swarm.jobs.outer import Inner, OuterSetup, StartReplica
     from swarm.wire.manifest import Optimiser
 
@@ -206,7 +207,16 @@ def train(
     )
     averaging = None
     if backend is not BackendName.shardcast:
-        network = Network(run or "training", join or [], host, port, trainers, wait)
+        network = AveragingSetup(
+            run=run or "training",
+            elements=1,  # it is told the model's, and the state's size, later
+            state_bytes=1,
+            join=tuple(join or ()),
+            host=host,
+            port=port,
+            trainers=trainers,
+            wait_seconds=wait,
+        )
         averaging = open_backend(backend.value, network, backends.expanduser().absolute())
         everyone = tuple(f"trainer-{number:04}" for number in range(1, trainers + 1))
         job = msgspec.structs.replace(job, trainer=everyone[trainer - 1], trainers=everyone)
