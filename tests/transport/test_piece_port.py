@@ -265,27 +265,31 @@ HOSTS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(HOSTS, st.integers(0, 60), st.booleans()), max_size=400))
-async def test_whoever_was_there_before_an_admitted_peer_from_elsewhere_gets_in(arrivals) -> None:
+def test_whoever_was_there_before_an_admitted_peer_from_elsewhere_gets_in(arrivals) -> None:
     """However strangers and admitted identities of five networks filled the table."""
-    table = Table(SIZES, PER_PEER)
-    with contextlib.ExitStack() as stack:
-        guests: list[Guest] = []
-        for now, (host, peer, idle) in enumerate(arrivals):
-            guest = Guest(host, used_at=now)
-            with contextlib.suppress(NoRoom):
-                stack.enter_context(table.entered(guest, host))
-                guests.append(guest)
-                guest.idle = idle
-                if peer:
-                    let_prove(table, guest, f"peer {peer}")
-        strangers = [g for g in guests if not g.peer and not g.leaving]
-        known = [g for g in guests if g.peer and not g.leaving]
-        assert len(strangers) <= SIZES.strangers
-        assert len(known) <= SIZES.connections - SIZES.for_strangers
-        newcomer = Guest("203.0.113.1")
-        with table.entered(newcomer, newcomer.host):
-            let_prove(table, newcomer, "newcomer")
-            assert not newcomer.leaving
+
+    async def main() -> None:
+        table = Table(SIZES, PER_PEER)
+        with contextlib.ExitStack() as stack:
+            guests: list[Guest] = []
+            for now, (host, peer, idle) in enumerate(arrivals):
+                guest = Guest(host, used_at=now)
+                with contextlib.suppress(NoRoom):
+                    stack.enter_context(table.entered(guest, host))
+                    guests.append(guest)
+                    guest.idle = idle
+                    if peer:
+                        let_prove(table, guest, f"peer {peer}")
+            strangers = [g for g in guests if not g.peer and not g.leaving]
+            known = [g for g in guests if g.peer and not g.leaving]
+            assert len(strangers) <= SIZES.strangers
+            assert len(known) <= SIZES.connections - SIZES.for_strangers
+            newcomer = Guest("203.0.113.1")
+            with table.entered(newcomer, newcomer.host):
+                let_prove(table, newcomer, "newcomer")
+                assert not newcomer.leaving
+
+    trio.run(main)
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ async def test_dials_at_once_are_limited() -> None:
 
 
 @given(st.binary(max_size=200))
-async def test_any_bytes_are_a_question_or_a_broken_stream(data: bytes) -> None:
+def test_any_bytes_are_a_question_or_a_broken_stream(data: bytes) -> None:
     class Asked(Any):  # type: ignore[misc]
         peer = ALICE.peer_id
         answer = b""
@@ -110,14 +110,19 @@ async def test_any_bytes_are_a_question_or_a_broken_stream(data: bytes) -> None:
             await trio.lowlevel.checkpoint()
             self.answer = frame
 
-    dialled = Dialled()
-    stream = Asked()
-    try:
-        await DialBack(dialled.handshake, lambda peer: ("8.8.8.8", 1), lambda: 0.0).serve(stream)
-    except StreamError:
-        assert not dialled.dialled
-    else:
-        assert msgspec.msgpack.decode(stream.answer, type=Answer).host == "8.8.8.8"
+    async def main() -> None:
+        dialled = Dialled()
+        stream = Asked()
+        try:
+            await DialBack(dialled.handshake, lambda peer: ("8.8.8.8", 1), lambda: 0.0).serve(
+                stream
+            )
+        except StreamError:
+            assert not dialled.dialled
+        else:
+            assert msgspec.msgpack.decode(stream.answer, type=Answer).host == "8.8.8.8"
+
+    trio.run(main)
 
 
 class Said:

@@ -117,26 +117,29 @@ class Carried:
         self.read, self.write = stream.receive_some, stream.send_all
 
 
-async def test_all_circuits_together_keep_to_the_rate() -> None:
-    limits = CircuitLimits(bytes_per_second=400_000)
-    relay = Circuits(plaintext_host(CAROL), limits, None, allow_hop=True)
+def test_all_circuits_together_keep_to_the_rate() -> None:
+    async def main() -> None:
+        limits = CircuitLimits(bytes_per_second=400_000)
+        relay = Circuits(plaintext_host(CAROL), limits, None, allow_hop=True)
 
-    async def send(size_bytes: int) -> None:
-        alice, near = trio.testing.memory_stream_pair()
-        bob, far = trio.testing.memory_stream_pair()
-        nursery.start_soon(relay.carry, Carried(near), Carried(far))
-        await alice.send_all(bytes(size_bytes))
-        while size_bytes:
-            size_bytes -= len(await bob.receive_some())
+        async def send(size_bytes: int) -> None:
+            alice, near = trio.testing.memory_stream_pair()
+            bob, far = trio.testing.memory_stream_pair()
+            nursery.start_soon(relay.carry, Carried(near), Carried(far))
+            await alice.send_all(bytes(size_bytes))
+            while size_bytes:
+                size_bytes -= len(await bob.receive_some())
 
-    began = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        async with trio.open_nursery() as sending:
-            for _ in range(2):
-                sending.start_soon(send, 300_000)
-        nursery.cancel_scope.cancel()
-    # 600 kB, of which 200 kB at once.
-    assert trio.current_time() - began == pytest.approx(1.0)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as sending:
+                for _ in range(2):
+                    sending.start_soon(send, 300_000)
+            nursery.cancel_scope.cancel()
+        # 600 kB, of which 200 kB at once.
+        assert trio.current_time() - began == pytest.approx(1.0)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 class LyingRelay:
@@ -180,20 +183,23 @@ class Granting(Carried):
 
 @pytest.mark.parametrize("expires", [0, 1, 2**63])
 @pytest.mark.parametrize("hangs_up", [False, True])
-async def test_a_relay_that_lies_about_time_is_asked_seldom_and_not_forgotten(
+def test_a_relay_that_lies_about_time_is_asked_seldom_and_not_forgotten(
     expires: int, hangs_up: bool
 ) -> None:
-    there: Any = LyingRelay(expires, hangs_up=hangs_up)
-    kept = Relays(there, there)
-    with trio.move_on_after(7200):
-        await kept.keep_reservation(CAROL.peer_id, ["address"])
-    pauses = [later - before for before, later in itertools.pairwise(there.asked_at)]
-    if hangs_up:
-        assert set(pauses) == {RELAY_RETRY_SECONDS} and not kept.addresses()
-    else:
-        shortest, longest = (each / 2 for each in LIFETIME_SECONDS)
-        assert pauses and all(shortest <= pause <= longest for pause in pauses)
-        assert kept.addresses() == ["address"]
+    async def main() -> None:
+        there: Any = LyingRelay(expires, hangs_up=hangs_up)
+        kept = Relays(there, there)
+        with trio.move_on_after(7200):
+            await kept.keep_reservation(CAROL.peer_id, ["address"])
+        pauses = [later - before for before, later in itertools.pairwise(there.asked_at)]
+        if hangs_up:
+            assert set(pauses) == {RELAY_RETRY_SECONDS} and not kept.addresses()
+        else:
+            shortest, longest = (each / 2 for each in LIFETIME_SECONDS)
+            assert pauses and all(shortest <= pause <= longest for pause in pauses)
+            assert kept.addresses() == ["address"]
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def test_an_admitted_peer_takes_the_circuit_of_a_stranger(tmp_path) -> None:
