@@ -237,10 +237,8 @@ class _Members:
         async with _machine(self._network, name, line) as (identity, world, transport):
             gossip = Gossip(
                 transport,
-                world,
                 Gate(world, RUN_ID, lambda sender, message: None, lambda sender: False),
                 Events(world, identity.peer_id),
-                RUN_ID,
                 [RUN],
                 records=lambda most: [],
                 learn_record=lambda record: None,

@@ -47,7 +47,6 @@ from swarm.wire.envelope import (
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Message, PeerRecord, StateMessage
 from swarm.wire.messenger import REQUEST_DEADLINE_SECONDS
-from swarm.world import World
 from swarm.world.observable import Observable
 
 TICK_SECONDS = 1.0
@@ -98,36 +97,33 @@ class Gossip:
     def __init__(
         self,
         transport: Transport,
-        world: World,
         gate: Gate,
         events: Events,
-        run: str,
         topics: Sequence[str],
         *,
         records: Callable[[int], Sequence[Envelope]],
         learn_record: Callable[[Envelope], None],
         admits: Callable[[PeerId, bytes], bool],
-        compare_clock: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         """`records(most)`: some peer records to send to newcomers. `learn_record(record)`: receives
         theirs, with checked signatures. `admits(peer, admission)`: whether the admission that a
-        peer shows is valid. `compare_clock(peer, seconds)`: receives how far ahead a neighbour's
-        clock is."""
+        peer shows is valid."""
         self._transport = transport
-        self._world = world
+        self._world = gate.world
+        self._run = gate.run
         self._gate = gate
         self._events = events
-        self._run = run
         self._topics = frozenset(topics)
         self._records = records
         self._learn_record = learn_record
         self._admits = admits
-        self._compare_clock = compare_clock
+        self.compare_clock: Callable[[PeerId, float], None] = lambda peer, seconds: None
+        """Called with how far ahead a neighbour's clock is, in seconds."""
         self._admission = b""
         """This peer's own admission."""
         self._shown_at = -math.inf
-        self._slots = Slots(transport, world, gate.trusts)
-        self._store = Store(world)
+        self._slots = Slots(transport, gate.world, gate.trusts)
+        self._store = Store(gate.world)
         self._fresh: dict[str, list[bytes]] = {}
         """Digests of envelopes accepted since the last tick, by topic."""
         self._asked: dict[bytes, float] = {}
@@ -282,7 +278,8 @@ class Gossip:
         records = [record.raw for record in self._records(RECORDS_EXCHANGED)]
         wall_ms = int(self._world.wall_time() * 1000)
         self._post(
-            neighbour, Hello(self._run, wall_ms, sorted(self._topics), records, self._admission)
+            neighbour,
+            Hello(self._run, wall_ms, sorted(self._topics), records, self._admission),
         )
 
     async def _is_greeted(self, neighbour: Neighbour) -> bool:
@@ -307,7 +304,7 @@ class Gossip:
 
     def _greet(self, neighbour: Neighbour, hello: Hello) -> None:
         neighbour.clock = hello.wall_ms / 1000 - self._world.now()
-        self._compare_clock(neighbour.peer, hello.wall_ms / 1000 - self._world.wall_time())
+        self.compare_clock(neighbour.peer, hello.wall_ms / 1000 - self._world.wall_time())
         for raw in hello.records:
             try:
                 record = open_envelope(raw)

@@ -137,16 +137,14 @@ class RunNode:
         )
         gossip = Gossip(
             node.transport,
-            node.world,
             gate,
             node.events,
-            run.id,
             topics,
             records=self._neighbours.some_records,
             learn_record=node.learn_record,
             admits=lambda peer, shown: admits(run, peer, shown, node.world.wall_time()),
-            compare_clock=clock.compare,
         )
+        gossip.compare_clock = clock.compare
         gossip.listen(Presence, clock.on_presence)
         return gossip, Messenger(node.transport, gate, node.events)
 

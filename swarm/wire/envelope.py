@@ -361,8 +361,8 @@ class Gate:
         flooded: Callable[[str], None] = lambda _sender: None,
         outgrown: Callable[[NeedsNewer], None] = lambda _manifest: None,
     ) -> None:
-        self._world = world
-        self._run = run
+        self.world = world
+        self.run = run
         self._permits = permits
         self.trusts = trusts
         self._clock_off = clock_off
@@ -402,9 +402,9 @@ class Gate:
         body = envelope.body
         if kinds is not None and type(envelope.message) not in kinds:
             raise Dropped("misplaced_kind", body.kind)
-        if body.run != ("" if isinstance(envelope.message, PeerRecord) else self._run):
+        if body.run != ("" if isinstance(envelope.message, PeerRecord) else self.run):
             raise Dropped("wrong_run", body.run[:100])
-        wall_ms = int(self._world.wall_time() * 1000)
+        wall_ms = int(self.world.wall_time() * 1000)
         late_ms = self._late_ms(envelope)
         if body.expires_ms + late_ms <= wall_ms:
             raise Dropped("expired", f"{wall_ms - body.expires_ms} ms ago")
@@ -425,7 +425,7 @@ class Gate:
                 raise Dropped("duplicate" if held.digest == newest.digest else "old_state")
         trusted = self.trusts(body.sender)
         rates = self._trusted_rates if trusted else self._rates
-        if not rates.of(body.sender).take(1, self._world.now()):
+        if not rates.of(body.sender).take(1, self.world.now()):
             if trusted:
                 self._flooded(body.sender)
             raise Dropped("over_rate", body.sender)

@@ -125,16 +125,14 @@ class Member:
         clock = TrustedClock(self.run, self.world, self.events, key.peer_id)
         self.gossip = Gossip(
             transport,
-            self.world,
             self.gate,
             self.events,
-            self.run.id,
             topics,
             records=lambda most: [],
             learn_record=lambda _: None,
             admits=lambda peer, _: network.admits(peer),
-            compare_clock=clock.compare,
         )
+        self.gossip.compare_clock = clock.compare
         self.gossip.listen(Presence, clock.on_presence)
         self.messenger = Messenger(transport, self.gate, self.events)
         self.roles = ["inference"]

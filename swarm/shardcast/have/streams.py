@@ -274,11 +274,7 @@ class HaveExchange:
                             self._announcer.note_progress(peer, entry.manifest, claim)
                     self.claims.changed(peer, {entry.manifest for entry in entries})
                     # A burst is read at once; a neighbour that goes on so fast runs out of credit.
-                    now = self._world.now()
-                    frames.borrow(1, now)
-                    seconds = frames.debt_seconds(now)
-                    if seconds:
-                        await trio.sleep(seconds)
+                    await frames.spend(1)
         except (StreamError, *DECODE_ERRORS) as error:
             self._events.emit("shardcast.neighbour_silent", remote=peer, reason=str(error))
             await stream.reset()

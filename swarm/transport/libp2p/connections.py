@@ -355,6 +355,7 @@ class Host(BasicHost):  # type: ignore[misc]
         mux: Any = self.get_mux()
         self.multiselect = BoundedMultiselect(mux.handlers)
         self.multiselect_client = BoundedMultiselectClient()
+        self.punching = HolePunching(self)
         self.set_stream_handler(PING_PROTOCOL, handle_ping)  # the default remembers every peer
         self.remove_stream_handler(IDENTIFY_PUSH_PROTOCOL)  # up to 1 MiB at once on every stream
 

@@ -83,7 +83,8 @@ class Guard:
     """
 
     def __init__(self, events: Events | None) -> None:
-        self._events = Rationed(events) if events is not None else None
+        self.events = events
+        self._rationed = Rationed(events) if events is not None else None
 
     async def run(
         self,
@@ -110,8 +111,8 @@ class Guard:
 
     def tell(self, what: str, remote: str, reason: str) -> None:
         """Report that a fault of `remote` was contained, at a limited rate."""
-        if self._events is not None:
-            self._events.emit("transport.contained", what=what, remote=remote, reason=reason)
+        if self._rationed is not None:
+            self._rationed.emit("transport.contained", what=what, remote=remote, reason=reason)
 
 
 def innermost(error: BaseException) -> BaseException:

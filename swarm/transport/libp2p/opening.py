@@ -37,7 +37,7 @@ from swarm.transport.libp2p.addresses import (
     parse_multiaddr,
 )
 from swarm.transport.libp2p.circuits import CircuitLimits, Circuits
-from swarm.transport.libp2p.connections import HolePunching, Host, TamedSwarm, TamedTCP, Upgrader
+from swarm.transport.libp2p.connections import Host, TamedSwarm, TamedTCP, Upgrader
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.transport import Libp2pTransport
 from swarm.wire.identity import Identity
@@ -103,24 +103,21 @@ async def open_libp2p(
     tcp = TamedTCP()
     swarm = _swarm(identity, tcp, Guard(events))
     host = Host(swarm)
-    punching = HolePunching(host)
     circuits = Circuits(host, circuit_limits or CircuitLimits(), events, allow_hop=relay)
     async with host.run(addresses):
         if len(swarm.listeners) < len(addresses):
             raise UserError(f"cannot listen on {', '.join(listen)}; choose another with --listen")
         async with (
             background_trio_service(circuits),
-            background_trio_service(punching),
+            background_trio_service(host.punching),
             trio.open_nursery() as nursery,
         ):
             uplink = Uplink(uplink_bytes_per_second)
             transport = Libp2pTransport(
                 identity,
                 host,
-                punching,
                 uplink,
                 announced or Announced(),
-                events=events,
                 world=world,
                 disk=disk,
                 nursery=nursery,

@@ -18,7 +18,6 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarm.errors import UserError
-from swarm.events import Events
 from swarm.transport import (
     Arrived,
     BlobReference,
@@ -51,7 +50,7 @@ from swarm.transport.libp2p.addresses import (
     resolved,
     without_peer,
 )
-from swarm.transport.libp2p.connections import Connection, HolePunching, Host, TamedSwarm
+from swarm.transport.libp2p.connections import Connection, Host, TamedSwarm
 from swarm.transport.libp2p.dial_back import FRAME_BYTES_MAX as DIAL_BACK_FRAME_BYTES_MAX
 from swarm.transport.libp2p.dial_back import PROTOCOL as DIAL_BACK_PROTOCOL
 from swarm.transport.libp2p.dial_back import DialBack
@@ -150,11 +149,9 @@ class Libp2pTransport(BaseTransport):
         self,
         identity: Identity,
         host: Host,
-        punching: HolePunching,
         uplink: Uplink,
         announced: Announced,
         *,
-        events: Events | None,
         world: World,
         disk: Disk,
         nursery: trio.Nursery,
@@ -162,11 +159,11 @@ class Libp2pTransport(BaseTransport):
         super().__init__(identity, world=world, disk=disk, nursery=nursery)
         self._host = host
         self._swarm: TamedSwarm = host.get_network()
-        self._punching = punching
         self._connections: dict[PeerId, list[Connection]] = {}
         self._relays = Relays(host, self)
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._announced = announced
+        events = self._swarm.guard.events
         self.reach = Reach(
             self, self._seen_at, self._ports, announced.ports(), self._own_hosts, world, events
         )
@@ -177,7 +174,7 @@ class Libp2pTransport(BaseTransport):
         self._swarm.upgrader.proved = self.reach.note_handshake
         self._swarm.tcp.source_for = self.dial_source
         host.addresses = self.addresses
-        punching.seen = lambda: self.reach.seen
+        host.punching.seen = lambda: self.reach.seen
         serving = Serving(
             identity.peer_id,
             disk,
@@ -384,7 +381,7 @@ class Libp2pTransport(BaseTransport):
             self._pieces.client.forget(peer)  # its roots are worth trying again
         relayed = connection.relayed
         inbound = not connection.muxed_conn.is_initiator
-        if not (relayed or was_direct or first) and self._punching.is_at_work(peer):
+        if not (relayed or was_direct or first) and self._host.punching.is_at_work(peer):
             self.reach.note_punched(peer)
         if first or (not relayed and not was_direct):
             self._emit(ConnectionEvent(peer, connected=True, relayed=relayed))
@@ -429,7 +426,7 @@ class Libp2pTransport(BaseTransport):
             with contextlib.suppress(*BROKEN_STREAM, trio.TooSlowError):
                 # Its addresses: a plain connection to one of them needs no hole.
                 await self._host._identify_peer(ID.from_string(peer), reason="hole punching")
-            direct = await self._punching.initiate_hole_punch(ID.from_string(peer))
+            direct = await self._host.punching.initiate_hole_punch(ID.from_string(peer))
             log.debug("hole punching to %s: %s", peer, direct)
 
     async def trim(self) -> None:
