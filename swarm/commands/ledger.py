@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,6 @@ from swarm.run.verdict_figures import failed_check, nearest
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.figures import figure
-from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
@@ -35,7 +33,11 @@ def ledger(
     run: WhichRun = None,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Home of a worker: its own receipts, without the network."),
+        typer.Option(
+            "--from",
+            help="Home of a worker (its own receipts), trainer or validator, or an export; "
+            "default: ask the network.",
+        ),
     ] = None,
     last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
     as_json: AsJson = False,
@@ -59,17 +61,14 @@ def _show_record(
     *,
     as_json: bool,
 ) -> int:
-    from swarm.look.archives import fetch_archive, leave_out_unsound
+    from swarm.commands.ledger_checks import asked, report
+    from swarm.look.archives import leave_out_unsound
     from swarm.look.kept_proofs import keeps_proofs
-    from swarm.look.onlooker import status_of
-    from swarm.look.prefixes import PREFIX_MIN, resolve
-    from swarm.node.local import last_bootstrap, visit
+    from swarm.look.prefixes import PREFIX_MIN
+    from swarm.look.why import about_peer, peer_lines, peer_named
     from swarm.wire.identity import InvalidPeerId, public_key_of
 
-    if source is not None:
-        return _show(*_kept(peer, source.expanduser(), run), last, as_json=as_json)
-    named = peer or _own_id(home)
-    entry = bootstrap or last_bootstrap(home)
+    named = peer or _own_id(source or home)
     is_whole = True
     try:
         public_key_of(named)
@@ -77,56 +76,25 @@ def _show_record(
         if len(named.removeprefix("…")) < PREFIX_MIN:
             raise UserError(f"--peer: {error}") from error
         is_whole = False
-
-    async def ask() -> tuple[str, Archive]:
-        async with visit(entry, run, looks_on=True) as (node, found):
-            worker = named
-            if not is_whole:
-                present = (await status_of(node, found)).present
-                worker = resolve(named, present, "peer", "the run")
-            archive = await fetch_archive(node, found, worker)
-            leave_out_unsound(archive)
-            return worker, archive
-
     try:
-        found = run_until_interrupted(ask)
+        worker = named if is_whole else ""
+        archive, status = asked(source, bootstrap, run, home=home, worker=worker)
     except* PeerError as group:
         if peer is not None or not keeps_proofs(home.expanduser()):
             raise
         problem = leaf_errors(group)[0]
         raise PeerError(f"{problem}; what this home keeps: swarm ledger --from {home}") from None
-    return _show(*found, last, as_json=as_json)
-
-
-def _kept(peer: str | None, home: Path, run: str | None) -> tuple[str, Archive]:
-    """The receipts that a worker's home keeps; raises `UserError`."""
-    from swarm.commands.ledger_checks import note_age
-    from swarm.look.kept_proofs import keeps_proofs, kept_archive
-
-    if peer is not None:
-        raise UserError("give either --peer ID or --from HOME: a home keeps its own receipts")
-    if not home.is_dir():
-        raise UserError(f"--from {home} is no folder; give the home of your worker")
-    if not keeps_proofs(home):
-        raise UserError(
-            f"{home} is not the home of a worker; swarm why ID --from reads trusted peers' logs"
-        )
-    archive = kept_archive(home, run)
-    note_age(archive)
-    return _own_id(home), archive
-
-
-def _show(worker: str, archive: Archive, last: int, *, as_json: bool) -> int:
-    from swarm.look.why import about_peer, peer_lines
-
-    told = about_peer(archive, worker) | {"receipts": receipt_rows(worker, archive)}
+    if not archive.home:
+        leave_out_unsound(archive)
+    present = status.present if status is not None else ()
+    worker = worker or peer_named(archive, named, present)
+    told = about_peer(archive, worker, status) | {"receipts": receipt_rows(worker, archive)}
     if as_json:
         print_json(told)
     else:
         lines = [*peer_lines(told), *receipt_lines(told["receipts"], last)]
         print(numbered("\n".join(lines)))
-    for problem in archive.problems:
-        print(f"not complete: {printable(problem)}", file=sys.stderr)
+    report(archive)
     return 1 if archive.problems else 0
 
 

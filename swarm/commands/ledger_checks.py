@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from swarm.errors import UserError
+from swarm.errors import PeerError, UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
@@ -20,6 +20,7 @@ from swarm.terminal.untrusted import printable
 if TYPE_CHECKING:
     from swarm.ledger.archive import Archive
     from swarm.ledger.audit import Audited
+    from swarm.look.onlooker import RunStatus
 
 Source = Annotated[
     Path | None,
@@ -218,14 +219,46 @@ def _archive(
     return archive
 
 
+def asked(
+    source: Path | None,
+    bootstrap: list[str] | None,
+    run: str | None,
+    *,
+    home: Path | None = None,
+    worker: str = "",
+) -> tuple[Archive, RunStatus | None]:
+    """The logs or a worker's own receipts and, from the network, the run's state now.
+
+    `home`: of the peer whose last bootstrap addresses are asked. `worker`: whose signed verdicts to
+    fetch from the network, all by default.
+    """
+    from swarm.look.archives import fetch_archive, find_archive
+    from swarm.look.kept_proofs import keeps_proofs, kept_archive
+    from swarm.look.onlooker import status_of
+    from swarm.node.local import last_bootstrap, visit
+    from swarm.run.run import Run
+    from swarm.terminal.interrupt import run_until_interrupted
+
+    if source is not None and keeps_proofs(source.expanduser()):
+        return kept_archive(source.expanduser(), run), None
+    if source is not None:
+        return find_archive(source, bootstrap, run), None
+
+    async def ask() -> tuple[Archive, RunStatus | None]:
+        entry = bootstrap or last_bootstrap(home)
+        async with visit(entry, run, looks_on=True) as (node, found):
+            archive = await fetch_archive(node, found, worker)
+            try:
+                return archive, await status_of(node, Run(found.manifest_envelope))
+            except PeerError:
+                return archive, None  # the logs of those that answered will do
+
+    return run_until_interrupted(ask)
+
+
 def report(archive: Archive) -> None:
-    """Say which logs are missing."""
-    note_age(archive)
-    for problem in archive.problems:
-        print(f"not complete: {printable(problem)}", file=sys.stderr)
-
-
-def note_age(archive: Archive) -> None:
-    """Say what a worker's own receipts are."""
+    """Say which logs are missing, and what a worker's own receipts are."""
     if archive.home:
         print(f"note: {archive.where} as of when it last asked", file=sys.stderr)
+    for problem in archive.problems:
+        print(f"not complete: {printable(problem)}", file=sys.stderr)

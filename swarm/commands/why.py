@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from swarm.commands.ledger_checks import readable, readable_archive, report
+from swarm.commands.ledger_checks import asked, readable_archive, report
 from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import print_json
-
-if TYPE_CHECKING:
-    from swarm.ledger.archive import Archive
-    from swarm.look.onlooker import RunStatus
 
 _HASH = re.compile(r"[0-9a-fA-F]+")
 
@@ -57,7 +53,8 @@ def why(
             f"{what!r} is neither the beginning of a submission's hash (hexadecimal) or of a "
             "peer's id (12D3…), nor its end; copy one from swarm status or swarm ledger"
         )
-    archive, status = _asked(source, bootstrap, run)
+    archive, status = asked(source, bootstrap, run)
+    readable_archive(archive)
     if not _HASH.fullmatch(what):
         peer = words.peer_named(archive, what, status.present if status is not None else ())
         told = words.about_peer(archive, peer, status)
@@ -70,32 +67,3 @@ def why(
     else:
         print(numbered("\n".join(lines)))
     report(archive)
-
-
-def _asked(
-    source: Path | None, bootstrap: list[str] | None, run: str | None
-) -> tuple[Archive, RunStatus | None]:
-    """The logs and, from the network, the run's state now."""
-    from swarm.look.kept_proofs import keeps_proofs, kept_archive
-
-    if source is not None:
-        if keeps_proofs(home := source.expanduser()):
-            return kept_archive(home, run), None
-        return readable(source, bootstrap, run), None
-    from swarm.errors import PeerError
-    from swarm.look.archives import fetch_archive
-    from swarm.look.onlooker import status_of
-    from swarm.node.local import last_bootstrap, visit
-    from swarm.run.run import Run
-    from swarm.terminal.interrupt import run_until_interrupted
-
-    async def ask() -> tuple[Archive, RunStatus | None]:
-        async with visit(bootstrap or last_bootstrap(), run, looks_on=True) as (node, found):
-            archive = await fetch_archive(node, found)
-            try:
-                return archive, await status_of(node, Run(found.manifest_envelope))
-            except PeerError:
-                return archive, None  # the logs of those that answered will do
-
-    archive, status = run_until_interrupted(ask)
-    return readable_archive(archive), status

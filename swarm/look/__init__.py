@@ -34,5 +34,5 @@ For other rooms:
 - `rollouts.sources`: Source, open_source
 - `rollouts.text`: Decoder
 - `trace`: as_otlp, read_events, trace_lines, trace_of
-- `why`: *, about_peer, evidence_against, peer_lines
+- `why`: *, about_peer, evidence_against, peer_lines, peer_named
 """
