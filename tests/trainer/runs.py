@@ -53,11 +53,15 @@ async def start_run(
     memory_check: str = "refuse",
     trainer: dict[str, Any] | None = None,
     validator: dict[str, Any] | None = None,
+    broken: Sequence[str] = (),
+    groups_per_step: int = 8,
     **run: Any,
 ) -> dict[str, Peer]:
+    """Start a run and these peers, whose names begin with their roles; `broken` ones cannot
+    grade."""
     await start_bootstrap(
         simulation, trainers=["trainer"], validators=validators, steps=steps,
-        groups_per_step=8, max_new_tokens=256, **run,
+        groups_per_step=groups_per_step, max_new_tokens=256, **run,
     )  # fmt: skip
     peers = {}
     for name in names:
@@ -79,6 +83,7 @@ async def start_run(
                 step_seconds=step_seconds,
                 prefill_tokens_per_second=prefill_tokens_per_second,
                 memory_bytes=trainer_memory_bytes if name == "trainer" else 1 << 50,
+                grades=name not in broken,
             ),
         )
         peers[name] = simulation.add(plan)

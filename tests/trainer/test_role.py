@@ -14,7 +14,6 @@ from peers.trainer import collector
 from peers.trainer.accepted import KEPT
 from peers.trainer.role import TrainerRole
 from simnet.compute.setting import Hardware
-from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.ledger.entries import Consumed, Entry, Judged, decode
@@ -578,21 +577,14 @@ async def test_an_accepted_submission_is_dropped_when_another_validator_refuses_
     assert set(outcomes[kept.submission]) == {"stale"}
 
 
-BROKEN = Hardware(grades=False)
+WORKERS = [f"inference-{number}" for number in range(3)]
 
 
 async def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_repaired() -> None:
     async with simulated() as (simulation, said):
-        await start_bootstrap(
-            simulation, trainers=["trainer"], validators=["validator"], steps=3,
-            groups_per_step=8, max_new_tokens=256,
-        )  # fmt: skip
-        trainer = simulation.add(Plan("trainer", ["trainer"]))
-        validator = simulation.add(Plan("validator", ["validator"], hardware=BROKEN))
-        workers = [simulation.add(Plan(f"inference-{n}", ["inference"])) for n in range(3)]
         paused = simulation.expect("trainer.paused", ["trainer"])
-        for peer in (trainer, validator, *workers):
-            await peer.start()
+        peers = await start_run(simulation, "trainer", "validator", *WORKERS, broken=["validator"])
+        trainer, validator = peers["trainer"], peers["validator"]
         assert await simulation.meet(paused, 300)
         await trio.sleep(600)  # what was on its way finds nobody, or is judged once more
         judged = simulation.trace.counts["validator.verdict"]
@@ -605,8 +597,7 @@ async def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_rep
 
         validator.plan.hardware = Hardware()
         for peer in (validator, trainer):
-            await peer.kill()
-            await peer.start(resume=True)
+            await restart(peer)
         await finish(simulation)
     assert 5 <= judged <= 20
     names = said.names()
@@ -624,17 +615,13 @@ async def test_a_group_that_nobody_can_grade_is_credited_and_the_others_train() 
     grade: such a submission is always recomputed.
     """
     async with simulated(ungradable_share=0.3, reward_start=0.5) as (simulation, said):
-        await start_bootstrap(
-            simulation, trainers=["trainer"], validators=["validator"], steps=3,
-            groups_per_step=8, max_new_tokens=256, groups_per_submission=4,
+        peers = await start_run(
+            simulation, "trainer", "validator", "inference", groups_per_submission=4,
             thresholds=Thresholds(recompute_safety=1.1, audit_share=0.0, measured_tokens=1),
         )  # fmt: skip
-        peers = [simulation.add(Plan(name, [name])) for name in ("trainer", "validator")]
-        for peer in (*peers, simulation.add(Plan("inference", ["inference"]))):
-            await peer.start()
         await finish(simulation)
-        logs = consumed(peers[0])
-        judged = [each for each in logged(peers[1]) if isinstance(each, Judged)]
+        logs = consumed(peers["trainer"])
+        judged = [each for each in logged(peers["validator"]) if isinstance(each, Judged)]
     verdicts = said.named("validator.verdict")
     partly = [each for each in verdicts if each["outcome"] == "accepted" and each["quarantined"]]
     assert partly and "groups are quarantined, the first because" in partly[0]["detail"]
@@ -654,21 +641,15 @@ async def test_a_group_that_nobody_can_grade_is_credited_and_the_others_train() 
 @pytest.mark.slow
 async def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:
     async with simulated() as (simulation, said):
-        await start_bootstrap(
-            simulation, trainers=["trainer"], validators=["broken", "sound"], steps=3,
-            groups_per_step=64, max_new_tokens=256,
+        validators = ["validator-broken", "validator-sound"]
+        peers = await start_run(
+            simulation, "trainer", *validators, *WORKERS, validators=validators,
+            broken=validators[:1], groups_per_step=64,
         )  # fmt: skip
-        for plan in (
-            Plan("trainer", ["trainer"]),
-            Plan("broken", ["validator"], hardware=BROKEN),
-            Plan("sound", ["validator"]),
-            *(Plan(f"inference-{n}", ["inference"]) for n in range(3)),
-        ):
-            await simulation.add(plan).start()
         await finish(simulation)
     assert not said.named("trainer.paused")
     broken = {event.peer for event in said if event.name == "validator.cannot_grade"}
-    assert broken == {simulation.peers["broken"].id}
+    assert broken == {peers["validator-broken"].id}
 
 
 async def test_each_environment_has_a_reward_of_its_own() -> None:
