@@ -157,26 +157,23 @@ class TrainerChild:
         await self.service.end()
 
     def _start(self, manifest: RunManifest) -> StartTraining:
-        return start_training(self.settings, manifest)
+        """The job with which the trainer begins a run."""
+        settings = self.settings
+        return StartTraining(
+            model=settings.model,
+            terms=_training_terms(manifest),
+            environments=manifest.environments,
+            seed=settings.seed,
+            sharding=settings.sharding,
+            dtype=settings.dtype,
+            attention=settings.attention,
+        )
 
     def _folders(self, policies: Mapping[int, str]) -> dict[int, str]:
         return {step: self._local(folder) for step, folder in policies.items()}
 
     def _local(self, path: str) -> str:
         return str(self.disk.local_path(path))
-
-
-def start_training(settings: TrainerSettings, manifest: RunManifest) -> StartTraining:
-    """The job with which a trainer begins a run."""
-    return StartTraining(
-        model=settings.model,
-        terms=_training_terms(manifest),
-        environments=manifest.environments,
-        seed=settings.seed,
-        sharding=settings.sharding,
-        dtype=settings.dtype,
-        attention=settings.attention,
-    )
 
 
 def _training_terms(manifest: RunManifest) -> TrainingTerms:

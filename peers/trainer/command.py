@@ -37,9 +37,8 @@ CONTEXT = 1 << 14
 @exits
 def plan_command(
     model: Annotated[
-        str | None,
-        typer.Option(help=f"{FORMS}, or a config.json: no weights are read or fetched."),
-    ] = None,
+        str, typer.Option(help=f"{FORMS}, or a config.json: no weights are read or fetched.")
+    ],
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that train together, one rank each.")] = 1,
     gpus_per_node: Annotated[
         int, typer.Option(min=1, help="GPUs of one machine, which share its main memory.")
@@ -69,16 +68,6 @@ def plan_command(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            help="Instead of all these options: TOML file of a run, for the plan that its trainer "
-            "makes on this machine when it starts, as one rank."
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="With --run: the trainer's settings, as for swarm.peer.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what each rank of a trainer holds in memory, whether it fits, and what would fit.
@@ -86,13 +75,6 @@ def plan_command(
     Exits with 1 if it does not fit.
     """
     require_extra("train", "swarm trainer plan")
-    if run is not None or config is not None:
-        if run is None or config is None or model is not None or settings:
-            raise UserError("--run goes with --config, and without --model and --set")
-        _report(_plan_of_run(run, config), as_json=as_json)
-        return
-    if model is None:
-        raise UserError("give --model MODEL, or --run FILE with --config FILE")
     if device not in ("cuda", "cpu"):
         raise UserError(f"--device is {device!r}; it must be one of cuda, cpu")
     for option, size in (("--memory-gb", memory_gb), ("--host-memory-gb", host_memory_gb)):
@@ -122,7 +104,13 @@ def plan_command(
     )
     sharding = msgspec.structs.replace(chosen.sharding, mixed_precision=half)
     shape = planning.Model(folder, adapter_rank)
-    _report(planning.fit(shape, sharding, machine, work), as_json=as_json)
+    found = planning.fit(shape, sharding, machine, work)
+    if as_json:
+        print_json({**plain(found), "fits": not found.problem})
+    else:
+        _show(found)
+    if found.problem:
+        raise typer.Exit(1)
 
 
 def _trainer_settings(folder: Path, given: list[str]) -> TrainerSettings:
@@ -140,30 +128,6 @@ def _trainer_settings(folder: Path, given: list[str]) -> TrainerSettings:
         except tomllib.TOMLDecodeError:  # a text needs no quotes
             table[name] = value
     return PeerSettings(tables={"trainer": table}).of("trainer", TrainerSettings)
-
-
-def _plan_of_run(run: Path, config: Path) -> MemoryPlan:
-    """What the trainer of a run with these settings plans here; raises `UserError`."""
-    from peers.engines.device import find_device
-    from peers.learning.ranks import Ranks
-    from peers.trainer.child import start_training
-    from peers.trainer.planning import plan_training
-    from peers.trainer.settings import TrainerSettings
-    from swarm.run.toml import unhashed_manifest
-    from swarm.settings import load_settings
-
-    settings = load_settings(config, {}).of("trainer", TrainerSettings)
-    job = start_training(settings, unhashed_manifest(run))
-    return plan_training(job, Ranks(device=find_device(settings.device)))
-
-
-def _report(found: MemoryPlan, *, as_json: bool) -> None:
-    if as_json:
-        print_json({**plain(found), "fits": not found.problem})
-    else:
-        _show(found)
-    if found.problem:
-        raise typer.Exit(1)
 
 
 @app.command("takeover")

@@ -6,17 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import trio
 
-from peers.engines import demo
-from peers.trainer.child import start_training
-from peers.trainer.service import TrainerService
-from peers.trainer.settings import TrainerSettings
-from swarm.jobs.training import PlanTraining
-from swarm.run.toml import unhashed_manifest
-from swarm.settings import load_settings
 from tests.commands.harness import complaint, swarm
-from tests.commands.test_commands import RUN
 from tests.trainer.test_plan import QWEN_32B
 
 EIGHT_H100 = ("--gpus", "8", "--memory-gb", "80", "--set", "activation_checkpointing=true")
@@ -92,7 +83,6 @@ def test_a_plan_reads_no_more_than_the_model_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "give --model MODEL, or --run FILE with --config FILE"),
         (("--model", "nowhere"), "--model nowhere is no folder; give a Hugging Face folder"),
         (("--model", ".", "--set", "optimiser"), "--set is 'optimiser'; write it as NAME=VALUE"),
         (("--model", ".", "--set", "optimiser=sgd"), "optimiser is 'sgd'"),
@@ -104,25 +94,3 @@ def test_a_plan_reads_no_more_than_the_model_does(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
     assert sentence in complaint("trainer", "plan", *arguments)
-
-
-def test_a_runs_plan_is_the_one_that_its_trainer_makes(tmp_path: Path) -> None:
-    demo.make_policy(tmp_path / "base", seed=1)
-    (tmp_path / "run.toml").write_text(RUN)
-    config = tmp_path / "trainer.toml"
-    config.write_text(f'[trainer]\nmodel = "{tmp_path / "base"}"\noptimiser = "offloaded"\n')
-    plan = ("trainer", "plan", "--run", tmp_path / "run.toml", "--config", config)
-    found = json.loads(swarm(*plan, "--json").output)
-    job = start_training(
-        load_settings(config, {}).of("trainer", TrainerSettings),
-        unhashed_manifest(tmp_path / "run.toml"),
-    )
-    planned = trio.run(TrainerService().plan, PlanTraining(start=job))
-    assert (found["tokens"], found["device_bytes"]) == (planned.tokens, planned.device_bytes)
-    assert [part["name"] for part in found["parts"]] == [part.name for part in planned.parts]
-    assert found["fits"] and found["host_limit"] > 0
-    assert "parameters on 1 rank, passes of" in swarm(*plan).output
-    config.write_text(f'[trainer]\nmodel = "{tmp_path / "base"}"\ndevice = "cuda:9999"\n')
-    assert "device 'cuda:9999' is not on this machine" in complaint(*plan)
-    wrong = complaint("trainer", "plan", "--run", tmp_path / "run.toml")
-    assert wrong == "--run goes with --config, and without --model and --set"
