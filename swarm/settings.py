@@ -31,12 +31,6 @@ class RoleSettings(pydantic.BaseModel):
 class RelaySettings(RoleSettings):
     """Limits on the connections that a relay carries for peers behind NAT."""
 
-    circuit_megabytes: int = pydantic.Field(default=1024, ge=1)
-    """Megabytes of one carried connection, both ways together; then it ends."""
-    circuit_seconds: int = pydantic.Field(default=3600, ge=10)
-    """Seconds after which a carried connection ends; its peers may open another."""
-    circuits_per_peer: int = pydantic.Field(default=32, ge=1)
-    """Carried connections of one peer at once."""
     reservations: int = pydantic.Field(default=128, ge=1)
     """Peers behind NAT that the relay serves at once."""
     carry_mbps: float | None = pydantic.Field(default=None, gt=0)

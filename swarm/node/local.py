@@ -119,9 +119,6 @@ async def _node_at(
 def _circuit_limits(settings: PeerSettings) -> CircuitLimits:
     given = settings.of("relay", RelaySettings)
     return CircuitLimits(
-        circuit_bytes=given.circuit_megabytes * 10**6,
-        circuit_seconds=given.circuit_seconds,
-        circuits_per_peer=given.circuits_per_peer,
         reservations=given.reservations,
         bytes_per_second=given.carry_mbps and given.carry_mbps * 1e6 / 8,
     )

