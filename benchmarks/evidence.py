@@ -36,7 +36,8 @@ from peers.calibration.thresholds import propose
 from peers.calibration.work import HandedIn, find
 from peers.engines.config import read_config
 from peers.engines.engine import Engine, Prefill
-from peers.engines.model import load, read_weights
+from peers.engines.loading import load
+from peers.engines.model import read_weights
 from peers.environments.interface import Grade, Message, SingleTurn, Task, Tasks, Transcript
 from peers.environments.tasks import Generated
 from peers.proofs.format import CHUNK_TOKENS, TOP_VALUES, chunk_count

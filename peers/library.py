@@ -15,7 +15,7 @@ from torch import Tensor
 
 from peers.engines.batch import generate, requests_for
 from peers.engines.engine import Engine
-from peers.engines.model import load
+from peers.engines.loading import load
 from peers.engines.registry import make_engine
 from peers.environments import play
 from peers.environments.interface import Environment, Grade, Prompt, Split, Task, Transcript
@@ -177,11 +177,12 @@ def loss(
     log_mu = torch.tensor([v for each in completions for v in each.rollout.log_probabilities or ()])
     completion = batch.per_token(torch.arange(len(batch)))
     advantage = batch.per_token(batch.advantage)
-    passes = [rows.to(model.device) for rows in lay_out(batch)]
+    scorer = Scorer(model)
+    passes = lay_out(batch) if scorer.packs else lay_out(batch, "padded")
+    passes = [rows.to(model.device) for rows in passes]
     log_reference = None
     if objective.needs_reference:
         log_reference = score_passes(Scorer(model if reference is None else reference), passes)
-    scorer = Scorer(model)
     totals = Totals(batch.token_count(), len(batch), int(batch.completion_lengths.max()))
     total = torch.zeros((), device=model.device)
     sums: dict[str, float] = {}

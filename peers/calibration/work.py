@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from peers.engines.batch import generate, requests_for
-from peers.engines.config import read_supported_config
+from peers.engines.config import read_text_config
 from peers.engines.engine import Engine
 from peers.environments import Environment, Renderer, Task, task_of
 from peers.proofs import toploc
@@ -48,7 +48,7 @@ class Workload:
     ) -> None:
         self.sampling = sampling
         self.renderer = Renderer(folder)
-        self._positions: int = read_supported_config(folder)["max_position_embeddings"]
+        self._positions: int = read_text_config(folder)["max_position_embeddings"]
         self._environments = environments
 
     def work(self, number: int) -> Work:

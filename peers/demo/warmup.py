@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from peers.calibration.calibrate import measure_run
 from peers.demo.recipes import RECIPES, PreparationService, Prepare, Recipe, Warmup
+from peers.engines import loading
 from peers.engines import model as policy_model
 from peers.engines.demo import EOS_ID, make_policy
 from peers.engines.device import find_device, find_dtype
@@ -134,7 +135,7 @@ def warm_up(
     recipe = recipe or Warmup()
     begin = begin or folder
     renderer = Renderer(begin)
-    model: Any = policy_model.load(begin).train()
+    model: Any = loading.load(begin).train()
     stored, device = model.dtype, find_device("auto" if recipe.adapter.rank else "cpu")
     if recipe.adapter.rank:
         model = _adapted(model, recipe, seed).to(device)

@@ -1,8 +1,8 @@
 """A model's config.json, read and checked. Imports no torch.
 
-The generation engine, the validator's prefill, the trainer's scorer, `swarm sft` and
-`swarm run create` all use this check. If one of them would compute a model differently from
-transformers, all of them refuse it and name the field.
+What the native engine describes it computes itself: where it would compute a model differently from
+transformers, engine, trainer, `swarm sft` and `swarm run create` all refuse it and name the field.
+Models of any other family are transformers' own, and are checked by computing (`general`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.engines.architecture import Unsupported, describe, family_of
+from peers.engines.architecture import LAYERS_MAX, SIZE_MAX, Unsupported, describe, family_of
 from swarm.errors import UserError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -45,6 +45,75 @@ def read_supported_config(folder: Path) -> dict[str, Any]:
     if problem is not None:
         raise UserError(f"model config {folder / 'config.json'}: {problem}")
     return config
+
+
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """The part about text of the config of a model that some engine here computes.
+
+    Of a family that the native engine describes it is the file, of any other what transformers
+    makes of it. Raises `UserError`.
+    """
+    config = read_config(folder)
+    if is_described(config):
+        return read_supported_config(folder)
+    _refuse_variants(folder, config)
+    from transformers import AutoConfig
+
+    try:
+        filled = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        text: dict[str, Any] = filled.get_text_config().to_dict()
+    except Exception as error:  # a config's values reach all of transformers
+        raise UserError(
+            f"model {folder} cannot be loaded by transformers ({first_line(error)})"
+        ) from error
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
+        size = getattr(filled.get_text_config(), name, None)  # some families call it otherwise
+        most = LAYERS_MAX if name == "num_hidden_layers" else SIZE_MAX
+        if type(size) is not int or not 1 <= size <= most:
+            raise UserError(
+                f"model config {folder / 'config.json'}: {name} is {size!r:.100}; it must be a "
+                f"whole number from 1 to {most}"
+            )
+        text[name] = size
+    return text
+
+
+def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
+    """Raise `UserError` for a config that needs programs of its own, or quantisation."""
+    from transformers import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    known = isinstance(kind, str) and kind in CONFIG_MAPPING  # auto_map is not looked at
+    inner: list[Any] = [config]
+    while inner:
+        found = inner.pop()
+        if isinstance(found, list):
+            inner += found
+        elif isinstance(found, dict):
+            inner += found.values()
+            # An implementation OWNER/NAME is one that the package kernels would fetch and run.
+            programs = [
+                name
+                for name, value in found.items()
+                if (name == "auto_map" and not known)
+                or ("_implementation" in name and "/" in str(value))
+            ]
+            if programs:
+                raise UserError(
+                    f"model {folder} brings its own programs ({programs[0][:100]}), which are "
+                    "never run; use a family that transformers has"
+                )
+    if config.get("quantization_config") is not None:
+        raise UserError(
+            f"model {folder} is quantised (quantization_config), which is refused, because "
+            "validators compute with the trainer's own weights; use the model that is not"
+        )
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, for a sentence."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}" if lines else type(error).__name__
 
 
 def is_described(config: Mapping[str, Any]) -> bool:

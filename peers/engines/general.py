@@ -17,16 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peers.engines.adapter_config import is_adapter
-from peers.engines.architecture import LAYERS_MAX, SIZE_MAX
 from peers.engines.cache import STATE_DTYPE
-from peers.engines.config import read_config
+from peers.engines.config import first_line
 from peers.engines.device import available_bytes
 from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
-from peers.engines.model import STORED, open_weights
+from peers.engines.head import Head
+from peers.engines.loading import TOLERANCES, body_of, load_policy
 from peers.engines.noise import Ahead, OfRequest, draw
 from swarm.errors import UserError
-from swarm.terminal.figures import readable_bytes
 from swarm.version import __version__
 from swarm.world.progress import checkpoint
 
@@ -36,9 +34,6 @@ PREFILL_TOKENS_MAX = 1 << 13
 """Tokens of one prefill pass; sequences of equal length share one."""
 CHECK_TOKENS = 24
 """Random tokens of the check at the start."""
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
-"""Largest mean difference, in nats, between a token's log-probability in both ways. A wrong
-attention mask or position changes it by several nats; rounding in 16 bits by some hundredths."""
 
 
 @dataclass(eq=False)
@@ -53,39 +48,6 @@ class _Row(OfRequest):
     hidden: list[Tensor] = field(default_factory=list)
     prompt_hidden: Tensor = field(default_factory=lambda: torch.empty(0))
     over: bool = False
-
-
-class _Output:
-    """What a body returns: its states, and None for all else that a family may look for."""
-
-    def __init__(self, states: Tensor | None) -> None:
-        self.last_hidden_state = states
-
-    def __getitem__(self, index: int) -> Tensor | None:
-        return self.last_hidden_state if index == 0 else None
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-class _Given(nn.Module):
-    """Stands in for a model's body and returns hidden states that were computed before."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self._body = (body,)
-        """In a tuple, so that it is no part of this module."""
-        self.states: Tensor | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """What the model reads of its body: multipliers of its head, for example."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self._body[0], name)
-
-    def forward(self, *_arguments: Any, **_named: Any) -> Any:
-        return _Output(self.states)
 
 
 class GeneralEngine:
@@ -106,11 +68,11 @@ class GeneralEngine:
         know, whose code lies in its folder, or that fails the check.
         """
         self._device, self._policy = torch.device(device), policy
-        self._model = load(folder, dtype).to(self._device).eval()
+        self._model = load_policy(folder, dtype).to(self._device).eval()
         self._dtype = next(self._model.parameters()).dtype
         self._config = config = self._model.config.get_text_config()
         try:
-            self._head, self._given = _head_of(self._model)
+            self._head = Head(self._model, _in_fp32)
         except AttributeError as error:
             raise self._unable(folder, error) from error
         self._slots, self._memory_share = slots or SLOTS, memory_share
@@ -231,7 +193,7 @@ class GeneralEngine:
 
     def _forward(self, tokens: Tensor) -> Tensor:
         """Final hidden states [rows, tokens, hidden] of the next tokens of the batch."""
-        hidden: Tensor = _body_of(self._model)(
+        hidden: Tensor = body_of(self._model)(
             input_ids=tokens, past_key_values=self._cache, use_cache=True
         ).last_hidden_state
         return hidden
@@ -242,7 +204,7 @@ class GeneralEngine:
     ) -> Prefill:
         """See `Engine.prefill`."""
         self.capabilities.check_prefill(sequences, sampled)
-        body = _body_of(self._model)
+        body = body_of(self._model)
         found: dict[int, tuple[Tensor, Tensor]] = {}
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
         while order:
@@ -270,15 +232,11 @@ class GeneralEngine:
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """See `Engine.logits`."""
-        self._given.states = states[None].to(next(self._head.parameters()).dtype)
-        blank = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
-        found: Tensor = self._head(input_ids=blank, use_cache=False).logits[0].float()
-        self._given.states = None
-        return found
+        return self._head(states.float())
 
     def load_weights(self, folder: Path, policy: int) -> None:
         """See `Engine.load_weights`. No request may be live."""
-        loaded = load(folder, self._dtype)
+        loaded = load_policy(folder, self._dtype)
         kept, now = self._model.config.to_dict(), loaded.config.to_dict()
         changed = sorted(name for name in kept.keys() | now.keys() if _differs(name, kept, now))
         if changed:
@@ -294,13 +252,13 @@ class GeneralEngine:
                     f"{tuple(value.shape)}"
                 )
         self._model.load_state_dict(given)
-        self._head, self._given = _head_of(self._model)
+        self._head = Head(self._model, _in_fp32)
         self._policy = policy
 
     def _unable(self, folder: Path, error: Exception) -> UserError:
         return UserError(
             f"model {folder}: its family, {self._config.model_type}, cannot generate here "
-            f"({_first_line(error)}); use vLLM for it"
+            f"({first_line(error)}); use vLLM for it"
         )
 
     @torch.inference_mode()
@@ -337,51 +295,6 @@ class GeneralEngine:
             )
 
 
-def load(folder: Path, dtype: torch.dtype | None) -> Any:
-    """The transformers model in a folder; `dtype` None: as stored.
-
-    Runs no code from the folder and never uses the network. Raises `UserError`, also for a model
-    that lacks tensors, because transformers would make them up.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    _refuse_variants(folder)
-    open_weights(folder, stored=STORED | {"I64"})  # some families hold tables of indices
-    how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        config = AutoConfig.from_pretrained(folder, **how)
-        _check_sizes(config.get_text_config(), folder)
-        with torch.device("meta"):
-            shapes: Any = AutoModelForCausalLM.from_config(
-                config, dtype=dtype or config.dtype or torch.float32
-            )
-        _check_room(shapes, folder)
-        model, said = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True, **how
-        )
-    except UserError:
-        raise
-    except Exception as error:  # a config's values reach all of transformers
-        raise UserError(
-            f"model {folder} cannot be loaded by transformers ({_first_line(error)})"
-        ) from error
-    missing = sorted(said["missing_keys"])
-    if missing:
-        raise UserError(
-            f"the weights in {folder} lack {missing[0]}"
-            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            + ", which a model with this config.json has; get the whole model again"
-        )
-    if model.dtype not in TOLERANCES:
-        raise UserError(
-            f"model {folder} is stored as {str(model.dtype).removeprefix('torch.')}; set dtype to "
-            "float32, bfloat16 or float16"
-        )
-    return model
-
-
 _SAID_ONLY = frozenset(
     (
         *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
@@ -395,81 +308,6 @@ def _differs(name: str, kept: dict[str, Any], now: dict[str, Any]) -> bool:
     return name not in _SAID_ONLY and kept.get(name) != now.get(name)
 
 
-def _refuse_variants(folder: Path) -> None:
-    """Raise `UserError` for a folder that asks for programs, quantisation or an adapter."""
-    config = read_config(folder)
-    inner: list[Any] = [config]
-    while inner:
-        found = inner.pop()
-        if isinstance(found, list):
-            inner += found
-        elif isinstance(found, dict):
-            inner += found.values()
-            # An implementation OWNER/NAME is one that the package kernels would fetch and run.
-            programs = [
-                name
-                for name, value in found.items()
-                if name == "auto_map" or ("_implementation" in name and "/" in str(value))
-            ]
-            if programs:
-                raise UserError(
-                    f"model {folder} brings its own programs ({programs[0][:100]}), which are "
-                    "never run; use a family that transformers has"
-                )
-    if config.get("quantization_config") is not None:
-        raise UserError(
-            f"model {folder} is quantised (quantization_config), which is refused, because "
-            "validators compute with the trainer's own weights; use the model that is not"
-        )
-    if is_adapter(folder):
-        raise UserError(
-            f"{folder} holds an adapter of a family that only the general engine knows; merge it "
-            "into its base first"
-        )
-
-
-def _check_sizes(config: Any, folder: Path) -> None:
-    """Raise `UserError` for a config whose sizes the engine cannot work with."""
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
-        size = getattr(config, name, None)
-        most = LAYERS_MAX if name == "num_hidden_layers" else SIZE_MAX
-        if type(size) is not int or not 1 <= size <= most:
-            raise UserError(
-                f"model config {folder / 'config.json'}: {name} is {size!r:.100}; it must be a "
-                f"whole number from 1 to {most}"
-            )
-
-
-def _check_room(model: Any, folder: Path) -> None:
-    """Raise `UserError` for a model (without weights) that is larger than the free memory."""
-    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    needed = sum(each.numel() * each.element_size() for each in tensors.values())
-    free = available_bytes(torch.device("cpu"))
-    if needed > free:
-        raise UserError(
-            f"model {folder} takes {readable_bytes(needed)} of memory, and {readable_bytes(free)} "
-            "are free; choose a smaller model, or a larger machine"
-        )
-
-
-def _first_line(error: Exception) -> str:
-    """What an error says, for a sentence."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}" if lines else type(error).__name__
-
-
-def _body_of(model: Any) -> Any:
-    """All of a model but its head."""
-    return getattr(model, model.base_model_prefix)
-
-
-def _head_of(model: Any) -> tuple[Any, _Given]:
-    """The model with its body replaced by `_Given`, and with a head in fp32."""
-    given = _Given(_body_of(model))
-    head = copy.copy(model)
-    head._modules = dict(model._modules)
-    head._modules[model.base_model_prefix] = given
-    for name, module in model._modules.items():
-        if module is model.get_output_embeddings() and module is not None:
-            head._modules[name] = copy.deepcopy(module).float()
-    return head, given
+def _in_fp32(head: nn.Module) -> nn.Module:
+    """A copy that computes in fp32, whatever the model computes in."""
+    return copy.deepcopy(head).float()

@@ -21,10 +21,9 @@ import torch
 
 from peers.engines.adapter import Adapter
 from peers.engines.adapter_config import base_of, is_adapter
-from peers.engines.config import read_supported_config
-from peers.engines.experts import fuse_experts, split_experts, split_names
+from peers.engines.experts import fuse_experts
 from peers.engines.stored import readable_as_folder, save_tensors
-from peers.engines.tokenizer import check_tokenizer, copy_tokenizer, tokenizer_files
+from peers.engines.tokenizer import copy_tokenizer
 from swarm.errors import UserError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -79,9 +78,14 @@ def _indexed_files(index: Path) -> list[Path]:
     return files
 
 
-def read_adapter(folder: Path) -> Adapter | None:
-    """The adapter in a policy's folder, None if it holds a whole model; raises `UserError`."""
-    return Adapter(folder, open_weights(folder)[1]) if is_adapter(folder) else None
+def read_adapter(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Adapter | None:
+    """The adapter in a policy's folder, None if it holds a whole model; raises `UserError`.
+
+    `shapes`: of the base's weights by name; None: as they are stored.
+    """
+    return Adapter(folder, shapes or open_weights(folder)[1]) if is_adapter(folder) else None
 
 
 def read_weights(
@@ -214,73 +218,6 @@ class StoredTensors:
         return str(self._files[name].get_slice(name).get_dtype())
 
 
-def _check_whole(folder: Path) -> None:
-    if is_adapter(folder):
-        raise UserError(f"{folder} holds an adapter, not a whole model; merge it into its base")
-
-
-def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
-    """Load the transformers causal language model in `folder`, in `dtype` (None: as stored).
-
-    For the trainer; engines read the weights themselves. Runs no code from the folder and never
-    uses the network. Raises `UserError`.
-    """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    _check_whole(folder)
-    config = read_supported_config(folder)
-    check_tokenizer(folder, config["vocab_size"])
-    tokenizer_files(folder)  # not only when the trained policy is saved
-    weight_files(folder)
-    logging.disable_progress_bar()  # it would fill the kept end of a child's stderr
-    return AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype if dtype is not None else "auto",
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
-
-
-def blank(folder: Path, dtype: torch.dtype) -> Any:
-    """The transformers model of `folder` on the device `meta`: shapes without any weights.
-
-    Its buffers, such as the rotary embedding's frequencies, are on the CPU and initialised. Runs
-    no code from the folder and never uses the network. Raises `UserError`.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    _check_whole(folder)
-    check_tokenizer(folder, read_supported_config(folder)["vocab_size"])
-    tokenizer_files(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or dtype)
-    for module in model.modules():
-        buffers = {name: each for name, each in module._buffers.items() if each is not None}
-        for name, buffer in buffers.items():
-            module._buffers[name] = torch.empty_like(buffer, device="cpu")
-        if buffers:
-            model._init_weights(module)
-    return model
-
-
-def random(folder: Path, seed: int) -> Any:
-    """The transformers model of `folder`/config.json with weights drawn from `seed`.
-
-    Runs no code from the folder and never uses the network. Raises `UserError`.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    check_tokenizer(folder, read_supported_config(folder)["vocab_size"])
-    tokenizer_files(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
-
-
 def save(model: Any, folder: Path, tokenizer_from: Path) -> None:
     """Save a transformers model to `folder`, with the tokenizer files of `tokenizer_from`."""
     from transformers.utils import logging
@@ -305,33 +242,24 @@ def save_share(
 ) -> None:
     """Write one rank's share of a policy's weights to `folder`; rank 0 adds all other files.
 
-    `owners` maps each parameter to the rank that writes it. If rank 0 owns all of them, the file
+    `owners` maps each tensor to the rank that writes it. If rank 0 owns all of them, the file
     is `model.safetensors`; otherwise rank r writes file r + 1 of a sharded Hugging Face checkpoint.
-    The tokenizer comes from `base`, the dtype in the config from the weights. Experts are written
-    one by one, the form that every engine reads.
+    The tokenizer comes from `base`, the dtype in the config from the weights.
     """
-    count = getattr(config, "num_experts", 0)
     dtype = next((value.dtype for value in weights.values()), None)
     ranks = 1 + max(owners.values())
     files = ["model.safetensors"]
     if ranks > 1:
         files = [f"model-{each + 1:05}-of-{ranks:05}.safetensors" for each in range(ranks)]
     if weights:
-        published: dict[str, torch.Tensor] = {}
-        for name, value in weights.items():
-            published |= split_experts(name, value)
-        contiguous = {name: value.contiguous() for name, value in published.items()}
+        contiguous = {name: value.contiguous() for name, value in weights.items()}
         save_tensors(contiguous, folder / files[rank])
     if rank != 0:
         return
     if ranks > 1:
         index = {
             "metadata": {},
-            "weight_map": {
-                each: files[owner]
-                for name, owner in owners.items()
-                for each in split_names(name, count)
-            },
+            "weight_map": {name: files[owner] for name, owner in owners.items()},
         }
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=1))
     config = copy.deepcopy(config)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from peers.engines.config import read_supported_config
+from peers.engines.config import is_described, read_text_config
 from peers.engines.tokenizer import check_tokenizer
 from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
 from peers.environments.chat import Chat
@@ -199,13 +199,14 @@ def probe_run(
             f"{folder} has no config.json, so stop ids, lengths and the model's family were not "
             "checked; give --tokenizer the folder of the model",
         ]
-    config = read_supported_config(folder)
+    config = read_text_config(folder)
     check_tokenizer(folder, config["vocab_size"])
     _check_tokens(manifest, config, longest, largest, where)
-    if manifest.objective.router_replay and not config.get("num_experts"):
+    replays = is_described(config) and config.get("num_experts")
+    if manifest.objective.router_replay and not replays:
         raise UserError(
-            f"{where}: objective.router_replay is true, but the model is no mixture of experts; "
-            "remove it"
+            f"{where}: objective.router_replay is true, but the model is no mixture of experts "
+            "whose choice can be replayed; remove it"
         )
     return [*warnings, *_warnings(manifest, where)]
 

@@ -11,6 +11,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
+from peers.engines.config import is_described
+from peers.engines.loading import decoder_layers
 from peers.learning.live import LiveMemory
 from peers.learning.packing import Rows
 from peers.learning.scorer import LOGITS_MAX, Scorer
@@ -60,22 +62,24 @@ def activations(model: Any, asked: Pass) -> Activations:
     scorer = Scorer(model)
     model.set_attn_implementation(asked.attention)
     scorer.logits_max = LOGITS_MAX[asked.device]
-    body = model.model
-    layers, body.layers = list(body.layers), torch.nn.ModuleList()
+    layers = decoder_layers(model)
+    every = list(layers)
+    # Layers of families that are not described may differ.
+    deep = len(every) > LAYERS_RUN and is_described(model.config.to_dict())
     found: list[Activations] = []
-    deep = len(layers) > LAYERS_RUN
-    for count in (LAYERS_RUN - 1, LAYERS_RUN) if deep else (len(layers),):
-        body.layers = torch.nn.ModuleList(layers[:count])
-        model.config.num_hidden_layers = count
-        found.append(_run(scorer, asked))
-    more, (less, most) = max(0, len(layers) - LAYERS_RUN), (found[0], found[-1])
+    for count in (LAYERS_RUN - 1, LAYERS_RUN) if deep else (len(every),):
+        del layers[:]
+        layers.extend(every[:count])
+        model.config.get_text_config().num_hidden_layers = count
+        found.append(_run(scorer, layers, asked))
+    more, (less, most) = max(0, len(every) - LAYERS_RUN), (found[0], found[-1])
     return Activations(*(high + more * (high - low) for low, high in zip(less, most, strict=True)))
 
 
-def _run(scorer: Scorer, asked: Pass) -> Activations:
+def _run(scorer: Scorer, layers: torch.nn.ModuleList, asked: Pass) -> Activations:
     """Count the memory of one forward and backward pass of the scorer as it is."""
     model = scorer.model
-    forwards = {layer: layer.forward for layer in model.model.layers}
+    forwards: dict[Any, Any] = {layer: layer.forward for layer in layers}
     if asked.checkpointing:
         for layer in forwards:
             recompute(layer, asked.keep_products)

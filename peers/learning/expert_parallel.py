@@ -24,7 +24,9 @@ def divide_experts(layers: list[Any], mesh: DeviceMesh, **fsdp: Any) -> None:
     `mesh` is that of `Ranks.make_mesh`. FSDP2, with the options `fsdp`, shards each rank's experts
     over the copies.
     """
-    found = [layer.mlp.experts for layer in layers if hasattr(layer.mlp, "experts")]
+    found = [
+        layer.mlp.experts for layer in layers if hasattr(getattr(layer, "mlp", None), "experts")
+    ]
     ranks = mesh["shard"].size()
     if not found:
         raise UserError("trainer.expert_parallel is on, and the model has no experts; omit it")

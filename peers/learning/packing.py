@@ -22,6 +22,7 @@ from torch import Tensor
 from peers.learning.batch import Batch
 
 Layout = Literal["padded", "packed"]
+LAYOUTS: tuple[Layout, ...] = ("padded", "packed")
 
 PASS_TOKENS_MAX = 1 << 14
 """Tokens, padding included, in one forward pass; a larger batch accumulates gradients."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peers.engines.loading import decoder_layers
 from peers.learning.host import HostMemory, Weights
 from peers.learning.packing import Rows
 from peers.learning.policy import TrainedPolicy, record_passes, score_passes
@@ -41,7 +42,7 @@ class PastPolicies:
         """Bytes of each of the spare model's parameters whose memory is free now."""
         if spare is not None:
             self._scorer = Scorer(spare.requires_grad_(False))
-            shard(self._scorer, spare.model.layers, trained.ranks, sharding)
+            shard(self._scorer, decoder_layers(spare), trained.ranks, sharding)
         self._memory = HostMemory(self._device, trained.published_dtype, trained.weights())
         self._on_disk = sharding.past_policies == "disk"
         self.held: dict[int, Mapping[str, Tensor]] = {}

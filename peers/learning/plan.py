@@ -18,10 +18,10 @@ import torch
 from msgspec.structs import replace as changed
 from torch import Tensor
 
-from peers.engines.architecture import describe
-from peers.engines.model import blank
+from peers.engines.loading import blank, decoder_layers
 from peers.learning.activations import FUSED, Activations, Pass, activations
 from peers.learning.adapters import adapt
+from peers.learning.attention import fastest_attention
 from peers.learning.optimisers import BLOCK, PIECE, QUANTISED_MIN
 from peers.learning.tensor_parallel import divide_blank
 from swarm.errors import UserError
@@ -30,6 +30,7 @@ from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Adapter
 
 GB = 10**9
+CPU = torch.device("cpu")
 
 PROCESS_BYTES = {"cpu": GB // 2, "cuda": 3 * GB}
 """Host memory of a rank's process with its libraries. 0.4 GB were measured on a CPU."""
@@ -173,14 +174,14 @@ def _parts(
     moments = sum(_moment_bytes(each, sharding.optimiser) for each in mine)
     moments_home: Memory = "host" if sharding.optimiser == "offloaded" else home
     dtype = torch.bfloat16 if sharding.mixed_precision else torch.float32
-    capped = describe(whole.config.to_dict()).attention_cap is not None
+    on_cpu = machine.device == "cpu"
     asked = Pass(
         tokens=work.tokens,
         dtype=dtype,
         checkpointing=sharding.activation_checkpointing,
         device=machine.device,
         keep_products=sharding.keep_products,
-        attention="eager" if capped and machine.device == "cpu" else FUSED,
+        attention="eager" if on_cpu and fastest_attention(whole, CPU) == "eager" else FUSED,
     )
     pass_ = model.activations(sharding.tensor_parallel, asked)
 
@@ -235,7 +236,7 @@ def _gathered(
     A layer is gathered into a buffer and copied out. Its gradients are reduced in fp32 while the
     next layer's are computed; those of the other parameters wait until no activations are left.
     """
-    layers = [_of(layer, trained=not adapts) for layer in shape.model.layers]
+    layers = [_of(layer, trained=not adapts) for layer in decoder_layers(shape)]
     layer = max(
         sum(each.numel() // (expert_parts if each.ndim > 2 else 1) for each in some)
         for some in layers
@@ -246,7 +247,7 @@ def _gathered(
     yield _part("weights, gathered", "device", "training", weights)
     yield _part("weights, gathered", "device", "scoring", weights)
     if adapts:  # the others have no gradients
-        others, layer = 0, max(_count(_of(each, trained=True)) for each in shape.model.layers)
+        others, layer = 0, max(_count(_of(each, trained=True)) for each in decoder_layers(shape))
     # Either during the layers' backward passes, beside the activations, or at the end, in place of
     # them: they count in the same phase, so the late figure takes them off.
     early = (others + 2 * layer) * itemsize + 2 * layer * 4

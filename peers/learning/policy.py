@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from peers.engines import loading
 from peers.engines import model as policy_model
-from peers.engines.architecture import describe
 from peers.learning import adapters
+from peers.learning.attention import fastest_attention
 from peers.learning.batch import Batch
 from peers.learning.durable import whole_folder
 from peers.learning.host import Weights
-from peers.learning.masks import fastest_attention
 from peers.learning.optimisers import begin_state, make_optimiser
 from peers.learning.packing import Rows, empty_rows, lay_out, lay_out_flat
 from peers.learning.ranks import Ranks
@@ -25,7 +25,7 @@ from peers.learning.routing import NOT_RECORDED
 from peers.learning.scorer import Scorer
 from peers.learning.settings import LearnerSettings
 from peers.learning.sharding import local, rest, shard, whole
-from peers.learning.stored import StoredPart, StoredWeights, slices_of
+from peers.learning.stored import StoredPart, StoredWeights, open_stored, slices_of
 from swarm.errors import UserError
 from swarm.wire.manifest import Optimiser
 from swarm.world.progress import report
@@ -37,11 +37,10 @@ def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
     With the run's adapters, if it trains any: all other parameters are then frozen.
     """
     # eval: dropout would make the ratio between two passes over the same weights differ from 1.
-    model: Any = policy_model.blank(base, StoredWeights(base).dtype()).eval()
-    capped = describe(model.config.to_dict()).attention_cap is not None
+    model: Any = loading.blank(base, StoredWeights(base).dtype()).eval()
+    half = settings.sharding.mixed_precision
     model.set_attn_implementation(
-        settings.attention
-        or fastest_attention(ranks.device, settings.sharding.mixed_precision, capped)
+        settings.attention or fastest_attention(model, ranks.device, half)
     )
     if settings.adapter.rank:
         if settings.sharding.tensor_parallel > 1:
@@ -50,6 +49,8 @@ def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
                 "trains adapters, which cannot be divided; omit it"
             )
         adapters.adapt(model, settings.adapter)
+    else:
+        loading.freeze_all_but_text(model)
     return model
 
 
@@ -78,13 +79,17 @@ class TrainedPolicy:
         """The dtype of exported policies."""
         self.model = model
         self.scorer = Scorer(model)
-        shard(self.scorer, model.model.layers, ranks, settings.sharding)
+        shard(self.scorer, loading.decoder_layers(model), ranks, settings.sharding)
         self._base = base
         self._adapter, self._seed = settings.adapter, settings.seed
         self._read_base()
         self.optimiser = make_optimiser(
             settings.sharding.optimiser, self.trained().values(), settings.optimiser
         )
+        if not self.scorer.packs:
+            half = settings.sharding.mixed_precision
+            self.scorer.find_layout(ranks.device, half_precision=half)
+            rest(self.scorer)
         self._pass_tokens = settings.sharding.pass_tokens
         self._flat = ranks.device.type == "cuda" or settings.flat
 
@@ -101,8 +106,12 @@ class TrainedPolicy:
         """
         passes: list[Rows] = []
         if len(batch):
-            lay = lay_out_flat if self._flat else lay_out
-            passes = lay(batch, tokens_max=self._pass_tokens, merge=merge)
+            if not self.scorer.packs:
+                passes = lay_out(batch, "padded", self._pass_tokens, merge)
+            elif self._flat:
+                passes = lay_out_flat(batch, self._pass_tokens, merge)
+            else:
+                passes = lay_out(batch, None, self._pass_tokens, merge)
         (most,) = self.ranks.max([len(passes)])
         passes += [empty_rows()] * (int(most) - len(passes))
         return [rows.to(self.ranks.device) for rows in passes]
@@ -136,17 +145,18 @@ class TrainedPolicy:
         if self._adapter.rank:
             found = adapters.read_adapter(folder, self.trained(), self._adapter, self._seed)
             return {name: value.to(self.published_dtype) for name, value in found.items()}
-        stored = StoredWeights(folder)
+        stored = open_stored(folder, self.model)
         self.check_fit(stored.shapes, folder)
         return StoredPart(stored, self.trained(), self.published_dtype)
 
     @torch.no_grad()
     def _read_base(self) -> None:
         self.assign(self.read_weights(self._base))
-        if self._adapter.rank:
-            stored, frozen = StoredWeights(self._base), dict(self.model.named_parameters())
-            for name in self.trained():
-                del frozen[name]
+        frozen = dict(self.model.named_parameters())
+        for name in self.trained():
+            del frozen[name]
+        if frozen:
+            stored = open_stored(self._base, self.model)
             self.check_fit(stored.shapes, self._base, frozen)
             for name, value in StoredPart(stored, frozen, self.published_dtype).items():
                 local(frozen[name]).copy_(value)
@@ -184,12 +194,19 @@ class TrainedPolicy:
         mine: Weights = {}
         owners: dict[str, int] = {}
         loads = [0] * self.ranks.world
-        for name, parameter in self.trained().items():
+        # Frozen parts of a whole model, such as its eyes, are published, too.
+        published = self.trained() if self._adapter.rank else dict(self.model.named_parameters())
+        for name, parameter in published.items():
             owners[name] = 0 if self._adapter.rank else loads.index(min(loads))
             loads[owners[name]] += parameter.numel()
             full = whole(parameter.detach().to(self.published_dtype))
             if owners[name] == self.ranks.rank:
                 mine[name] = full.to("cpu", copy=True)
+        if not self._adapter.rank:
+            for name, value in loading.stored_buffers(self.model).items():
+                owners[name] = 0
+                if self.ranks.rank == 0:
+                    mine[name] = value.to("cpu", copy=True)
         return Snapshot(mine, owners, is_base)
 
     def write(self, folder: Path, snapshot: Snapshot) -> None:
@@ -201,12 +218,12 @@ class TrainedPolicy:
                     self._write_adapter(aside, snapshot)
                 return
             policy_model.save_share(
-                snapshot.mine,
+                loading.published(self.model, snapshot.mine),
                 aside,
                 self.model.config,
                 self._base,
                 self.ranks.rank,
-                snapshot.owners,
+                loading.published_owners(self.model, snapshot.owners),
             )
 
     def _write_adapter(self, folder: Path, snapshot: Snapshot) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peers.engines.config import is_described
 from swarm.errors import UserError
 
 NOT_RECORDED = -1
@@ -29,7 +30,8 @@ class Routing:
         self._replayed: Tensor | None = None
         self.layers = 0
         """Layers with a router."""
-        for name, module in model.named_modules():
+        known = is_described(model.config.to_dict())  # other families weigh experts otherwise
+        for name, module in model.named_modules() if known else ():
             if name.endswith(".mlp.gate") and hasattr(module, "top_k"):
                 module.register_forward_hook(self._hook(self.layers))
                 self.layers += 1
@@ -38,7 +40,8 @@ class Routing:
         """Raise `UserError` if the model has no experts to choose, or runs compiled."""
         if not self.layers:
             raise UserError(
-                "objective.router_replay is true, but the model is no mixture of experts; remove it"
+                "objective.router_replay is true, but the model is no mixture of experts whose "
+                "choice can be replayed; remove it"
             )
         if compiled:
             raise UserError(

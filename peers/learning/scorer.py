@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from peers.engines.architecture import Architecture, Unsupported, describe
-from peers.engines.logits import adjust_logits
-from peers.learning.masks import attention_arguments
-from peers.learning.packing import Rows
+from peers.engines.head import Head
+from peers.engines.loading import body_of
+from peers.learning.attention import attention_arguments, caps_scores, windows_of
+from peers.learning.batch import Batch
+from peers.learning.packing import LAYOUTS, Layout, Rows, lay_out
 from peers.learning.routing import Routing
 from swarm.errors import UserError
 
@@ -22,6 +24,12 @@ LOGITS_MAX = {"cpu": 1 << 25, "cuda": 1 << 28}
 """Logits held at once, fp32 (128 MiB, 1 GiB), by device: the head takes more tokens in pieces.
 Small pieces do not fill a GPU. In 16 bits the head's gradient, a sum over pieces, is rounded once
 per piece."""
+
+CHECK_LENGTHS = (24, 13, 9)
+"""Tokens of the random sequences of `Scorer.find_layout`; the shorter two are packed together."""
+
+APART_MAX = {False: 1e-4, True: 2e-2}
+"""Largest share of hidden states that two layouts may differ by, in 32 and in 16 bits."""
 
 
 class Scorer(torch.nn.Module):
@@ -32,20 +40,56 @@ class Scorer(torch.nn.Module):
     """
 
     def __init__(self, model: Any) -> None:
-        """Raises `UserError` for a model whose logits or attention this would compute wrongly."""
+        """Raises `UserError` for a model whose attention this would compute wrongly."""
         super().__init__()
-        try:
-            self._described = described = describe(model.config.to_dict())
-        except Unsupported as problem:
-            raise UserError(f"the model cannot be scored: {problem}") from problem
-        if described.attention_cap is not None and model.config._attn_implementation == "sdpa":
+        if caps_scores(model.config) and model.config._attn_implementation == "sdpa":
             raise UserError("attention sdpa cannot cap scores as this model does; choose eager")
         self.logits_max: int | None = None
         """Logits held at once; None: `LOGITS_MAX` of the device."""
+        self._windows = windows_of(model.config)
+        self.packs = bool(self._windows)
+        """Whether packed rows give what each sequence gives alone; see `find_layout`."""
         self.routing = Routing(model)
         """Records or replays the model's experts."""
-        self._windows = {layer.kind: layer.window for layer in described.layers}
         self.model = model
+        output = model.get_output_embeddings()
+        output.forward = functools.partial(_product, output)
+        self._head = (Head(model),)  # in a tuple, so that it is no part of this module
+
+    @torch.no_grad()
+    def find_layout(self, device: torch.device, *, half_precision: bool) -> None:
+        """Set `packs` for a family that is not described, by passes over random tokens.
+
+        Recurrent layers, for example, carry their state on from one packed sequence to the next.
+        Raises `UserError` for a model that computes a padded sequence otherwise than it alone.
+        """
+        parts = [_random_batch(self.model.config, [length]) for length in CHECK_LENGTHS]
+        together = _random_batch(self.model.config, CHECK_LENGTHS)
+        alone = torch.cat([self._all_states(each, "padded", device) for each in parts])
+        apart = {
+            layout: _apart(self._all_states(together, layout, device), alone) for layout in LAYOUTS
+        }
+        most = APART_MAX[half_precision]
+        if not apart["padded"] <= most:
+            raise UserError(
+                f"models of the family {self.model.config.model_type} cannot be trained here: they "
+                f"compute a sequence beside a longer one otherwise than alone (by "
+                f"{apart['padded']:.2g} of its hidden states; at most {most:g})"
+            )
+        # 16 bits hide what a convolution takes over from the last few tokens.
+        blurred = half_precision and any(
+            isinstance(module, torch.nn.Conv1d) for module in self.model.modules()
+        )
+        self.packs = apart["packed"] <= most and not blurred
+
+    def _all_states(self, batch: Batch, layout: Layout, device: torch.device) -> Tensor:
+        """Final hidden states that predict a batch's completion tokens, [n, hidden]."""
+        size = self.model.config.get_text_config().hidden_size
+        found = torch.empty(batch.token_count(), size, device=device)
+        for rows in lay_out(batch, layout):
+            rows = rows.to(device)
+            found[rows.index] = self(rows, states=True)[0].float()
+        return found
 
     def forward(
         self,
@@ -53,22 +97,26 @@ class Scorer(torch.nn.Module):
         entropy: bool = True,
         entropy_gradient: bool = False,
         largest_logit: bool = False,
+        states: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies) of the batch's tokens `rows.index`, fp32 [k] each.
 
         log_softmax(logits / temperature) in fp32, at the rows' temperature. The entropy, in nats,
         is 0 unless `entropy`; it has a gradient only with `entropy_gradient`. With `largest_logit`
-        the second value is the largest logit instead, with its gradient.
+        the second value is the largest logit instead, with its gradient. With `states` the first is
+        the final hidden states that predict the tokens, [k, hidden].
         """
         arguments = attention_arguments(self.model.config._attn_implementation, rows, self._windows)
-        hidden = self.model.base_model(
+        hidden = body_of(self.model)(
             input_ids=rows.tokens, use_cache=False, **arguments
         ).last_hidden_state
         hidden = hidden.flatten(0, 1)[rows.predictor]
-        head = self.model.get_output_embeddings()
-        size = max(1, (self.logits_max or LOGITS_MAX[hidden.device.type]) // head.weight.shape[0])
-        how = _How(self._described, rows.temperature, entropy, entropy_gradient, largest_logit)
-        score = functools.partial(_score, head.weight, how)
+        if states:
+            return hidden[rows.source], hidden
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        size = max(1, (self.logits_max or LOGITS_MAX[hidden.device.type]) // vocabulary)
+        how = _How(rows.temperature, entropy, entropy_gradient, largest_logit)
+        score = functools.partial(_score, self._head[0], how)
         if len(hidden) > size and torch.is_grad_enabled():
             # The backward pass keeps only hidden states, and computes the logits again.
             score = functools.partial(checkpoint, score, use_reentrant=False)
@@ -78,24 +126,40 @@ class Scorer(torch.nn.Module):
         return log_pi[rows.source], entropies[rows.source]
 
 
+def _apart(states: Tensor, expected: Tensor) -> float:
+    return float((states - expected).norm() / expected.norm())
+
+
+def _random_batch(config: Any, lengths: Sequence[int]) -> Batch:
+    """Sequences of random tokens, of which all but the first are scored."""
+    rows = []
+    for length in lengths:
+        chance = torch.Generator().manual_seed(length)
+        rows.append(torch.randint(config.get_text_config().vocab_size, (length,), generator=chance))
+    counts = torch.tensor(lengths)
+    return Batch(
+        tokens=torch.cat(rows),
+        sampled=torch.cat([torch.arange(length) > 0 for length in lengths]),
+        lengths=counts,
+        completion_lengths=counts - 1,
+        advantage=torch.zeros(len(lengths)),
+        temperature=torch.ones(len(lengths), dtype=torch.float64),
+    )
+
+
 @dataclass(frozen=True)
 class _How:
     """What a score is computed of, besides hidden states and the head."""
 
-    model: Architecture
     temperature: float
     entropy: bool
     entropy_gradient: bool
     largest_logit: bool
 
 
-def _score(head: Tensor, how: _How, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _score(head: Head, how: _How, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """(log-probabilities of `target`, entropies), fp32 [m] each, from hidden states [m, hidden]."""
-    if hidden.dtype == torch.float32:
-        logits = F.linear(hidden, head)
-    else:
-        logits = _HalfHead.apply(hidden, head)  # type: ignore[no-untyped-call]
-    logits = adjust_logits(how.model, logits)
+    logits = head(hidden)
     if how.temperature != 1:
         logits = logits / how.temperature
     log_all = torch.log_softmax(logits, dim=-1)
@@ -106,6 +170,15 @@ def _score(head: Tensor, how: _How, hidden: Tensor, target: Tensor) -> tuple[Ten
         return log_pi, torch.zeros_like(log_pi)
     with torch.set_grad_enabled(how.entropy_gradient and torch.is_grad_enabled()):
         return log_pi, -(log_all.exp() * log_all).sum(-1)
+
+
+def _product(head: torch.nn.Linear, hidden: Tensor) -> Tensor:
+    """What a model's head computes here: logits in fp32, before a family scales or caps them."""
+    if hidden.dtype == torch.float32:
+        return F.linear(hidden, head.weight, head.bias)
+    flat: Tensor = _HalfHead.apply(hidden.flatten(0, -2), head.weight)  # type: ignore[no-untyped-call]
+    logits = flat.view(*hidden.shape[:-1], -1)
+    return logits if head.bias is None else logits + head.bias.float()
 
 
 class _HalfHead(torch.autograd.Function):

@@ -23,7 +23,7 @@ class LearnerSettings:
     adapter: Adapter = field(default_factory=Adapter)
     sharding: Sharding = field(default_factory=Sharding)
     attention: str | None = None
-    """One of `masks.ATTENTIONS`; None: the fastest on the device."""
+    """One of `attention.ATTENTIONS`; None: the fastest on the device."""
     flat: bool = False
     """Pack one long row per pass on a CPU too, as on CUDA; it is slower there."""
 

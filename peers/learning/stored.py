@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from peers.engines.config import is_described
 from peers.engines.experts import fused_names
+from peers.engines.loading import load_policy
 from peers.engines.model import open_weights
 from swarm.errors import UserError
 
@@ -69,6 +72,41 @@ class StoredWeights:
             if found.is_floating_point:
                 return found
         return torch.float32
+
+
+class ConvertedWeights(StoredWeights):
+    """The weights of a family whose published tensors transformers renames, divides or joins.
+
+    They are read whole, by transformers, and held in memory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bytes_read = 0
+        model = load_policy(folder)
+        self._weights: dict[str, Tensor] = {
+            name: value.detach() for name, value in model.named_parameters()
+        }
+        self.shapes = {name: tuple(value.shape) for name, value in self._weights.items()}
+
+    def part(self, name: str, slices: Slices) -> Tensor:
+        part: Tensor = self._weights[name][slices]
+        self.bytes_read += part.nbytes
+        return part
+
+    def dtype(self) -> torch.dtype:
+        return next(iter(self._weights.values())).dtype
+
+
+def open_stored(folder: Path, model: Any) -> StoredWeights:
+    """The weights in a folder by the names of the model's parameters; raises `UserError`."""
+    stored = StoredWeights(folder)
+    if is_described(model.config.to_dict()):
+        return stored
+    names = (
+        name for name, _ in model.named_parameters() if not name.endswith((".lora_a", ".lora_b"))
+    )
+    return stored if all(name in stored.shapes for name in names) else ConvertedWeights(folder)
 
 
 class StoredPart(Mapping[str, Tensor]):

@@ -80,7 +80,7 @@ def plan_command(
     for option, size in (("--memory-gb", memory_gb), ("--host-memory-gb", host_memory_gb)):
         if size > MEMORY_GB_MAX:
             raise UserError(f"{option} is {size:g}; it must be at most {MEMORY_GB_MAX:g}")
-    from peers.engines.config import read_supported_config
+    from peers.engines.config import read_text_config
     from peers.learning import plan as planning  # it imports torch
 
     path = Path(model)
@@ -88,7 +88,7 @@ def plan_command(
     folder = path.parent if is_config else find_model(model, "--model", weights=False).folder
     chosen = _trainer_settings(folder, settings or [])
     half = chosen.dtype == "bfloat16" or (chosen.dtype == "auto" and device == "cuda")
-    longest = _longest(context, read_supported_config(folder)["max_position_embeddings"])
+    longest = _longest(context, read_text_config(folder)["max_position_embeddings"])
     machine = planning.Machine(
         device=device,
         ranks=gpus,

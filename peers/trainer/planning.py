@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from peers.engines.config import read_supported_config
+from peers.engines.config import read_text_config
 from peers.engines.device import find_dtype
 from peers.learning import packing
 from peers.learning.plan import CONTEXT_BYTES, PROCESS_BYTES, Machine, Model, Workload, fit
@@ -24,7 +24,7 @@ PROMPT_TOKENS = 1024
 
 def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
     """Plan this rank's memory, with passes that fit; raises `UserError` for a broken config."""
-    positions = read_supported_config(Path(job.model))["max_position_embeddings"]
+    positions = read_text_config(Path(job.model))["max_position_embeddings"]
     adapter = job.terms.adapter
     return fit(
         Model(Path(job.model), adapter.rank, tuple(adapter.targets)),

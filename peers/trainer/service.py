@@ -16,11 +16,11 @@ from peers.engines.device import use_hardware
 from peers.environments.collection import Environments
 from peers.evaluation.accuracy import evaluate
 from peers.learning import metrics
+from peers.learning.attention import why_not
 from peers.learning.batch import AcceptedGroups
 from peers.learning.compiling import check_compiler
 from peers.learning.lead import lead
 from peers.learning.learner import Learner
-from peers.learning.masks import why_not
 from peers.learning.ranks import Ranks
 from peers.learning.reading import check_file, read_groups
 from peers.learning.settings import LearnerSettings

@@ -18,7 +18,7 @@ from swarm.shardcast import limits
 from swarm.shardcast.manifest import is_mirror
 
 Attention = Literal["fastest", "flash_attention_2", "flex_attention", "sdpa", "eager"]
-"""One of `masks.ATTENTIONS`, or the fastest one that the device can train with."""
+"""One of `attention.ATTENTIONS`, or the fastest one that the device can train with."""
 
 
 class TrainerSettings(EvaluationSettings):

@@ -76,7 +76,7 @@ class StartTraining(LoadingJob, frozen=True, kw_only=True):
     dtype: str = "auto"
     """As `Hardware.dtype`; bfloat16 applies to the forward and backward passes."""
     attention: str = "fastest"
-    """One of `peers.learning.masks.ATTENTIONS`."""
+    """One of `peers.learning.attention.ATTENTIONS`."""
     policy: str = ""
     """Published folder of policy `step` to begin with; empty: policy 0 is `model`."""
     step: int = 0

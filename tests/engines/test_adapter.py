@@ -16,8 +16,9 @@ import torch
 from peers.engines.adapter import WEIGHTS_FILE, stored_name
 from peers.engines.adapter_config import CONFIG_FILE, base_of, is_adapter
 from peers.engines.device import DTYPES
+from peers.engines.loading import load
 from peers.engines.memory import need_of
-from peers.engines.model import StoredTensors, load, merged_folder, read_weights
+from peers.engines.model import StoredTensors, merged_folder, read_weights
 from peers.engines.native import NativeEngine
 from peers.engines.registry import make_engine
 from swarm.errors import UserError

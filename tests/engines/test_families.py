@@ -16,6 +16,7 @@ from torch import Tensor
 from peers.engines import model
 from peers.engines.architecture import describe
 from peers.engines.families import FAMILIES
+from peers.engines.loading import load, published, published_owners
 from peers.engines.native import NativeEngine
 from swarm.errors import UserError
 from tests.engines.families import SUPPORTED, WINDOW, log_probabilities, save_random
@@ -74,19 +75,23 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
 def test_experts_are_published_one_by_one(name: str, tmp_path: Path) -> None:
     """As by transformers, whichever rank writes them."""
     save_random(SUPPORTED[name], tmp_path / "theirs", seed=3)
-    loaded = model.load(tmp_path / "theirs")
+    loaded = load(tmp_path / "theirs")
     (tmp_path / "ours").mkdir()
     weights = dict(loaded.named_parameters())
     owners = {name: index % 2 for index, name in enumerate(weights)}
+    writers = published_owners(loaded, owners)
     for rank in (1, 0):
         mine = {name: value.detach() for name, value in weights.items() if owners[name] == rank}
-        model.save_share(mine, tmp_path / "ours", loaded.config, tmp_path / "theirs", rank, owners)
+        share = published(loaded, mine)
+        model.save_share(
+            share, tmp_path / "ours", loaded.config, tmp_path / "theirs", rank, writers
+        )
     ours, theirs = (stored(tmp_path / side) for side in ("ours", "theirs"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     index = json.loads((tmp_path / "ours" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == theirs.keys()
-    again = model.load(tmp_path / "ours")
+    again = load(tmp_path / "ours")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), weights.values(), strict=True))
     assert model.read_weights(tmp_path / "ours").keys() == weights.keys()
 

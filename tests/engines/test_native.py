@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from peers.engines import demo, model, noise
+from peers.engines import demo, loading, model, noise
 from peers.engines import rows as rows_module
 from peers.engines.native import NativeEngine
 from peers.engines.registry import make_engine
@@ -91,7 +91,7 @@ def test_the_demo_policy_loads_with_transformers(tmp_path: Path) -> None:
     assert tokenizer("10>")["input_ids"] == [demo.BOS_ID, 5, 4, 14]
     assert tokenizer.decode([5, 4, 14]) == "10>"
     assert torch.equal(loaded.model.norm.weight, made.model.norm.weight)
-    model.save(model.load(tmp_path), tmp_path / "copy", tokenizer_from=tmp_path)
+    model.save(loading.load(tmp_path), tmp_path / "copy", tokenizer_from=tmp_path)
     assert {path.name for path in (tmp_path / "copy").iterdir()} == {
         path.name for path in tmp_path.iterdir() if path.is_file()
     }
@@ -104,10 +104,10 @@ def test_the_demo_policy_loads_with_transformers(tmp_path: Path) -> None:
 def test_pickled_missing_and_broken_weights_are_refused(tmp_path: Path) -> None:
     SUPPORTED["qwen2"].save_pretrained(tmp_path)
     with pytest.raises(UserError, match="holds no safetensors weights"):
-        model.load(tmp_path)
+        loading.load(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
     with pytest.raises(UserError, match=r"pickled weights .* refused"):
-        model.load(tmp_path)
+        loading.load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(UserError, match="is no safetensors file"):
         model.read_weights(tmp_path)

@@ -11,7 +11,7 @@ import transformers
 import trio
 
 from peers.engines.demo import make_policy
-from peers.engines.model import load
+from peers.engines.loading import load
 from peers.engines.tokenizer import BYTES_MAX, copy_tokenizer
 from peers.environments import Renderer, Task
 from peers.learning.examples import encode_examples

@@ -13,7 +13,8 @@ import safetensors.torch
 import torch
 
 from peers.engines.demo import make_policy
-from peers.engines.model import INDEX_FILE, load, read_weights, weight_files
+from peers.engines.loading import load
+from peers.engines.model import INDEX_FILE, read_weights, weight_files
 from peers.engines.native import NativeEngine
 from swarm.errors import UserError
 

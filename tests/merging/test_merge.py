@@ -16,7 +16,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from peers.engines.demo import make_policy
-from peers.engines.model import load, read_weights
+from peers.engines.loading import load
+from peers.engines.model import read_weights
 from peers.merging import methods
 from peers.merging.merge import RECIPE_FILE, Recipe, merge
 from swarm.commands.main import app

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.engines.demo import make_policy
-from peers.engines.model import load, read_weights
+from peers.engines.loading import load
+from peers.engines.model import read_weights
 from peers.learning.ranks import Ranks
 from peers.outer.learning import contribution, state
 from peers.outer.learning.contribution import Contribution

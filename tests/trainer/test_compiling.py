@@ -10,7 +10,7 @@ import transformers
 import trio
 from torch._inductor import config as inductor
 
-from peers.engines.model import load
+from peers.engines.loading import load
 from peers.learning.compiling import check_compiler
 from peers.learning.packing import lay_out
 from peers.learning.ranks import Ranks

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.engines.model import load as load_model
+from peers.engines.loading import load as load_model
 from peers.learning import packing
 from peers.learning.groups import Group, as_accepted
 from peers.learning.implicit import ProcessModel, completions_of, process_advantages

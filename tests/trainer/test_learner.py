@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from peers.engines.model import load as load_model
+from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
 from peers.learning import packing

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from peers.engines.model import load
+from peers.engines.loading import load
 from peers.learning.groups import Group
 from peers.learning.learner import Learner
 from peers.learning.metrics import Metrics, idle_shares, speed

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
-from peers.engines.model import load as load_model
+from peers.engines.loading import load as load_model
 from peers.engines.native import NativeEngine
 from peers.learning import packing, scorer
-from peers.learning.batch import Batch
-from peers.learning.groups import Group, make_batch
-from peers.learning.masks import (
+from peers.learning.attention import (
     attention_arguments,
     block_mask,
     fastest_attention,
     flex_mask,
     why_not,
 )
+from peers.learning.batch import Batch
+from peers.learning.groups import Group, make_batch
 from peers.learning.objective import Tokens, Totals, loss
 from peers.learning.packing import Layout, Rows, first_fit, lay_out, lay_out_flat
 from peers.learning.scorer import Scorer
@@ -345,12 +345,13 @@ def test_kernels_for_packed_rows_are_told_where_sequences_begin() -> None:
         attention_arguments("flash_attention_2", several, WHOLE)
 
 
-def test_attention_by_device() -> None:
-    assert fastest_attention(torch.device("cpu")) == "sdpa"
-    assert fastest_attention(torch.device("cuda")) == "flex_attention"  # flash knows 16 bits only
-    assert fastest_attention(torch.device("cuda"), True) in ("flash_attention_2", "flex_attention")
-    assert "backward" in why_not("flex_attention", torch.device("cpu"))
-    assert "16 bits" in why_not("flash_attention_2", torch.device("cuda"))
+def test_attention_by_device(model: Any) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert fastest_attention(model, cpu) == "sdpa"
+    assert fastest_attention(model, cuda) == "flex_attention"  # flash knows 16 bits only
+    assert fastest_attention(model, cuda, True) in ("flash_attention_2", "flex_attention")
+    assert "backward" in why_not("flex_attention", cpu)
+    assert "16 bits" in why_not("flash_attention_2", cuda)
 
 
 # --- packing -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peers.engines.model import load as load_model
+from peers.engines.loading import load as load_model
 from peers.learning.groups import make_batch
 from peers.learning.host import PAGE_BYTES, HostMemory, host_tensor
 from peers.learning.learner import Learner

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GemmaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from peers.engines.model import blank
+from peers.engines.loading import blank
 from peers.learning.activations import Pass, activations
 from peers.learning.learner import Learner
 from peers.learning.live import LiveMemory

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
 from peers.engines.demo import make_policy
-from peers.engines.model import load
+from peers.engines.loading import load
 from peers.learning import packing
 from peers.learning.batch import AcceptedGroups, Batch
 from peers.learning.groups import Group, as_accepted

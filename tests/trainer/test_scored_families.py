@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from peers.engines.architecture import describe
-from peers.engines.model import blank, load
+from peers.engines.loading import blank, load
+from peers.learning.attention import caps_scores
 from peers.learning.batch import Batch
 from peers.learning.packing import Rows, lay_out, lay_out_flat
 from peers.learning.scorer import Scorer
@@ -58,8 +58,7 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(
     model = save_random(SUPPORTED[name], tmp_path, seed=2, scale=0.2)
     expected = row_by_row(model, BATCH)
     expected_gradients = gradients(model, expected)
-    capped = describe(model.config.to_dict()).attention_cap is not None
-    for attention in ("eager",) if capped else ("eager", "sdpa"):
+    for attention in ("eager",) if caps_scores(model.config) else ("eager", "sdpa"):
         model.set_attn_implementation(attention)
         for passes in (lay_out(BATCH, "padded"), lay_out(BATCH, "packed"), lay_out_flat(BATCH)):
             found = scored(model, BATCH, passes)

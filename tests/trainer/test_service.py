@@ -22,7 +22,7 @@ from peers.environments import load as load_environment
 from peers.environments.interface import Split, as_text
 from peers.environments.sort_digits import SortDigits
 from peers.evaluation.accuracy import mean_reward
-from peers.learning.masks import ATTENTIONS
+from peers.learning.attention import ATTENTIONS
 from peers.learning.ranks import Ranks
 from peers.trainer.service import TrainerService
 from peers.trainer.settings import Attention

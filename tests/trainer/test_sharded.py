@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peers.engines.demo import make_policy
-from peers.engines.model import load as load_model
+from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
 from peers.learning import packing

@@ -12,8 +12,9 @@ import safetensors.torch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from peers.engines.model import blank, read_weights
-from peers.engines.model import load as load_model
+from peers.engines.loading import blank
+from peers.engines.loading import load as load_model
+from peers.engines.model import read_weights
 from peers.learning.host import PAGE_BYTES
 from peers.learning.learner import Learner
 from peers.learning.live import LiveMemory

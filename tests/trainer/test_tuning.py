@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from peers.demo.recipes import CALCULATOR
 from peers.engines.demo import EOS_ID
-from peers.engines.model import load as load_model
+from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
 from peers.environments import Renderer
 from peers.learning.examples import epochs, read_examples, stop_id

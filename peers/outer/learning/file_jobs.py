@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from peers.engines import model as policy_model
+from peers.engines.loading import published
 from peers.learning.durable import whole_folder
 from peers.learning.stored import StoredWeights
 from peers.outer.learning import contribution, flat, state
@@ -43,8 +44,8 @@ class Merging:
 
     folder: Path
     """Its Hugging Face folder."""
-    config: Any
-    """Of transformers."""
+    model: Any
+    """transformers' own; it needs no weights."""
     shapes: Shapes
     dtype: torch.dtype
     """In which models are exported."""
@@ -124,13 +125,9 @@ class FileJobs:
                 for name, shape in model.shapes.items()
             }
             with whole_folder(Path(job.folder)) as aside:
+                stored = published(model.model, weights)
                 policy_model.save_share(
-                    weights,
-                    aside,
-                    model.config,
-                    model.folder,
-                    0,
-                    dict.fromkeys(weights, 0),
+                    stored, aside, model.model.config, model.folder, 0, dict.fromkeys(stored, 0)
                 )
 
         return await self._on_files(export)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from peers.engines import loading
 from peers.engines import model as policy_model
 from peers.engines.device import use_hardware
 from peers.learning.durable import delete_unfinished, whole_folder
@@ -62,7 +63,7 @@ class ReplicaService(FileJobs):
         self._job = job
         self._replica = Replica(job, self._ranks)
         policy, shapes = self._replica.policy, self._replica.shapes
-        self._model = Merging(Path(job.model), policy.model.config, shapes, policy.published_dtype)
+        self._model = Merging(Path(job.model), policy.model, shapes, policy.published_dtype)
         return ReplicaStarted(
             parameters=policy_model.count_parameters(policy.model),
             contribution_bytes_max=file_bytes_max(shapes, job.compression),
@@ -95,9 +96,7 @@ class ReplicaService(FileJobs):
     async def draw_model(self, job: DrawModel) -> None:
         def draw() -> None:
             with whole_folder(Path(job.folder)) as aside:
-                policy_model.save(
-                    policy_model.random(Path(job.model), job.seed), aside, Path(job.model)
-                )
+                policy_model.save(loading.random(Path(job.model), job.seed), aside, Path(job.model))
 
         return await self._on_files(draw)
 

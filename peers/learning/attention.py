@@ -1,4 +1,4 @@
-"""Attention of packed rows: which kernels can do it, and the masks that keep sequences apart."""
+"""Attention of packed rows: which kernels can do it, and what keeps sequences apart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peers.engines.architecture import describe
+from peers.engines.config import is_described
 from peers.learning.packing import Rows
 
 ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa", "eager")
@@ -15,24 +17,39 @@ ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa", "eager")
 first two skip the masked blocks; the others compute and mask them."""
 
 
-def fastest_attention(
-    device: torch.device, half_precision: bool = False, capped: bool = False
-) -> str:
-    """The first of `ATTENTIONS` that a policy can be trained with on a device."""
-    return next(each for each in ATTENTIONS if not why_not(each, device, half_precision, capped))
+def fastest_attention(model: Any, device: torch.device, half_precision: bool = False) -> str:
+    """The first of `ATTENTIONS` that a model can be trained with on a device."""
+    knows = {
+        "flash_attention_2": model._supports_flash_attn,
+        "flex_attention": bool(windows_of(model.config)),
+        "sdpa": model._supports_sdpa and not caps_scores(model.config),
+        "eager": True,
+    }
+    return next(
+        each for each in ATTENTIONS if knows[each] and not why_not(each, device, half_precision)
+    )
 
 
-def why_not(
-    attention: str, device: torch.device, half_precision: bool = False, capped: bool = False
-) -> str:
-    """Why a policy cannot be trained with one of `ATTENTIONS` on a device; empty: it can.
+def caps_scores(config: Any) -> bool:
+    """Whether a model caps its attention scores, which transformers' sdpa leaves out."""
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
 
-    `half_precision`: the policy computes in 16 bits. `capped`: the model caps attention scores.
+
+def windows_of(config: Any) -> dict[str, int | None]:
+    """The window of each kind of layer, where the family is described; else none is known."""
+    known = config.to_dict()
+    if not is_described(known):
+        return {}
+    return {layer.kind: layer.window for layer in describe(known).layers}
+
+
+def why_not(attention: str, device: torch.device, half_precision: bool = False) -> str:
+    """Why no policy can be trained with one of `ATTENTIONS` on a device; empty: some can.
+
+    `half_precision`: the policy computes in 16 bits.
     """
-    if attention == "eager":
+    if attention in ("eager", "sdpa"):
         return ""
-    if attention == "sdpa":
-        return f"{attention} cannot cap attention scores, as this model does" if capped else ""
     if device.type != "cuda":
         return f"{attention} has no backward pass on a {device.type}"
     if attention == "flash_attention_2":
@@ -43,6 +60,39 @@ def why_not(
         if not is_flash_attn_2_available():
             return f"{attention} needs the package flash-attn, at least 2.3.3"
     return ""
+
+
+def attention_arguments(
+    implementation: str, rows: Rows, windows: Mapping[str, int | None]
+) -> dict[str, Any]:
+    """Arguments of a transformers model that keep sequences apart with this attention.
+
+    `windows`: those of `windows_of`, from which the masks are made here. If none are known,
+    transformers makes the masks from positions that begin anew, and asks the device for it.
+    """
+    if not rows.packed:
+        return {}  # one sequence per row, then padding: plain causal attention
+    arguments: dict[str, Any] = {"position_ids": rows.positions}
+    if implementation.startswith("flash_attention"):
+        if len(rows.tokens) != 1:
+            raise ValueError("flash attention takes packed sequences in a single row")
+        arguments |= {"cu_seq_lens_q": rows.starts, "cu_seq_lens_k": rows.starts}
+        arguments |= {"max_length_q": rows.longest, "max_length_k": rows.longest}
+        return arguments  # the model itself passes its windows to this kernel
+    masks = {kind: _mask(implementation, rows, window) for kind, window in windows.items()}
+    if masks:  # only models whose layers differ take a mask for each kind of layer
+        arguments["attention_mask"] = masks if len(masks) > 1 else next(iter(masks.values()))
+    return arguments
+
+
+def _mask(implementation: str, rows: Rows, window: int | None) -> Any:
+    if implementation == "flex_attention":
+        return flex_mask(rows, window)
+    mask = block_mask(rows, window)
+    if implementation != "eager":
+        return mask
+    lowest = torch.finfo(torch.float32).min
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)
 
 
 def block_mask(rows: Rows, window: int | None = None) -> Tensor:
@@ -57,38 +107,6 @@ def block_mask(rows: Rows, window: int | None = None) -> Tensor:
     if window is not None:
         seen = seen.triu(1 - window)
     return (same & seen)[:, None]
-
-
-def attention_arguments(
-    implementation: str, rows: Rows, windows: Mapping[str, int | None]
-) -> dict[str, Any]:
-    """Arguments of a transformers model that keep sequences apart with this attention.
-
-    `windows`: the window of each kind of layer that the model has.
-    """
-    if not rows.packed:
-        return {}  # one sequence per row, then padding: plain causal attention
-    arguments: dict[str, Any] = {"position_ids": rows.positions}
-    if implementation.startswith("flash_attention"):
-        if len(rows.tokens) != 1:
-            raise ValueError("flash attention takes packed sequences in a single row")
-        arguments |= {"cu_seq_lens_q": rows.starts, "cu_seq_lens_k": rows.starts}
-        arguments |= {"max_length_q": rows.longest, "max_length_k": rows.longest}
-        return arguments  # the model itself passes its windows to this kernel
-    masks = {kind: _mask(implementation, rows, window) for kind, window in windows.items()}
-    # Only models whose layers differ take a mask for each kind of layer.
-    arguments["attention_mask"] = masks if len(masks) > 1 else next(iter(masks.values()))
-    return arguments
-
-
-def _mask(implementation: str, rows: Rows, window: int | None) -> Any:
-    if implementation == "flex_attention":
-        return flex_mask(rows, window)
-    mask = block_mask(rows, window)
-    if implementation != "eager":
-        return mask
-    lowest = torch.finfo(torch.float32).min
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)
 
 
 def flex_mask(rows: Rows, window: int | None = None) -> Any:

@@ -1,0 +1,223 @@
+"""transformers' model of a folder: with its weights, blank, or drawn at random.
+
+For the trainer and the general engine; the native engine reads weights by itself. None of these
+runs code from the folder or uses the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peers.engines.adapter_config import base_of, is_adapter
+from peers.engines.config import first_line, is_described, read_text_config
+from peers.engines.device import available_bytes
+from peers.engines.experts import split_experts
+from peers.engines.model import STORED, open_weights, read_adapter, weight_files
+from peers.engines.tokenizer import check_tokenizer, tokenizer_files
+from swarm.errors import UserError
+from swarm.terminal.figures import readable_bytes
+
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+"""Largest mean difference, in nats, between a token's log-probability computed in two ways. A wrong
+attention mask or position changes it by several nats; rounding in 16 bits by some hundredths."""
+
+
+def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
+    """The causal language model in `folder`, in `dtype` (None: as stored), on the CPU.
+
+    Raises `UserError`, also for an adapter and for a folder without a tokenizer.
+    """
+    _check_trainable(folder)
+    weight_files(folder)
+    return load_policy(folder, dtype)
+
+
+def load_policy(folder: Path, dtype: torch.dtype | None = None) -> Any:
+    """As `load`, of a policy: an adapter is merged into its base, and no tokenizer is needed.
+
+    Raises `UserError`, also for a model that lacks tensors, because transformers would make them
+    up.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would fill the kept end of a child's stderr
+    read_text_config(folder)
+    base = base_of(folder)
+    read_text_config(base)
+    open_weights(base, stored=STORED | {"I64"})  # some families hold tables of indices
+    try:
+        shapes = _on_meta(base, dtype)
+        _check_room(shapes, base)
+        model, said = AutoModelForCausalLM.from_pretrained(
+            base,
+            dtype=dtype or "auto",
+            use_safetensors=True,
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except UserError:
+        raise
+    except Exception as error:  # a config's values reach all of transformers
+        raise UserError(
+            f"model {folder} cannot be loaded by transformers ({first_line(error)})"
+        ) from error
+    missing = sorted(said["missing_keys"])
+    if missing:
+        raise UserError(
+            f"the weights in {base} lack {missing[0]}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + ", which a model with this config.json has; get the whole model again"
+        )
+    if model.dtype not in TOLERANCES:
+        raise UserError(
+            f"model {folder} is stored as {str(model.dtype).removeprefix('torch.')}; set dtype to "
+            "float32, bfloat16 or float16"
+        )
+    _merge_adapter(model, folder)
+    return model
+
+
+def blank(folder: Path, dtype: torch.dtype) -> Any:
+    """The model of `folder` on the device `meta`: shapes without any weights.
+
+    Its buffers are on the CPU: the rotary embedding's frequencies, for example, and those that the
+    folder holds. Raises `UserError`.
+    """
+    _check_trainable(folder)
+    model = _on_meta(folder, None, dtype)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+    for module in model.modules():
+        model._init_weights(module)  # a family may fill a layer's buffers from its body
+    _read_buffers(model, folder)
+    return model
+
+
+def stored_buffers(model: Any) -> dict[str, Tensor]:
+    """The buffers that belong to a model's checkpoint, by name, such as biases of experts."""
+    learnt = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: value for name, value in model.state_dict().items() if name not in learnt}
+
+
+def _read_buffers(model: Any, folder: Path) -> None:
+    wanted = stored_buffers(model)
+    if not wanted or not any(folder.glob("*.safetensors")):  # only the shapes are asked for
+        return
+    files, shapes = open_weights(folder, stored=STORED | {"I64"})
+    for name, buffer in wanted.items():
+        (stored,) = published(model, {name: buffer})
+        if shapes.get(stored) != tuple(buffer.shape):
+            raise UserError(
+                f"{folder} holds another model than its config.json: {stored} has shape "
+                f"{shapes.get(stored)}, not {tuple(buffer.shape)}"
+            )
+        parent, _, own = name.rpartition(".")
+        model.get_submodule(parent)._buffers[own] = files[stored].get_tensor(stored)
+
+
+def random(folder: Path, seed: int) -> Any:
+    """The model of `folder`/config.json with weights drawn from `seed`; raises `UserError`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    _check_trainable(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+
+
+def body_of(model: Any) -> Any:
+    """All of a model but its head."""
+    return getattr(model, model.base_model_prefix)
+
+
+def decoder_layers(model: Any) -> torch.nn.ModuleList:
+    """The layers of a model's text part, in order; raises `UserError` if it has no such list."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.get_decoder().modules():
+        for each in module.children():
+            if isinstance(each, torch.nn.ModuleList) and len(each) == count:
+                return each
+    raise UserError(
+        f"models of the family {model.config.model_type} have no list of {count} layers, so they "
+        "cannot be trained here"
+    )
+
+
+def freeze_all_but_text(model: Any) -> None:
+    """Freeze the parts of a model that text does not pass: those for images and sounds."""
+    text = (model.get_decoder(), model.get_output_embeddings())
+    trained = {id(parameter) for part in text for parameter in part.parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def published(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Some of a model's parameters as checkpoints of its family hold them: experts one by one."""
+    if is_described(model.config.to_dict()):
+        return {
+            part: value
+            for name, weight in weights.items()
+            for part, value in split_experts(name, weight).items()
+        }
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(weights))
+    return found
+
+
+def published_owners(model: Any, owners: Mapping[str, int]) -> dict[str, int]:
+    """The rank that writes each tensor of `published`; `owners`: that of each parameter."""
+    meta = torch.device("meta")
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    return {
+        each: owner
+        for name, owner in owners.items()
+        for each in published(model, {name: torch.empty(shapes[name], device=meta)})
+    }
+
+
+def _check_trainable(folder: Path) -> None:
+    """Raise `UserError` for an adapter, and for a folder without its tokenizer."""
+    if is_adapter(folder):
+        raise UserError(f"{folder} holds an adapter, not a whole model; merge it into its base")
+    check_tokenizer(folder, read_text_config(folder)["vocab_size"])
+    tokenizer_files(folder)  # not only when the trained policy is saved
+
+
+def _on_meta(folder: Path, dtype: torch.dtype | None, default: Any = torch.float32) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype or config.dtype or default)
+
+
+def _check_room(model: Any, folder: Path) -> None:
+    """Raise `UserError` for a model (without weights) that is larger than the free memory."""
+    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    needed = sum(each.numel() * each.element_size() for each in tensors.values())
+    free = available_bytes(torch.device("cpu"))
+    if needed > free:
+        raise UserError(
+            f"model {folder} takes {readable_bytes(needed)} of memory, and {readable_bytes(free)} "
+            "are free; choose a smaller model, or a larger machine"
+        )
+
+
+@torch.no_grad()
+def _merge_adapter(model: Any, folder: Path) -> None:
+    parameters = dict(model.named_parameters())
+    adapter = read_adapter(folder, {name: tuple(p.shape) for name, p in parameters.items()})
+    if adapter is not None:
+        for name, parameter in parameters.items():
+            parameter.copy_(adapter.merged(name, parameter))
