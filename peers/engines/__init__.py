@@ -4,22 +4,22 @@ For other rooms:
 
 - `adapter`: read_matrices, stored_name, target_names, write_adapter
 - `adapter_config`: base_of, is_adapter, read_adapter_config
-- `architecture`: Architecture, Unsupported, describe
+- `architecture`: describe
 - `batch`: generate, requests_for
-- `config`: read_config, read_supported_config
+- `config`: is_described, read_config, read_supported_config, read_text_config
 - `demo`: BOS_ID, EOS_ID, LENGTH_MAX, UNKNOWN_ID, VOCABULARY, make_policy, save_tokenizer
 - `device`: DTYPES, available_bytes, find_device, find_dtype, is_out_of_memory, use_hardware
 - `doctor`: compute_findings, disk, machine, readable, room, task_findings
 - `engine`: Capabilities, Engine, Piece, Prefill, Request
 - `episodes`: Player, Playing, SpanStates, add_states, play
 - `experts`: fused_names
+- `head`: Head
 - `install`: install, pip
 - `installed`: CHILD_NEEDS, Installed, PREFILLS, Recipe, VLLM, interpreter_for, python_of,
   why_unusable
-- `logits`: adjust_logits
+- `loading`: *, blank, body_of, decoder_layers, load, load_policy, published
 - `memory`: need_of
-- `model`: *, INDEX_FILE, StoredTensors, blank, count_parameters, load, open_weights, read_weights,
-  weight_files
+- `model`: *, INDEX_FILE, StoredTensors, count_parameters, open_weights, read_weights, weight_files
 - `native`: NativeEngine
 - `noise`: Ahead, choose, noise_of
 - `registry`: check_engine, make_engine

@@ -3,6 +3,7 @@
 For other rooms:
 
 - `adapters`: *
+- `attention`: why_not
 - `batch`: AcceptedGroups, Batch
 - `compiling`: check_compiler
 - `descent`: descend
@@ -12,7 +13,6 @@ For other rooms:
 - `groups`: Group, as_accepted, make_batch
 - `lead`: follow, lead
 - `learner`: Learner
-- `masks`: why_not
 - `metrics`: *
 - `objective`: *, Tokens, Totals
 - `packing`: *, Rows, lay_out

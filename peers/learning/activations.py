@@ -51,10 +51,31 @@ class Pass:
 
 
 def activations(model: Any, asked: Pass) -> Activations:
-    """Count the memory of a pass; `model` is blank, and unusable afterwards."""
+    """Count the memory of a pass; `model` is blank, and unusable afterwards.
+
+    Of a family that is not described it is estimated: its layers may differ from each other, and
+    recurrent ones run thousands of small operations.
+    """
+    described = is_described(model.config.to_dict())
+    return _count(model, asked) if described else _estimate(model, asked)
+
+
+def _estimate(model: Any, asked: Pass) -> Activations:
+    """17 values per token, layer and hidden unit (Korthikanti et al. 2022, 2205.05198, §4.1),
+    without the scores of attention."""
+    config = model.config.get_text_config()
+    unit = asked.tokens * config.hidden_size * asked.dtype.itemsize
+    logits = 3 * 4 * min(asked.tokens * config.vocab_size, LOGITS_MAX[asked.device])
+    layer = 17 * unit
+    deep = config.num_hidden_layers
+    kept = (layer + deep * unit) if asked.checkpointing else deep * layer
+    return Activations(kept + logits, layer + logits)
+
+
+def _count(model: Any, asked: Pass) -> Activations:
     if asked.dtype == torch.float32 and hasattr(model.config, "num_experts"):
         # The kernel for experts cannot be counted in fp32, which takes twice the memory.
-        half = activations(model, replace(asked, dtype=torch.bfloat16))
+        half = _count(model, replace(asked, dtype=torch.bfloat16))
         return Activations(2 * half.training, 2 * half.scoring)
     AttentionInterface.register(FUSED, _fused_attention)
     AttentionMaskInterface.register(FUSED, lambda *_, **__: None)
@@ -64,13 +85,12 @@ def activations(model: Any, asked: Pass) -> Activations:
     scorer.logits_max = LOGITS_MAX[asked.device]
     layers = decoder_layers(model)
     every = list(layers)
-    # Layers of families that are not described may differ.
-    deep = len(every) > LAYERS_RUN and is_described(model.config.to_dict())
+    deep = len(every) > LAYERS_RUN
     found: list[Activations] = []
     for count in (LAYERS_RUN - 1, LAYERS_RUN) if deep else (len(every),):
         del layers[:]
         layers.extend(every[:count])
-        model.config.get_text_config().num_hidden_layers = count
+        model.config.num_hidden_layers = count
         found.append(_run(scorer, layers, asked))
     more, (less, most) = max(0, len(every) - LAYERS_RUN), (found[0], found[-1])
     return Activations(*(high + more * (high - low) for low, high in zip(less, most, strict=True)))

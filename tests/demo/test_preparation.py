@@ -10,7 +10,8 @@ import torch
 
 from peers.demo.recipes import Prepare, Warmup, recipe_of
 from peers.demo.warmup import Preparation, warm_up
-from peers.engines.model import load, read_weights
+from peers.engines.loading import load
+from peers.engines.model import read_weights
 from peers.environments.collection import Environments
 from swarm.jobs.training import Answer
 from tests.demo.chat_model import make_chat_model

@@ -1,4 +1,4 @@
-"""The table of models in `docs/engines.md`: `python -m tests.docs.models_table` writes it."""
+"""The tables of models in `docs/engines.md`: `python -m tests.docs.models_table` writes them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import re
 
 from peers.engines.families import FAMILIES
 from tests.docs.pages import ROOT
+from tests.engines.test_general import FAMILIES as GENERAL
+from tests.engines.test_general import MORE
+from tests.trainer.test_general_families import PADDED
 
 PAGE = ROOT / "docs" / "engines.md"
-_TABLE = re.compile(r"(?<=\n)\| Family \| `model_type` \|.*\n(?:\|.*\n)+")
+TABLE = re.compile(r"(?<=\n)\| Family \| `model_type` \|.*\n(?:\|.*\n)+")
+GENERAL_TABLE = re.compile(r"(?<=\n)\| Trainer's rows \| `model_type` \|.*\n(?:\|.*\n)+")
 
 
 def table() -> str:
@@ -24,12 +28,29 @@ def table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def shown() -> str:
-    """The table on the page."""
-    match = _TABLE.search(PAGE.read_text(encoding="utf-8"))
+def general_table() -> str:
+    """The table of the families that are tested in transformers' own module."""
+    names = sorted({**GENERAL, **MORE}.keys() - FAMILIES.keys())
+    rows = ["| Trainer's rows | `model_type` |", "|---|---|"]
+    for rows_are, chosen in (
+        ("packed", [name for name in names if name not in PADDED]),
+        ("padded", [name for name in names if name in PADDED]),
+    ):
+        rows.append(f"| {rows_are} | {', '.join(f'`{name}`' for name in chosen)} |")
+    return "\n".join(rows) + "\n"
+
+
+def shown(pattern: re.Pattern[str]) -> str:
+    """A table on the page."""
+    match = pattern.search(PAGE.read_text(encoding="utf-8"))
     assert match is not None, "docs/engines.md has no table of models"
     return match[0]
 
 
+TABLES = {TABLE: table, GENERAL_TABLE: general_table}
+"""What makes the table that each pattern finds."""
+
 if __name__ == "__main__":
-    PAGE.write_text(PAGE.read_text(encoding="utf-8").replace(shown(), table()), encoding="utf-8")
+    for pattern, make in TABLES.items():
+        text = PAGE.read_text(encoding="utf-8").replace(shown(pattern), make())
+        PAGE.write_text(text, encoding="utf-8")
