@@ -60,6 +60,7 @@ async def trusted_and_worker(run: TestRun) -> tuple[Member, Member, Member]:
     trainer, validator, worker = [await run.add(key) for key in (TRAINER, VALIDATOR, WORKER)]
     for member in (trainer, validator):
         member.roles = ["trusted"]
+        member.transport.keep_many()
         registrar = member.registrar()
         member.granted = registrar  # type: ignore[assignment]
         run.nursery.start_soon(registrar.run)
@@ -565,7 +566,7 @@ async def entry(member: Member, trusted: Member, role: str = "inference") -> byt
 @pytest.mark.slow
 async def test_hundreds_of_peers_with_long_words_are_all_told_of_page_by_page() -> None:
     count = 400
-    admissions = Admissions(unproven_max=2 * count, further_roles=["x" * 20, "y" * 20])
+    admissions = Admissions(unproven_max=4 * count, further_roles=["x" * 20, "y" * 20])
     async with running(run_with(admissions)) as run:
         trainer, validator, _ = await trusted_and_worker(run)
         digests: list[Envelope] = []
@@ -573,6 +574,8 @@ async def test_hundreds_of_peers_with_long_words_are_all_told_of_page_by_page() 
         registrar: Registrar = validator.granted  # type: ignore[assignment]
         crowd = [await run.add(stranger(n), speaks=False) for n in range(count)]
         roles = ["inference", *["x" * 20] * 4, *["y" * 20] * 3]
+        for member in crowd:
+            await member.reach(validator.id)
         for member in crowd:
             assert await ask(member, validator, roles, padded=True) is None
         began = len(digests)
