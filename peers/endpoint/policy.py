@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,34 +24,22 @@ class Policy:
     calls: CallForm | str
     """How its template writes tool calls, or a sentence that says why it writes none."""
     stop_ids: tuple[int, ...]
-    length_max: int
-    engine_class: str
+    capabilities: Capabilities
+    """The engine's."""
+
+    @property
+    def length_max(self) -> int:
+        return self.capabilities.length_max
 
 
-def policy_of(
-    folder: Path,
-    renderer: Renderer,
-    name: str,
-    stop_ids: Sequence[int],
-    capabilities: Capabilities,
-) -> Policy:
-    """The policy in a folder, as an engine serves it; raises `UserError` for a broken template."""
-    chat = chat_of(folder, renderer)
-    calls: CallForm | str = "the model has no chat template"
-    if chat is not None:
-        try:
-            calls = form_of(chat.template)
-        except UserError as error:
-            calls = str(error)
-    return Policy(
-        name=name,
-        renderer=renderer,
-        chat=chat,
-        calls=calls,
-        stop_ids=tuple(stop_ids),
-        length_max=capabilities.length_max,
-        engine_class=capabilities.engine_class,
-    )
+def calls_of(chat: ChatTokens | None) -> CallForm | str:
+    """How a chat template writes tool calls, or a sentence that says why it writes none."""
+    if chat is None:
+        return "the model has no chat template"
+    try:
+        return form_of(chat.template)
+    except UserError as error:
+        return str(error)
 
 
 def chat_of(folder: Path, renderer: Renderer) -> ChatTokens | None:

@@ -168,7 +168,7 @@ class Sessions:
             temperature=episodes[0][0].draws[0].temperature,
             max_new_tokens=max(episode.sampled for episode, _ in episodes),
             stop_ids=list(self.policy.stop_ids),
-            engine=self.policy.engine_class,
+            engine=self.policy.capabilities.engine_class,
         )
 
 

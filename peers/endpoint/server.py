@@ -16,7 +16,7 @@ from peers.endpoint.app import Endpoint, EndpointLimits
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
 from peers.endpoint.generating import Generator
-from peers.endpoint.policy import chat_of, policy_of
+from peers.endpoint.policy import Policy, calls_of, chat_of
 from peers.endpoint.recording import Sessions, check_folder
 from peers.endpoint.sampling import Driver
 from peers.engines.registry import make_engine
@@ -56,11 +56,13 @@ def make_endpoint(options: Options, keys: Keys) -> Endpoint:
         )
     stop_ids = stop_ids_of(options.folder)
     renderer = Renderer(options.folder)
-    chat_of(options.folder, renderer)
+    chat = chat_of(options.folder, renderer)
     if options.record is not None:
         check_folder(options.record)
     engine = make_engine(options.engine, options.folder, options.hardware, options.number)
-    policy = policy_of(options.folder, renderer, options.name, stop_ids, engine.capabilities)
+    policy = Policy(
+        options.name, renderer, chat, calls_of(chat), tuple(stop_ids), engine.capabilities
+    )
     sessions = Sessions(policy, options.record)
     generator = Generator(policy, Driver(engine), sessions, options.limits.tokens_max)
     return Endpoint(policy, generator, sessions, options.limits, keys)
