@@ -527,6 +527,10 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "trainer.checkpoint_published": lambda f: (
         f"policy {f['step']} published ({_megabytes(f['bytes'])})"
     ),
+    "trainer.pushed": lambda f: f"policy {f['step']} uploaded: {f['address']}",
+    "trainer.push_failed": lambda f: (
+        f"WARNING: policy {f['step']} was not uploaded to {f['repository']}: {f['reason']}"
+    ),
     "trainer.run_complete": lambda f: (
         f"the run is complete after {f['steps']} steps; its policy is in {f['folder']}"
         + (f". WARNING: {unrewarded(f)}" if f.get("unrewarded_steps") else "")

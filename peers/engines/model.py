@@ -264,6 +264,7 @@ def save_share(
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=1))
     config = copy.deepcopy(config)
     config.dtype = dtype
+    vars(config).pop("auto_map", None)  # programs of the base's folder, which are not here
     config.save_pretrained(folder)
     copy_tokenizer(base, folder)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from peers.models.find import FORMS, find_model
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.options import AsJson
@@ -16,8 +17,11 @@ from swarm.terminal.progress import progress_bar
 
 @exits
 def merge_checkpoints(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Checkpoints to merge; an adapter counts with its base.")
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(
+            help=f"Checkpoints to merge, each {FORMS}; an adapter counts with its base."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="New folder for the result.")],
     method: Annotated[
@@ -28,7 +32,7 @@ def merge_checkpoints(
         typer.Option(help="Weight of a checkpoint; once for each, in order. Default: all equal."),
     ] = None,
     base: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="ties: the checkpoint that the others were trained from."),
     ] = None,
     density: Annotated[
@@ -45,10 +49,10 @@ def merge_checkpoints(
     from peers.merging.merge import Recipe, merge
 
     recipe = Recipe(
-        folders=folders,
+        folders=[find_model(each, "CHECKPOINTS").folder for each in checkpoints],
         method=method,
         weights=weight or (),
-        base=base,
+        base=None if base is None else find_model(base, "--base").folder,
         density=density,
         scale=scale,
     )

@@ -5,4 +5,5 @@
 For other rooms:
 
 - `find`: FORMS, Model, find_model, is_hub_name
+- `push`: Origin, PUSHED, card, push
 """

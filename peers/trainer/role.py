@@ -29,6 +29,7 @@ from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
 from peers.trainer.orders import Orders
 from peers.trainer.publishing import Publisher
+from peers.trainer.pushing import Pusher
 from peers.trainer.saving import SavedStates
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.standby import stand_by
@@ -97,6 +98,8 @@ class TrainerRole:
             settings, accepted, orders, publisher, self._restarts.succeeded
         )
         self._beginning = Beginning(settings, accepted, orders, publisher, training)
+        aside = peer.node.disk.local_path("trainer/push") if settings.push else Path()
+        self._pusher = Pusher(settings.push, aside, peer.node.events)
         peer.gossip.listen(RunManifest, lambda _: progress.changed.touch())
         if not peer.run.manifest.is_standby(peer.peer_id):  # it would hold what it never uses
             self._collector.listen()
@@ -142,10 +145,25 @@ class TrainerRole:
                 nursery.start_soon(self._orders.run)
                 nursery.start_soon(self._beginning.place.watch)
                 nursery.start_soon(self._training.evaluations.run)
+                if self._settings.push:
+                    nursery.start_soon(self._push_policies)
             while (figures := await self._training.take_step(child)) is not None:
                 await self._beginning.lineages.heed(child, figures)
             await self._training.idle()
             await self._finish(child)
+
+    async def _push_policies(self) -> None:
+        """Push each policy whose step `push_steps` divides; one that is overtaken is left out."""
+        while True:
+            step = self._progress.policy - self._progress.policy % self._settings.push_steps
+            if step > self._pusher.tried and step in self._progress.published:
+                await self._push(step)
+            else:
+                await self._progress.changed.wait_change()
+
+    async def _push(self, step: int) -> None:
+        folder = self._peer.node.disk.local_path(self._publisher.folders()[step])
+        await self._pusher.push(step, folder, self._peer.run)
 
     async def _finish(self, child: TrainerChild) -> None:
         """Announce that the run is over, and evaluate the final policy."""
@@ -160,6 +178,9 @@ class TrainerRole:
             self._peer.node.events.emit(
                 "trainer.evaluated", moment="after", **msgspec.to_builtins(measured)
             )
+        if self._settings.push:
+            self._peer.status.doing = "uploading the policy"
+            await self._push(self._progress.policy)
         self._peer.status.doing = "run over"
         self._peer.node.events.emit(
             "trainer.run_complete",

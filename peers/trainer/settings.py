@@ -11,6 +11,7 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from peers.evaluation.settings import EvaluationSettings
+from peers.models.find import is_hub_name
 from peers.trainer.alarms import Action, AlarmLimits
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
@@ -79,6 +80,11 @@ class TrainerSettings(EvaluationSettings):
     mirrors: list[str] = pydantic.Field(default=[], max_length=limits.MIRRORS_MAX)
     """Addresses of web servers or buckets that each published manifest names as sources of the
     policy. Upload to them what `swarm checkpoint export` writes."""
+    push: str = ""
+    """Repository OWNER/NAME of the Hugging Face hub to upload policies to; empty: none. Needs
+    HF_TOKEN, or hf auth login."""
+    push_steps: int = pydantic.Field(default=50, ge=1)
+    """Steps between uploaded policies; the last one of the run always is."""
     starved_seconds: float = pydantic.Field(default=300.0, gt=0)
     """Seconds without a new accepted rollout after which the trainer revises the step's order, and
     between further revisions. (After 30 s it reports whom it waits for.)"""
@@ -109,6 +115,13 @@ class TrainerSettings(EvaluationSettings):
                 "Hugging Face folder"
             )
         return self
+
+    @pydantic.field_validator("push")
+    @classmethod
+    def _is_repository(cls, name: str) -> str:
+        if name and not is_hub_name(name):
+            raise PydanticCustomError("repository", "it must be OWNER/NAME, as on the hub")
+        return name
 
     @pydantic.field_validator("mirrors")
     @classmethod
