@@ -30,22 +30,27 @@ STATE_DTYPE = torch.bfloat16
 class Shape:
     """The sizes of a cached position."""
 
-    layers: int
     kv_heads: int
     head_size: int
     hidden_size: int
     dtype: torch.dtype
-    device: torch.device
+    devices: tuple[torch.device, ...]
+    """Of each layer; the hidden states are on the last."""
 
     @classmethod
-    def of(cls, model: Architecture, dtype: torch.dtype, device: torch.device) -> Shape:
-        sizes = len(model.layers), model.kv_heads, model.head_size, model.hidden_size
-        return cls(*sizes, dtype, device)
+    def of(cls, model: Architecture, dtype: torch.dtype, devices: Sequence[torch.device]) -> Shape:
+        sizes = model.kv_heads, model.head_size, model.hidden_size
+        return cls(*sizes, dtype, tuple(devices))
+
+    @property
+    def device(self) -> torch.device:
+        """Of the hidden states."""
+        return self.devices[-1]
 
     @property
     def position_bytes(self) -> int:
         """Bytes of one position of one row."""
-        values = 2 * self.layers * self.kv_heads * self.head_size
+        values = 2 * len(self.devices) * self.kv_heads * self.head_size
         return values * self.dtype.itemsize + self.hidden_size * STATE_DTYPE.itemsize
 
 
@@ -144,21 +149,23 @@ class Bucket(Generic[R]):
 
     def share(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first positions of rows `sources` to as many rows `targets`."""
-        source, target = upload([sources, targets], self.states.device)
-        for cache in (*self.keys, *self.values, self.states):
+        caches = (*self.keys, *self.values, self.states)
+        index = {each: upload([sources, targets], each) for each in {c.device for c in caches}}
+        for cache in caches:
+            source, target = index[cache.device]
             head = cache.narrow(-2, 0, length)
             head.index_copy_(0, target, head.index_select(0, source))
 
     def _allocate(self, capacity: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        shape, device = self._shape, self._shape.device
+        shape = self._shape
         size = (capacity, shape.kv_heads, self.columns, shape.head_size)
         # A column not yet written has weight 0, but 0 times uninitialised memory may be NaN.
         keys, values = (
-            [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+            [torch.zeros(size, dtype=shape.dtype, device=each) for each in shape.devices]
             for _ in range(2)
         )
         states = torch.empty(
-            capacity, self.columns, shape.hidden_size, dtype=STATE_DTYPE, device=device
+            capacity, self.columns, shape.hidden_size, dtype=STATE_DTYPE, device=shape.device
         )
         return keys, values, states
 

@@ -7,11 +7,14 @@ differs between families is in the `Architecture` that the config asks for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from peers.engines.adapter import Adapter
 from peers.engines.adapter_config import base_of
 from peers.engines.architecture import describe
 from peers.engines.config import read_supported_config
@@ -21,6 +24,7 @@ from peers.engines.layers import Attention, Layers
 from peers.engines.model import read_adapter, read_weights
 from peers.engines.rotary import make_rotary
 from peers.engines.weights import Weights
+from swarm.errors import UserError
 
 
 class Decoder:
@@ -33,24 +37,35 @@ class Decoder:
         dtype: torch.dtype | None = None,
         *,
         merge: bool = True,
+        devices: Sequence[torch.device] = (),
+        stage_layers: Sequence[int] = (),
     ) -> None:
         """Load the policy in `folder`; raises `UserError` for an unsupported model.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. Unless `merge`,
         adapters are computed beside their base's weights, which are then read only once.
+        `devices` instead of `device` share the layers, each `stage_layers` of them (empty: equal
+        numbers); embedding and head are on the last.
         """
         self.merge = merge
         self._config = read_supported_config(folder)
         self.model = model = describe(self._config)
-        self.device = torch.device(device)
+        devices = list(devices) or [torch.device(device)]
+        spans = split_layers(len(model.layers), len(devices), stage_layers)
+        self.device = devices[-1]
+        self.layer_devices = [
+            device for device, span in zip(devices, spans, strict=True) for _ in span
+        ]
         self._dtype = dtype
         weights = self._weights(folder)
         self._embedding_and_head = EmbeddingAndHead(weights)
-        rotary = make_rotary(model, self._config, self.device, self._embedding_and_head.dtype)
-        self._layers = Layers(weights, range(len(model.layers)), rotary)
+        self._stages = [
+            Layers(weights.on(each), span, make_rotary(model, self._config, each, self.dtype))
+            for each, span in zip(devices, spans, strict=True)
+        ]
         weights.check_all_taken()
         if not merge:
-            self._layers.adapt(read_adapter(folder))
+            self._adapt(read_adapter(folder))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,16 +80,17 @@ class Decoder:
         check_same(self.model, folder)
         adapter = read_adapter(folder)
         if not self.merge and base_of(folder).resolve() == self._base:
-            self._layers.adapt(adapter)
+            self._adapt(adapter)
             return
         check_shapes(self.model, folder)
         weights = self._weights(folder)
         # In place, tensor by tensor: a device need not hold both policies.
         self._embedding_and_head.replace(weights)
-        self._layers.replace(weights)
+        for stage in self._stages:
+            stage.replace(weights.on(stage.device))
         weights.check_all_taken()
         if not self.merge:
-            self._layers.adapt(adapter)
+            self._adapt(adapter)
 
     def logits(self, states: Tensor) -> Tensor:
         """fp32 logits [..., vocabulary] of hidden states, before the temperature."""
@@ -86,9 +102,32 @@ class Decoder:
     ) -> Tensor:
         """Layers and final norm: tokens, positions [B, S] below `length` → [B, S, hidden]."""
         stream = self._embedding_and_head.embed(tokens)
-        return self._embedding_and_head.finish(self._layers(stream, positions, attention, length))
+        for stage in self._stages:
+            here = stage.device
+            stream = stage(stream.to(here), positions.to(here), attention, length)
+        return self._embedding_and_head.finish(stream)
+
+    def _adapt(self, adapter: Adapter | None) -> None:
+        for stage in self._stages:
+            stage.adapt(adapter)
 
     def _weights(self, folder: Path) -> Weights:
         stored = read_weights(folder, merge=self.merge, dtype=self._dtype)
         self._base = base_of(folder).resolve()
         return Weights(self.model, stored, str(folder), self.device, self._dtype)
+
+
+def split_layers(count: int, devices: int, given: Sequence[int] = ()) -> list[range]:
+    """The range of layers of each device; `given` are their numbers, if they are chosen.
+
+    Raises `UserError`.
+    """
+    sizes = list(given)
+    if not sizes:
+        sizes = [count // devices + (index < count % devices) for index in range(devices)]
+    if len(sizes) != devices or sum(sizes) != count or min(sizes) < 1:
+        raise UserError(
+            f"{sizes} does not split {count} layers over {devices} devices; change stage_layers"
+        )
+    ends = list(accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]

@@ -67,32 +67,42 @@ class FlatAttention:
     """Writes a flat batch's keys and values to the cache, and attends."""
 
     def __init__(self, parts: Sequence[Part], kv_heads: int, dtype: torch.dtype) -> None:
-        self._parts = [_Ready(part, kv_heads, dtype) for part in parts]
+        self._parts, self._kv_heads, self._dtype = parts, kv_heads, dtype
+        self._ready: dict[torch.device, list[_Ready]] = {}
 
     def __call__(self, layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Queries [1, H, T, D], keys and values [1, H_kv, T, D] → [1, H, T, D]."""
         queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
-        if len(self._parts) == 1 and self._parts[0].only_decodes:
-            mixed = self._parts[0].decode(layer, queries, keys, values)
+        parts = self._on(query.device)
+        if len(parts) == 1 and parts[0].only_decodes:
+            mixed = parts[0].decode(layer, queries, keys, values)
         else:
             mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
-            for part in self._parts:
+            for part in parts:
                 part.attend(layer, queries, keys, values, mixed)
         return mixed.transpose(0, 1)[None]
 
     def write_states(self, hidden: Tensor) -> None:
         """Write the final hidden states [T, hidden] to the cache."""
-        for part in self._parts:
+        for part in self._on(hidden.device):
             part.write_states(hidden)
+
+    def _on(self, device: torch.device) -> list[_Ready]:
+        """The parts, ready for the layers on a device."""
+        if device not in self._ready:
+            self._ready[device] = [
+                _Ready(part, device, self._kv_heads, self._dtype) for part in self._parts
+            ]
+        return self._ready[device]
 
 
 class _Ready:
-    """A part with its indices and masks on the device."""
+    """A part with its indices and masks on a device."""
 
-    def __init__(self, part: Part, kv_heads: int, dtype: torch.dtype) -> None:
+    def __init__(self, part: Part, device: torch.device, kv_heads: int, dtype: torch.dtype) -> None:
         self._part, self._kv_heads, self._dtype = part, kv_heads, dtype
-        self._device = part.bucket.states.device
-        index = upload([part.rows, part.positions], self._device)
+        self._device = device
+        index = upload([part.rows, part.positions], device)
         self._rows, self._positions = index[0], index[1]
         decoding = part.positions[: part.decoding]
         self._used = max(decoding, default=0) + 1

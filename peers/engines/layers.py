@@ -1,4 +1,4 @@
-"""A range of a model's layers, from their weights: the part that a pipeline's stage computes."""
+"""A range of a model's layers, from their weights: those that one device computes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,6 @@ class _Layer:
     outer_mlp_norm: Tensor | None
 
 
-def attentions(model: Architecture, span: range) -> list[LayerAttention]:
-    """What the function that attends must know about each layer of a range."""
-    return [
-        LayerAttention(index, model.query_scale, model.layers[index].window, model.attention_cap)
-        for index in span
-    ]
-
-
 def rms_norm(model: Architecture, values: Tensor, weight: Tensor) -> Tensor:
     """Normalise the last dimension as the model does; `weight` is `Weights.norm`'s."""
     # Takes half the time of F.rms_norm on a CPU, and rounds where transformers rounds.
@@ -58,8 +50,14 @@ class Layers:
 
     def __init__(self, weights: Weights, span: range, rotary: Mapping[str, Rotary]) -> None:
         """Take the layers' weights; raises `UserError` for one that is missing or does not fit."""
-        self._model = weights.model
-        self._infos = attentions(weights.model, span)
+        self._model, self.device = weights.model, weights.device
+        model = weights.model
+        self._infos = [
+            LayerAttention(
+                index, model.query_scale, model.layers[index].window, model.attention_cap
+            )
+            for index in span
+        ]
         self._layers = [_read_layer(weights, index) for index in span]
         self._rotary = rotary
 

@@ -47,14 +47,15 @@ def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
     device = find_device(hardware.device)
     dtype = find_dtype(hardware.dtype, device)
     elements = sum(map(prod, shapes.values()))
-    parts = _devices_of(hardware)
+    shape = Shape.of(model, dtype, [device] * len(model.layers))
+    parts = max(1, len(hardware.devices)) * hardware.tensor_parallel * hardware.pipeline_parallel
     length = min(length, model.length_max)
     return Need(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         weights_bytes=_weights_bytes(model, elements, dtype, device) // parts,
         length=length,
-        row_bytes=length * Shape.of(model, dtype, device).position_bytes // parts,
+        row_bytes=length * shape.position_bytes // parts,
     )
 
 
@@ -66,12 +67,6 @@ def _weights_bytes(
     shared = model.tied and dtype == torch.float32 and device.type != "cpu"
     head = 0 if shared else HEAD_BYTES * model.vocabulary_size * model.hidden_size
     return elements * dtype.itemsize + head
-
-
-def _devices_of(hardware: Hardware) -> int:
-    """Devices, here or in other processes, that share a model."""
-    split = len(hardware.devices) or len(hardware.stages) or 1
-    return split * hardware.tensor_parallel * hardware.pipeline_parallel
 
 
 def check_fits(need: Need, free_bytes: int) -> None:
@@ -93,7 +88,7 @@ def check_fits(need: Need, free_bytes: int) -> None:
         f"{_gigabytes(need.weights_bytes)} GB in {need.dtype}{cache}, but {_gigabytes(free_bytes)} "
         f"GB are free, {_gigabytes(needed - free_bytes)} GB too few; stop other programs, use a "
         'device with more memory or (if that is half as much) dtype = "bfloat16", or split the '
-        "policy (settings devices and stages, or tensor_parallel of vLLM)"
+        "policy (setting devices, or tensor_parallel of vLLM)"
     )
 
 

@@ -190,28 +190,15 @@ class StoredTensors:
     """Some tensors of a model folder, by their published names, read one at a time; those of an
     adapter are merged."""
 
-    def __init__(
-        self, folder: Path, wanted: Callable[[str], bool], dtype: torch.dtype | None = None
-    ) -> None:
-        """Read the files' headers, and the adapter, whose sums are in `dtype`, or in the stored
-        one; raises `UserError`."""
-        self._dtype = dtype
+    def __init__(self, folder: Path, wanted: Callable[[str], bool]) -> None:
+        """Read the files' headers, and the adapter; raises `UserError`."""
         self._files, self.shapes = open_weights(folder, wanted)
         self._adapter = read_adapter(folder)
 
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in self._files:
-            yield name, self.read(name)
-
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, in its stored dtype unless it is a sum."""
+        """One tensor, in its stored dtype."""
         tensor: torch.Tensor = self._files[name].get_tensor(name)
-        if self._adapter is None:
-            return tensor
-        return self._adapter.merged(name, tensor, self._dtype)
+        return tensor if self._adapter is None else self._adapter.merged(name, tensor)
 
     def dtype_name(self, name: str) -> str:
         """A tensor's dtype as the file names it, such as `BF16`."""

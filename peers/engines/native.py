@@ -65,15 +65,19 @@ class NativeEngine:
         slots: int = 0,
         memory_share: float = 0.5,
         merge: bool = True,
+        devices: Sequence[torch.device] = (),
+        stage_layers: Sequence[int] = (),
     ) -> None:
         """Load the policy in `folder`, whose number is `policy`.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
         rows are generated at once (0: `SLOTS`), with caches of at most
-        `memory_share` of the memory that is free once the weights are loaded. `merge` is as in
-        `Decoder`. Raises `UserError` for an unsupported model.
+        `memory_share` of the memory that is free once the weights are loaded. `merge`, `devices`
+        and `stage_layers` are as in `Decoder`. Raises `UserError` for an unsupported model.
         """
-        self._decoder = decoder = Decoder(folder, device, dtype, merge=merge)
+        self._decoder = decoder = Decoder(
+            folder, device, dtype, merge=merge, devices=devices, stage_layers=stage_layers
+        )
         model = decoder.model
         self._prefiller = Prefiller(decoder)
         self._policy = policy
@@ -89,9 +93,13 @@ class NativeEngine:
             length_max=model.length_max,
             in_flight=True,
         )
-        shape = Shape.of(model, decoder.dtype, decoder.device)
-        cache_bytes = int(memory_share * available_bytes(decoder.device))
-        cache: Cache[Row] = Cache(shape, model.length_max, cache_bytes)
+        layers = decoder.layer_devices
+        # Each device holds its layers' part of a row; the first that is full bounds all.
+        free = min(
+            available_bytes(each) * len(layers) // layers.count(each) for each in set(layers)
+        )
+        shape = Shape.of(model, decoder.dtype, layers)
+        cache: Cache[Row] = Cache(shape, model.length_max, int(memory_share * free))
         self._rows = Rows(cache, slots or SLOTS)
         on_gpu = decoder.device.type == "cuda"
         self._entries_max = ENTRIES_MAX_GPU if on_gpu else ENTRIES_MAX

@@ -9,7 +9,7 @@ and halved when memory is short.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -145,13 +145,15 @@ class Prefiller:
 
     def _forward(self, part: _Pass) -> Tensor:
         """Final-norm hidden states [tokens, hidden]."""
-        device = self._decoder.device
-        attentions = [_Attention(each, device) for each in _together(part)]
+        device, together = self._decoder.device, _together(part)
+        attentions: dict[torch.device, list[_Attention]] = {}
 
         def attention(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
             mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
-            for each in attentions:
+            if query.device not in attentions:
+                attentions[query.device] = [_Attention(each, query.device) for each in together]
+            for each in attentions[query.device]:
                 each.attend(layer, queries, keys, values, mixed)
             return mixed.transpose(0, 1)[None]
 
@@ -240,7 +242,7 @@ def _same_prompt(row: _Row, other: _Row) -> bool:
     return row.prompt == other.prompt and row.tokens[: row.prompt] == other.tokens[: other.prompt]
 
 
-def _together(part: _Pass) -> Iterator[_Together]:
+def _together(part: _Pass) -> list[_Together]:
     """Segments of one pass that attend together."""
     found: list[_Together] = []
     for past, length, first, head in sorted(part.segments):
@@ -249,7 +251,7 @@ def _together(part: _Pass) -> Iterator[_Together]:
         found[-1].firsts.append(first)
         found[-1].lengths.append(length)
         found[-1].heads.append(head)
-    return iter(found)
+    return found
 
 
 def _take(row: _Row, hidden: Tensor) -> tuple[Tensor, Tensor]:

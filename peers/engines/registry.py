@@ -17,7 +17,6 @@ from peers.engines.general import GeneralEngine
 from peers.engines.installed import NATIVE, VLLM
 from peers.engines.memory import check_fits, need_of
 from peers.engines.native import NativeEngine
-from peers.engines.pipeline.start import pipeline_engine
 from peers.engines.vllm.engine import vllm_engine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
@@ -56,19 +55,27 @@ def merges(hardware: Hardware, dtype: torch.dtype) -> bool:
 
 def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
     """An `EngineFactory`: the native engine, or the general one for a family that it refuses."""
-    if hardware.devices or hardware.stages:
-        return pipeline_engine(folder, policy, hardware)
-    device = find_device(hardware.device)
+    devices = [find_device(name) for name in hardware.devices]
+    device = devices[-1] if devices else find_device(hardware.device)
     dtype = find_dtype(hardware.dtype, device)
     given: dict[str, Any] = {
         "policy": policy,
         "slots": hardware.slots,
         "memory_share": hardware.memory_share,
     }
-    if not is_described(read_config(folder)):
-        return GeneralEngine(folder, device, dtype, **given)
-    check_fits(need_of(folder, hardware), available_bytes(device))
-    return NativeEngine(folder, device, dtype, **given, merge=merges(hardware, dtype))
+    if not devices:
+        if not is_described(read_config(folder)):
+            return GeneralEngine(folder, device, dtype, **given)
+        check_fits(need_of(folder, hardware), available_bytes(device))
+    return NativeEngine(
+        folder,
+        device,
+        dtype,
+        **given,
+        merge=merges(hardware, dtype),
+        devices=devices,
+        stage_layers=hardware.stage_layers,
+    )
 
 
 def make_engine(

@@ -409,8 +409,8 @@ def sharing(setup: InferenceSetup, device: torch.device) -> int:
     per processor second. A GPU with a part of its batch empty is idle for that part, and several
     devices that share the layers wait for one another.
     """
-    several = setup.hardware.devices or setup.hardware.stages
-    return setup.submissions_at_once or (1 if device.type == "cpu" and not several else 2)
+    alone = device.type == "cpu" and not setup.hardware.devices
+    return setup.submissions_at_once or (1 if alone else 2)
 
 
 def _work(drawn: GroupTask) -> Work:

@@ -15,7 +15,7 @@ from peers.engines.projection import Projection
 from swarm.errors import UserError
 
 _IGNORED = (".rotary_emb.inv_freq",)
-"""EmbeddingAndHead of names of tensors that old checkpoints hold and nothing reads."""
+"""Ends of names of tensors that old checkpoints hold and nothing reads."""
 
 
 def fast_layout(weight: Tensor) -> Tensor:
@@ -54,8 +54,12 @@ class Weights:
         self.model = model
         self._stored = stored
         self._source = source
-        self._device = device
+        self.device = device
         self._dtype = dtype
+
+    def on(self, device: torch.device) -> Weights:
+        """The same tensors, for another device."""
+        return Weights(self.model, self._stored, self._source, device, self._dtype)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor of that name; raises `UserError` unless it exists and has this shape."""
@@ -67,7 +71,7 @@ class Weights:
                 f"{name} in {self._source} has shape {list(found.shape)}, not {list(shape)}"
             )
         # A copy on a CPU, too: `replace` must not write to the checkpoint's mapped file.
-        return found.to(self._device, self._dtype, copy=True)
+        return found.to(self.device, self._dtype, copy=True)
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm's weight, as the decoder multiplies by it."""

@@ -22,8 +22,7 @@ class InferenceSettings(ComputeSettings):
     """Share of memory for caches: native and on a CPU, of what is free once the weights are
     loaded; vLLM on a GPU, of the device's memory, weights included."""
     slots: int = pydantic.Field(default=0, ge=0)
-    """Most completions generated at once. 0: native 256, or 128 if that is measured to give more
-    tokens per second (64 with `devices` or `stages`); vLLM 64 on a CPU, its own default on a
+    """Most completions generated at once. 0: native 256; vLLM 64 on a CPU, its own default on a
     GPU."""
     length_max: int = pydantic.Field(default=0, ge=0)
     """vLLM: longest sequence, for a model whose full length does not fit into the cache. 0: the
@@ -35,7 +34,7 @@ class InferenceSettings(ComputeSettings):
     submissions_at_once: int = pydantic.Field(default=0, ge=0, le=2)
     """Submissions that share the batch; with 2, completions of the next one begin as those of the
     present one end. 0: 1 on a single CPU, where sharing costs a tenth of the tokens per processor
-    second; 2 on a GPU, and with `devices` or `stages`."""
+    second; 2 on a GPU, and with `devices`."""
     leave_seconds: float = pydantic.Field(default=20.0, ge=0)
     """Most seconds to finish and deliver a submission after Ctrl-C or SIGTERM. 0: leave at once."""
     proofs_kept_bytes: int = pydantic.Field(default=64 * 2**20, ge=0)
@@ -50,17 +49,12 @@ class InferenceSettings(ComputeSettings):
     devices: list[str] = pydantic.Field(default=[])
     """native: devices of this machine that share the layers of a model too large for one, for
     example `["cuda:0", "cuda:1"]`."""
-    stages: list[str] = pydantic.Field(default=[])
-    """native: addresses of `swarm engine stage` processes that share the layers, in order, for
-    example `["127.0.0.1:7001", "127.0.0.1:7002"]`."""
     stage_layers: list[int] = pydantic.Field(default=[])
-    """native: layers of each of `devices` or `stages`. Empty: equal numbers."""
-    stage_secret: str = ""
-    """native: file with the secret of the `stages`."""
+    """native: layers of each of `devices`. Empty: equal numbers."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
     """native: whether LoRA adapters become part of the weights, or are computed beside them:
     slower by two thin products per matrix, but exact in 16 bits, and a new policy is read in an
-    instant. auto: part of them in fp32, beside them in bf16. `devices` and `stages` merge."""
+    instant. auto: part of them in fp32, beside them in bf16."""
 
     @property
     def hardware(self) -> Hardware:

@@ -115,7 +115,7 @@ class PrefillService:
     def _has_room(self, needed: int) -> bool:
         """Whether a policy fits beside those that are loaded."""
         hardware = self._setup.hardware
-        if not self._engines or hardware.devices or hardware.stages:
+        if not self._engines or hardware.devices:
             return True
         return needed <= hardware.memory_share * available_bytes(self._device)
 

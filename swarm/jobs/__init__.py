@@ -82,12 +82,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """Format to which weights are rounded after loading."""
     devices: list[str] = []
     """Devices that share the layers; empty: one device holds the model."""
-    stages: list[str] = []
-    """Addresses of the processes that share the layers; empty: this process holds the model."""
     stage_layers: list[int] = []
-    """Layers of each device or stage; empty: equal numbers."""
-    stage_secret: str = ""
-    """Path of the secret that the stages know."""
+    """Layers of each of `devices`; empty: equal numbers."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
     """Whether LoRA adapters become part of the weights or are computed beside them; auto: part of
     them in fp32 only, since 16 bits round away much of what was learned."""

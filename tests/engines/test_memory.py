@@ -35,9 +35,9 @@ def test_the_figures_are_those_of_the_engine(tmp_path: Path, family: str, dtype:
     save_random(SUPPORTED[family], tmp_path, seed=1)
     need = need_of(tmp_path, Hardware(device="cpu", dtype=dtype), 10_000)
     decoder = Decoder(tmp_path, "cpu", getattr(torch, dtype))
-    held = held_bytes([decoder._embedding_and_head, decoder._layers], set())
+    held = held_bytes([decoder._embedding_and_head, decoder._stages], set())
     assert need.weights_bytes == pytest.approx(held, rel=0.02)  # rotary tables, norms in fp32
-    shape = Shape.of(decoder.model, decoder.dtype, decoder.device)
+    shape = Shape.of(decoder.model, decoder.dtype, decoder.layer_devices)
     assert need.length == decoder.model.length_max
     assert need.row_bytes == need.length * shape.position_bytes
     split = Hardware(device="cpu", dtype=dtype, devices=["cpu", "cpu"])

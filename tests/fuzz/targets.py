@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.fuzz import files, messages, stages, streams
+from tests.fuzz import files, messages, streams
 from tests.fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
-    target.name: target
-    for target in [*messages.TARGETS, *streams.TARGETS, *files.TARGETS, *stages.TARGETS]
+    target.name: target for target in [*messages.TARGETS, *streams.TARGETS, *files.TARGETS]
 }

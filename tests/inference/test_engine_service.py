@@ -206,7 +206,6 @@ def test_an_unknown_environment_is_said_so(service: EngineService, tmp_path: Pat
         ("cpu", Hardware(), 2, 2),
         ("cuda:1", Hardware(), 0, 2),
         ("cuda", Hardware(), 1, 1),
-        ("cpu", Hardware(stages=["127.0.0.1:7001"]), 0, 2),
         ("cpu", Hardware(devices=["cpu", "cpu"]), 0, 2),
     ],
 )

@@ -1,1 +1,0 @@
-"""A model split by layers: over this machine's devices, or over processes on several machines."""
