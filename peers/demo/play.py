@@ -254,7 +254,7 @@ STALL_SECONDS_MAX = 300.0
 WARMED_BELOW = 0.1
 """Sampled accuracy of a model that is given below which it has a warm-up: groups of eight without a
 right answer teach nothing."""
-FIRST_PROMPTS = 64
+FIRST_PROMPTS = 32
 """Held-out prompts on which that is measured."""
 ANSWERS_SECONDS = 5.0
 """Between two looks for new answers."""

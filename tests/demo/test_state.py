@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.demo.state import SwarmState
-from peers.demo.view import compose
+from peers.demo.view import PlainLines, compose
 from tests.demo.recorded import (
     SECONDS_PER_STEP,
     TRAINING_SINCE,
@@ -141,3 +141,23 @@ def test_a_step_outside_the_run_is_not_believed() -> None:
     for step in (-1, 20, 10**12, float("nan")):
         say(state, "trainer", "trainer.step_trained", 99.0, step=step, reward=0.5)
     assert state.step == 10
+
+
+def test_answers_are_shown_before_during_and_after() -> None:
+    state = fresh()
+    before = [{"question": "21>", "text": "21\x1b[2J", "reward": 0.0}, "no answer"]
+    say(state, "trainer", "trainer.evaluated", 1.0, moment="before", answers=before)
+    state.show("step 3", [{"question": "31>", "text": "13", "reward": 1.0}], 2.0)
+    after = [{"question": "21>", "text": "12", "reward": 1.0}]
+    say(state, "trainer", "trainer.evaluated", 3.0, moment="after", answers=after)
+    assert [(each.policy, each.right) for each in state.answers] == [
+        ("before", False),
+        ("step 3", True),
+        ("after", True),
+    ]
+    assert [each.text for each in state.measured["after"]] == ["12"]
+    printed = [line for line in PlainLines(state).lines() if "→" in line]
+    assert printed[1:] == ["step 3: 31> → 13 (right)", "after: 21> → 12 (right)"]
+    assert "\x1b" not in printed[0] and printed[0].endswith("(wrong)")
+    screen = [line.plain for line in compose(state, 4.0, 100, 40)]
+    assert any("step 3" in line and "13" in line for line in screen)
