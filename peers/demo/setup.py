@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -285,8 +284,7 @@ def configure(
                 "starved_seconds": STARVED_SECONDS,
             }
             if options.model is not None:
-                # The checks of another peer take less time than a step.
-                settings |= {"threads": os.cpu_count() or 1, "pass_tokens": PASS_TOKENS}
+                settings["pass_tokens"] = PASS_TOKENS
         elif options.cheat is not None and peer is peers[-1]:
             settings = CHEATS[options.cheat]
         if settings:

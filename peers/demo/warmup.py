@@ -6,7 +6,6 @@ learn.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,25 +34,22 @@ from swarm.world.tasks import JobThread, in_job_thread
 
 
 class Preparation:
-    """Implements `PreparationService`. With a model that is given it has the machine for itself."""
+    """Implements `PreparationService`."""
 
     def __init__(self) -> None:
         self._thread = JobThread()
 
     @in_job_thread
     def warm_up(self, job: Prepare) -> int:
-        _use_all(job)
         folder, model = Path(job.folder), Path(job.model) if job.model else None
         return prepare_base(folder, job.seed, job.recipe, model)
 
     @in_job_thread
     def evaluate(self, job: Prepare) -> Evaluated:
-        _use_all(job)
         return measure(Path(job.folder), job.recipe, job.prompts)
 
     @in_job_thread
     def calibrate(self, job: Prepare) -> Thresholds:
-        _use_all(job)
         device = find_device("auto")
         dtype = str(find_dtype("auto", device)).removeprefix("torch.")  # as workers and validators
         environments = Environments(job.recipe.environments)
@@ -75,11 +71,6 @@ def open_preparation() -> Preparation:
     """Open the service in its child."""
     start_launcher()
     return Preparation()
-
-
-def _use_all(job: Prepare) -> None:
-    """Use all processors for a large model; the other peers start only later."""
-    torch.set_num_threads((os.cpu_count() or 1) if job.recipe.adapter.rank else 1)
 
 
 def measure(folder: Path, recipe: Recipe, prompts: int = 0) -> Evaluated:
