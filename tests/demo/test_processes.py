@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from peers.demo.play import DEATHS_IN_A_ROW_MAX, Process, ProcessFailed, keep_alive
+from peers.demo.processes import DEATHS_IN_A_ROW_MAX, Process, ProcessFailed, keep_alive
 from peers.demo.setup import PRELOAD_PEERS
 from swarm.world.child import CHILD_ENVIRONMENT
 
@@ -117,7 +117,7 @@ def test_a_killed_process_is_restarted_and_told_so() -> None:
 def test_a_process_that_dies_again_and_again_ends_with_its_last_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("peers.demo.play.BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr("peers.demo.processes.BACKOFF_SECONDS", 0.0)
 
     async def main() -> None:
         recorder = Recorder()
@@ -151,7 +151,7 @@ def test_cancelling_leaves_no_process_behind(
     stubborn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the process nor one that it started, even if they ignore SIGTERM."""
-    monkeypatch.setattr("peers.demo.play.TERMINATE_SECONDS", 0.2)
+    monkeypatch.setattr("peers.demo.processes.TERMINATE_SECONDS", 0.2)
 
     async def main() -> None:
         recorder = Recorder()
@@ -238,7 +238,7 @@ def test_a_forked_program_runs_as_a_command_does(
 def test_a_missing_fork_server_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peers.demo.play.FORK_SERVER_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("peers.demo.processes.FORK_SERVER_SECONDS_MAX", 0.05)
 
     async def main() -> None:
         process = forked("", tmp_path, tmp_path / "none")
