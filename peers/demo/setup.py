@@ -135,12 +135,11 @@ def check_options(options: DemoOptions) -> None:
 def check_memory(model: Path, options: DemoOptions) -> None:
     """Raise `UserError` if a model that is given is too large for this machine.
 
-    Peers compute in fp32, and policies are published in the stored 16 bits. Of SmolLM2 with two
-    inference peers 8.5 GB were measured.
+    Peers compute in fp32, and policies are published in the stored 16 bits.
     """
     stored = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     copies = 2 + options.peers  # of trainer, validator and inference peers
-    needed = 2 * stored * copies + ACTIVATIONS_BYTES + PEER_BYTES * len(cast(options.peers))
+    needed = stored * (2 * copies + ACTIVATIONS) + PEER_BYTES * len(cast(options.peers))
     if needed > (free := free_memory_bytes()):
         raise UserError(
             f"a demo with --model {options.model} and {options.peers} inference peers needs about "
@@ -149,8 +148,8 @@ def check_memory(model: Path, options: DemoOptions) -> None:
         )
 
 
-ACTIVATIONS_BYTES = 3 * GB
-"""Of the trainer's pass over `PASS_TOKENS` tokens."""
+ACTIVATIONS = 11
+"""Of the trainer's pass over `PASS_TOKENS` tokens, per stored byte: 3 GB of SmolLM2."""
 PEER_BYTES = GB // 4
 """Of a peer's process and its child, whose libraries are shared."""
 
