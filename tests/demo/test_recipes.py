@@ -94,10 +94,10 @@ def test_a_model_that_is_too_large_is_refused_before_anything_starts(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = DemoOptions(model="some/model", peers=2)
-    monkeypatch.setattr("peers.demo.setup.free_memory_bytes", lambda: 2 * 10**9)
-    check_memory(model, options)
     monkeypatch.setattr("peers.demo.setup.free_memory_bytes", lambda: 10**9)
-    with pytest.raises(UserError, match=r"some/model and 2 inference .* 1\.0 GB are free.*--peers"):
+    check_memory(model, options)
+    monkeypatch.setattr("peers.demo.setup.free_memory_bytes", lambda: 10**8)
+    with pytest.raises(UserError, match=r"some/model and 2 inference .* 0\.1 GB are free.*--peers"):
         check_memory(model, options)
 
 
