@@ -6,7 +6,7 @@ whatever mixture of prompts and decoding rows it holds. Only attention tells the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,7 +125,13 @@ class _Ready:
             )
         else:
             self._write(layer.index, keys_here, values_here)
-        attend_fresh(layer, part.fresh, queries, keys, values, mixed)
+        for fresh in part.fresh:
+            tokens = slice(fresh.first, fresh.first + fresh.count * fresh.length)
+            query, key, value = (  # [count, heads, length, D]
+                each[tokens].view(fresh.count, fresh.length, *each.shape[1:]).transpose(1, 2)
+                for each in (queries, keys, values)
+            )
+            mixed[tokens] = attend_causally(layer, query, key, value).transpose(1, 2).flatten(0, 1)
         for chunk in part.further:
             tokens = slice(chunk.first, chunk.first + chunk.length)
             used = chunk.past + chunk.length
@@ -183,7 +189,9 @@ class _Ready:
                 positions = self._positions[: self._part.decoding, None]
                 columns = torch.arange(start, self._used, device=self._device)
                 blocked = unseen(positions, columns, window)[:, None, None]
-                mask = as_mask(blocked, self._kv_heads, self._dtype)
+                # `torch.where` would copy its number from the host, for which a GPU waits.
+                mask = torch.zeros(blocked.shape, dtype=self._dtype, device=self._device)
+                mask = mask.masked_fill_(blocked, -torch.inf).repeat_interleave(self._kv_heads, 0)
                 self._masks[window] = (blocked, mask)
         return self._masks[window]
 
@@ -198,8 +206,7 @@ def attend_decoding(
 ) -> Tensor:
     """Queries [rows, H, D] of one token each, keys and values [rows, H_kv, L, D] → [rows, H, D].
 
-    `blocked` and `mask` say which columns a row does not see: bool [rows, 1, 1, L], and its
-    `as_mask`. None: every row sees every column.
+    `blocked` and `mask` say which columns a row does not see, as in `_Ready._blocked`.
     """
     if layer.soft_cap is not None:
         return attend(layer, queries[:, :, None], keys, values, blocked)[:, :, 0]
@@ -214,28 +221,3 @@ def attend_decoding(
         scale=layer.scale,
     )
     return mixed.reshape(queries.shape)
-
-
-def as_mask(blocked: Tensor, kv_heads: int, dtype: torch.dtype) -> Tensor:
-    """−∞ where `blocked` [rows, 1, 1, L] is true, else 0: [rows · H_kv, 1, 1, L]."""
-    # `torch.where` would copy its number from the host, for which a GPU waits.
-    mask = torch.zeros(blocked.shape, dtype=dtype, device=blocked.device)
-    return mask.masked_fill_(blocked, -torch.inf).repeat_interleave(kv_heads, 0)
-
-
-def attend_fresh(
-    layer: LayerAttention,
-    chunks: Iterable[Fresh],
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mixed: Tensor,
-) -> None:
-    """Let each chunk attend to itself; all tensors are [T, heads, D]."""
-    for chunk in chunks:
-        tokens = slice(chunk.first, chunk.first + chunk.count * chunk.length)
-        query, key, value = (  # [count, heads, length, D]
-            each[tokens].view(chunk.count, chunk.length, *each.shape[1:]).transpose(1, 2)
-            for each in (queries, keys, values)
-        )
-        mixed[tokens] = attend_causally(layer, query, key, value).transpose(1, 2).flatten(0, 1)

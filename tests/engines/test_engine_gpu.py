@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from peers.engines.batch import generate
 from peers.engines.device import available_bytes, find_device, find_dtype, upload
 from peers.engines.engine import Engine
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import gumbel_noise
 from peers.proofs import toploc
-from tests.engines.conformance import BF16, Conformance, Tolerance, drain, requests
+from tests.engines.conformance import BF16, Conformance, Tolerance, requests
 from tests.engines.harness import complete, prefill_completions
 
 pytestmark = [
@@ -135,17 +134,3 @@ def test_uploaded_numbers_are_not_overwritten_before_they_arrive() -> None:
         busy = busy @ busy * 1e-3
     sent = [upload([number] * 4096, device) for number in range(200)]
     assert [int(each.sum()) for each in sent] == [4096 * number for number in range(200)]
-
-
-def test_a_cancelled_row_disturbs_no_other(policies: Policies) -> None:
-    engine = NativeEngine(policies("qwen2")[0], "cuda", torch.float32)
-    asked = [replace(each, stop_ids=()) for each in requests(limit=20)]
-    whole = generate(engine, asked)
-    for request in asked:
-        engine.submit(request)
-    for _ in range(5):
-        engine.step()
-    engine.cancel(2)
-    found = drain(engine)
-    assert sorted(found) == [0, 1, 3, 4, 5]
-    assert all(found[id].tokens == whole[id].tokens for id in found)

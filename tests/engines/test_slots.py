@@ -207,3 +207,17 @@ def test_sampling_a_large_vocabulary_takes_memory_for_a_bounded_number_of_rows(
     found = generate(engine, endless(8))
     assert [piece.tokens for piece in found] == [piece.tokens for piece in expected]
     assert largest == 3
+
+
+def test_a_cancelled_turn_releases_the_cache_that_it_would_have_continued(folder: Path) -> None:
+    engine = NativeEngine(folder, slots=1)
+    first, other = requests(limit=9)[:2]
+    engine.submit(replace(first, stop_ids=(), limit=2, keep=True))
+    engine.submit(replace(other, stop_ids=()))
+    (piece,) = [*engine.step(), *engine.step()]
+    assert piece.id == first.id and first.id in engine._rows
+    tokens = [*first.tokens, *piece.tokens, 1]
+    engine.submit(replace(first, id=9, tokens=tokens, start=2, continues=first.id))
+    engine.cancel(9)  # it waits: the other row has the only slot
+    engine.cancel(other.id)
+    assert first.id not in engine._rows and engine._rows.cache.copies_bytes == 0

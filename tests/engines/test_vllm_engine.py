@@ -16,7 +16,7 @@ from peers.engines.batch import generate, requests_for
 from peers.engines.engine import Piece, Request
 from peers.engines.native import NativeEngine
 from peers.engines.vllm import engine as vllm_module
-from peers.engines.vllm.check import check_engine_agrees, compare
+from peers.engines.vllm.check import check_engine_agrees
 from peers.engines.vllm.engine import VllmEngine, engine_arguments
 from peers.engines.vllm.selftest import make_tiny
 from swarm.errors import UserError
@@ -119,20 +119,6 @@ def test_what_it_is(tied: VllmEngine) -> None:
         tied.logits(torch.zeros(1, 128))
 
 
-@pytest.mark.parametrize("kind", ["tied", "untied"])
-def test_a_swap_leaves_no_trace(
-    kind: str, policies: dict[str, Path], request: pytest.FixtureRequest
-) -> None:
-    engine: VllmEngine = request.getfixturevalue(kind)
-    for step, seed in enumerate((1, 0, 1)):
-        folder = policies[f"{kind} {seed}"]
-        engine.load_weights(folder, step)
-        made = generate(engine, workload())
-        assert_same(made, generate(NativeEngine(folder), workload()))
-        assert all(piece.spans == [(step, len(piece.tokens))] for piece in made)
-        assert compare(engine, NativeEngine(folder)).margin == 0
-
-
 def test_a_head_that_keeps_its_old_weights_is_found_by_the_check(
     tied: VllmEngine, policies: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,21 +135,6 @@ def test_a_head_that_keeps_its_old_weights_is_found_by_the_check(
     assert hasattr(WorkerExtension, "swarm_repair_head")
     tied.load_weights(policies["tied 1"], 1)
     check_engine_agrees(tied, policies["tied 1"])
-
-
-def test_later_turns_of_an_episode(untied: VllmEngine, policies: dict[str, Path]) -> None:
-    untied.load_weights(policies["untied 0"], 0)
-    native = NativeEngine(policies["untied 0"])
-    turns = []
-    for engine in (untied, native):
-        first = Request(1, prompt(140), 2, KEY, 1.0, (), 30, keep=True)
-        (one,) = generate(engine, [Request(0, first.tokens, 2, KEY, 1.0, STOP, 10)])
-        episode = [*first.tokens, *one.tokens, 9, 8, 7]
-        second = Request(2, episode, 2, KEY, 1.0, (), 30, start=len(one.tokens), continues=0)
-        (two,) = generate(engine, [second])
-        assert len(two.tokens) == 30 - len(one.tokens)
-        turns.append([one, two])
-    assert_same(*turns)
 
 
 def test_another_model_is_refused_and_the_old_weights_stay(
