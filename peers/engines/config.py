@@ -8,6 +8,7 @@ Models of any other family are transformers' own, and are checked by computing (
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from swarm.errors import UserError
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number, by dtype."""
 CONFIG_BYTES_MAX = 16 << 20
+COUNT_MAX = 1024
+"""Most layers, experts and the like, of a family that is not described. Each is a module, which is
+made before its weights are looked for."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -75,11 +79,27 @@ def read_text_config(folder: Path) -> dict[str, Any]:
                 f"whole number from 1 to {most}"
             )
         text[name] = size
+    if filled.is_encoder_decoder:
+        raise UserError(
+            f"model {folder} has an encoder beside its decoder ({filled.model_type}), which is not "
+            "supported; use a model that only continues its prompt"
+        )
+    ropes = text.get("rope_parameters") or {}
+    for rope in (ropes, *ropes.values()):
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            start = rope.get("original_max_position_embeddings")
+            if start != text["max_position_embeddings"]:
+                raise UserError(
+                    f"model {folder} has rotary embeddings of the type longrope: from position "
+                    f"{start} on, those of all earlier tokens change, so what was generated "
+                    "cannot be checked; use a model without"
+                )
     return text
 
 
 def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
-    """Raise `UserError` for a config that needs programs of its own, or quantisation."""
+    """Raise `UserError` for a config that needs programs of its own, quantisation, or any number
+    of modules."""
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")
@@ -98,16 +118,27 @@ def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
                 if (name == "auto_map" and not known)
                 or ("_implementation" in name and "/" in str(value))
             ]
+            for name, value in found.items():
+                counts = value if isinstance(value, list) else [value]
+                if (
+                    re.search("layer|depth|block|expert|stage", name)
+                    and not re.search("size|dim|channels", name)
+                    and any(type(each) is int and each > COUNT_MAX for each in counts)
+                ):
+                    raise UserError(
+                        f"model config {folder / 'config.json'}: {name[:100]} is {value!r:.100}; "
+                        f"it must be a whole number of at most {COUNT_MAX}"
+                    )
+            if found.get("quantization_config") is not None:
+                raise UserError(
+                    f"model {folder} is quantised (quantization_config), which is refused, because "
+                    "validators compute with the trainer's own weights; use the model that is not"
+                )
             if programs:
                 raise UserError(
                     f"model {folder} brings its own programs ({programs[0][:100]}), which are "
                     "never run; use a family that transformers has"
                 )
-    if config.get("quantization_config") is not None:
-        raise UserError(
-            f"model {folder} is quantised (quantization_config), which is refused, because "
-            "validators compute with the trainer's own weights; use the model that is not"
-        )
 
 
 def first_line(error: Exception) -> str:

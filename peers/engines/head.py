@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from peers.engines.loading import body_of
+from swarm.errors import UserError
 
 
 class Head:
@@ -34,11 +35,18 @@ class Head:
                 self._model._modules[name] = change(module)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Hidden states [n, hidden] → logits, fp32 [n, vocabulary]."""
+        """Hidden states [n, hidden] → logits, fp32 [n, vocabulary].
+
+        Raises `UserError` for a model that computes logits of other states than its body's.
+        """
         self._given.states = states[None]
         blank = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
         found: Tensor = self._model(input_ids=blank, use_cache=False).logits[0].float()
-        self._given.states = None
+        if self._given.states is not None:
+            raise UserError(
+                f"models of the family {self._model.config.model_type} compute logits of other "
+                "states than their body's, so they can be neither checked nor trained here"
+            )
         return found
 
 
@@ -72,4 +80,5 @@ class _Given(nn.Module):
             return getattr(self._body[0], name)
 
     def forward(self, *_arguments: Any, **_named: Any) -> Any:
-        return _Output(self.states)
+        given, self.states = self.states, None
+        return _Output(given)

@@ -43,7 +43,6 @@ def load_policy(folder: Path, dtype: torch.dtype | None = None) -> Any:
     Raises `UserError`, also for a model that lacks tensors, because transformers would make them
     up.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would fill the kept end of a child's stderr
@@ -53,8 +52,8 @@ def load_policy(folder: Path, dtype: torch.dtype | None = None) -> Any:
     open_weights(base, stored=STORED | {"I64"})  # some families hold tables of indices
     try:
         shapes = _on_meta(base, dtype)
-        _check_room(shapes, base)
-        model, said = AutoModelForCausalLM.from_pretrained(
+        _check_room([*shapes.parameters(), *shapes.buffers()], base)
+        model, said = type(shapes).from_pretrained(
             base,
             dtype=dtype or "auto",
             use_safetensors=True,
@@ -92,6 +91,14 @@ def blank(folder: Path, dtype: torch.dtype) -> Any:
     """
     _check_trainable(folder)
     model = _on_meta(folder, None, dtype)
+    try:
+        body_of(model), model.get_decoder(), model.get_output_embeddings().weight
+    except AttributeError as error:
+        raise UserError(
+            f"models of the family {model.config.model_type} cannot be trained here "
+            f"({first_line(error)})"
+        ) from error
+    _check_room([*model.buffers()], folder)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -195,17 +202,24 @@ def _check_trainable(folder: Path) -> None:
 
 
 def _on_meta(folder: Path, dtype: torch.dtype | None, default: Any = torch.float32) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype or config.dtype or default)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        # With its eyes, which a policy is published with, where there is a class that has them.
+        sees = type(config) in AutoModelForImageTextToText._model_mapping
+        family = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        with torch.device("meta"):
+            return family.from_config(config, dtype=dtype or config.dtype or default)
+    except Exception as error:  # a config's values reach all of transformers
+        raise UserError(
+            f"model {folder} cannot be loaded by transformers ({first_line(error)})"
+        ) from error
 
 
-def _check_room(model: Any, folder: Path) -> None:
-    """Raise `UserError` for a model (without weights) that is larger than the free memory."""
-    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    needed = sum(each.numel() * each.element_size() for each in tensors.values())
+def _check_room(tensors: list[Tensor], folder: Path) -> None:
+    """Raise `UserError` for a model whose tensors are larger than the free memory."""
+    needed = sum(each.nbytes for each in tensors)
     free = available_bytes(torch.device("cpu"))
     if needed > free:
         raise UserError(

@@ -124,9 +124,11 @@ class PastPolicies:
             self._trained.assign(weights)
             return own
         self._allocate()
+        ours = dict(self._trained.model.named_parameters())  # for what is frozen, such as eyes
         for name, parameter in self._spare.named_parameters():
             part = local(parameter)
-            part.copy_(weights[name].to(part.device, non_blocking=True))
+            value = weights[name] if name in weights else local(ours[name])
+            part.copy_(value.to(part.device, non_blocking=True))
         return None
 
     def _allocate(self) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from peers.engines.config import first_line
 from peers.engines.head import Head
 from peers.engines.loading import body_of
 from peers.learning.attention import attention_arguments, caps_scores, windows_of
@@ -65,10 +66,21 @@ class Scorer(torch.nn.Module):
         """
         parts = [_random_batch(self.model.config, [length]) for length in CHECK_LENGTHS]
         together = _random_batch(self.model.config, CHECK_LENGTHS)
-        alone = torch.cat([self._all_states(each, "padded", device) for each in parts])
-        apart = {
-            layout: _apart(self._all_states(together, layout, device), alone) for layout in LAYOUTS
-        }
+        try:
+            for rows in lay_out(parts[0], "padded"):
+                self(rows.to(device))
+            alone = torch.cat([self._all_states(each, "padded", device) for each in parts])
+            apart = {
+                layout: _apart(self._all_states(together, layout, device), alone)
+                for layout in LAYOUTS
+            }
+        except UserError:
+            raise
+        except Exception as error:  # whatever a family of transformers raises
+            raise UserError(
+                f"models of the family {self.model.config.model_type} cannot be trained here "
+                f"({first_line(error)})"
+            ) from error
         most = APART_MAX[half_precision]
         if not apart["padded"] <= most:
             raise UserError(
@@ -80,7 +92,9 @@ class Scorer(torch.nn.Module):
         blurred = half_precision and any(
             isinstance(module, torch.nn.Conv1d) for module in self.model.modules()
         )
-        self.packs = apart["packed"] <= most and not blurred
+        # Chunks of attention are counted from a row's start, and longer than these sequences.
+        chunked = getattr(self.model.config.get_text_config(), "attention_chunk_size", None)
+        self.packs = apart["packed"] <= most and not blurred and not chunked
 
     def _all_states(self, batch: Batch, layout: Layout, device: torch.device) -> Tensor:
         """Final hidden states that predict a batch's completion tokens, [n, hidden]."""

@@ -80,11 +80,13 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
 
 
 def _make_masters(module: Any, how: Sharding) -> None:
-    """Make the parameters fp32. Under mixed precision a frozen base keeps its dtype: it is computed
-    with in bf16 anyway, and its adapters are fp32 already."""
+    """Make the parameters fp32. Under mixed precision frozen ones beside trained ones keep their
+    dtype: they are computed with in bf16 anyway."""
     is_trained = {parameter.requires_grad for parameter in module.parameters()}
     if not how.mixed_precision or len(is_trained) < 2:
         module.float()
+    else:
+        module._apply(lambda each: each.float() if each.requires_grad else each)
 
 
 def recompute(layer: Any, keep_products: bool) -> None:

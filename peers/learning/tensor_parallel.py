@@ -51,7 +51,7 @@ def divide_blank(model: Any, ranks: int) -> None:
 
 def _plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
     """How each module is divided over ranks, by its name or pattern; raises `UserError`."""
-    config = model.config
+    config = model.config.get_text_config()
     counts = {"attention heads": config.num_attention_heads}
     counts["key/value heads"] = config.num_key_value_heads
     for what, count in counts.items():

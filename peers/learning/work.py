@@ -46,17 +46,17 @@ def model_flops(model: Any, sequences: Sequence[tuple[int, int]]) -> float:
     The embedding is a look-up. Of a layer's experts, those that a token is routed to count. Work
     that is done twice (activation checkpointing) and the passes for log μ are not counted.
     """
-    config = model.config
+    config = model.config.get_text_config()
     head = model.get_output_embeddings().weight
     embedding = model.get_input_embeddings().weight
     experts = getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)
-    share = config.num_experts_per_tok / experts if experts else 1.0
+    share = getattr(config, "num_experts_per_tok", experts) / experts if experts else 1.0
     body = sum(
         _operations(parameter) * (share if ".experts." in name else 1.0)
-        for name, parameter in model.named_parameters()
+        for name, parameter in model.get_decoder().named_parameters()
         if parameter is not head and parameter is not embedding
     )
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", 0) or 1
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     inputs = sum(count for count, _ in sequences)
     attention = 6.0 * config.num_hidden_layers * width * sum(count**2 for count, _ in sequences)

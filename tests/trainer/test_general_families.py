@@ -14,6 +14,7 @@ from peers.engines.demo import save_tokenizer
 from peers.engines.general import GeneralEngine
 from peers.engines.loading import load
 from peers.engines.model import weight_files
+from peers.environments.prompt_room import ModelFacts
 from peers.learning.groups import make_batch
 from peers.learning.learner import Learner
 from peers.learning.ranks import Ranks
@@ -21,7 +22,7 @@ from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Adapter
-from tests.engines.test_general import FAMILIES, MORE, policy_of
+from tests.engines.test_general import FAMILIES, MORE, SMALL, policy_of
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, settings, teach
 from tests.trainer.test_scored_families import BATCH, gradients, row_by_row
@@ -137,3 +138,71 @@ def test_adapters_are_merged_by_the_engine(tmp_path: Path) -> None:
     torch.testing.assert_close(log_pi, found, rtol=0, atol=2e-5)
     with pytest.raises(UserError, match=r"adapter.targets names gate_proj, which no layer"):
         Learner(base, chosen(adapter=Adapter(rank=4)))
+
+
+def multimodal(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """A small model that sees images, of a family that has no class for text alone."""
+    from transformers import AutoModelForImageTextToText, Qwen3VLConfig
+
+    eyes = {
+        "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 8,
+        "out_hidden_size": 64, "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    ids = {"image_token_id": 120, "video_token_id": 121, "vision_start_token_id": 122}
+    text = {**SMALL, "num_hidden_layers": 2, "rope_parameters": rope, **changes}
+    torch.manual_seed(0)
+    config = Qwen3VLConfig(text_config=text, vision_config=eyes, vision_end_token_id=123, **ids)
+    AutoModelForImageTextToText.from_config(config, dtype=dtype).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_text_part_of_a_model_that_sees_is_trained(half: bool, tmp_path: Path) -> None:
+    base = multimodal(tmp_path / "base", torch.bfloat16 if half else torch.float32)
+    learner = Learner(base, chosen(sharding=Sharding(mixed_precision=half)))
+    assert {each.dtype for each in learner.policy.trained().values()} == {torch.float32}
+    if not half:
+        expected = row_by_row(load(base).eval(), BATCH)
+        found = learner.policy.score(learner.policy.passes(BATCH))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    learn(learner, range(2))  # the second step scores with a past policy
+    learner.export(tmp_path / "policy")
+    before, after = (
+        safetensors.torch.load_file(each / "model.safetensors")
+        for each in (base, tmp_path / "policy")
+    )
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert torch.equal(value, after[name]) == (".visual." in name), name
+    engine = GeneralEngine(base)
+    engine.load_weights(tmp_path / "policy", 2)
+
+
+@pytest.mark.parametrize("family", ["bart", "llama4_text"])
+def test_a_family_that_cannot_be_trained_is_one_sentence(family: str, tmp_path: Path) -> None:
+    sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1} if family == "bart" else {}
+    with pytest.raises(UserError, match=r"cannot be trained here|nor trained here"):
+        Learner(base_of(family, tmp_path / "base", **sizes), chosen())
+
+
+def test_what_a_config_says_of_answers_does_not_end_a_trainer(tmp_path: Path) -> None:
+    base = base_of("phi3", tmp_path / "base")
+    config = base / "config.json"
+    config.write_text(config.read_text().replace("{", '{"return_dict": false,', 1))
+    with pytest.raises(UserError, match=r"family phi3 cannot be trained here [(]AttributeError"):
+        Learner(base, chosen())
+
+
+def test_attention_in_chunks_is_never_packed(tmp_path: Path) -> None:
+    """transformers counts them from a row's start, not from a sequence's."""
+    base = base_of("phi3", tmp_path / "base")
+    config = base / "config.json"
+    config.write_text(config.read_text().replace("{", '{"attention_chunk_size": 8192,', 1))
+    assert not Learner(base, chosen()).policy.scorer.packs
+
+
+def test_prompts_have_the_room_that_a_model_says_in_its_text_part(tmp_path: Path) -> None:
+    facts = ModelFacts.read(multimodal(tmp_path))
+    assert (facts.vocab_size, facts.max_position_embeddings) == (128, 256)
