@@ -30,7 +30,7 @@ from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.proofs import toploc
 from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
-from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs import Hardware, Load, SubmissionOrder
 from swarm.jobs.inference import (
     AskedTurn,
     Generate,
@@ -176,8 +176,7 @@ class EngineService:
         if self._engine is None:
             self._check_memory(folder)
             self._engine = make_engine(self._setup.engine, folder, self._setup.hardware, policy)
-            device = find_device(self._setup.hardware.device)
-            self._player = Player(self._engine, sharing(self._setup, device))
+            self._player = Player(self._engine, sharing(self._setup.hardware))
         else:
             self._engine.load_weights(folder, policy)
 
@@ -402,15 +401,14 @@ class EngineService:
 _SERVICE: type[InferenceService] = EngineService
 
 
-def sharing(setup: InferenceSetup, device: torch.device) -> int:
-    """Submissions that share the batch: 1 on a single CPU, 2 on all else, unless it is set.
+def sharing(hardware: Hardware) -> int:
+    """Submissions that share the batch: 1 on a single CPU, 2 on all else.
 
     Completions of mixed lengths share each attention, which costs a CPU 8 to 10 % of its tokens
     per processor second. A GPU with a part of its batch empty is idle for that part, and several
     devices that share the layers wait for one another.
     """
-    alone = device.type == "cpu" and not setup.hardware.devices
-    return setup.submissions_at_once or (1 if alone else 2)
+    return 1 if find_device(hardware.device).type == "cpu" and not hardware.devices else 2
 
 
 def _work(drawn: GroupTask) -> Work:

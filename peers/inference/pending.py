@@ -17,7 +17,7 @@ from swarm.wire.messages import StepOrder
 
 ASKED_AT_ONCE = 2
 """Submissions that the child is asked for at once: it generates the second while it builds the
-proofs of the first, or before (`InferenceSettings.submissions_at_once`)."""
+proofs of the first, or before, where they share the batch."""
 
 UNDELIVERED_MAX = 4
 """Submissions that no validator has yet, those in generation included: a peer whose deliveries

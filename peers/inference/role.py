@@ -109,7 +109,6 @@ class InferenceRole:
             round_weights=self._settings.round_weights,
             environments=self._run.manifest.environments,
             tokens_max=self._run.manifest.sampling.max_new_tokens,
-            submissions_at_once=self._settings.submissions_at_once,
         )
         async with (
             trio.open_nursery() as nursery,

@@ -31,10 +31,6 @@ class InferenceSettings(ComputeSettings):
     """vLLM: devices that share each layer."""
     pipeline_parallel: int = pydantic.Field(default=1, ge=1)
     """vLLM: groups of devices that share the layers among them."""
-    submissions_at_once: int = pydantic.Field(default=0, ge=0, le=2)
-    """Submissions that share the batch; with 2, completions of the next one begin as those of the
-    present one end. 0: 1 on a single CPU, where sharing costs a tenth of the tokens per processor
-    second; 2 on a GPU, and with `devices`."""
     leave_seconds: float = pydantic.Field(default=20.0, ge=0)
     """Most seconds to finish and deliver a submission after Ctrl-C or SIGTERM. 0: leave at once."""
     proofs_kept_bytes: int = pydantic.Field(default=64 * 2**20, ge=0)

@@ -25,8 +25,6 @@ class InferenceSetup(Setup, frozen=True, kw_only=True):
     """Environments that are built whatever their options, beside those of the process."""
     tokens_max: int = 1024
     """Most tokens of a completion (`Sampling.max_new_tokens`), for the memory that one needs."""
-    submissions_at_once: int = 0
-    """Submissions whose completions share the batch; 0: the service decides."""
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from peers.engines import demo
 from peers.engines.engine import Piece
 from peers.engines.episodes import Player, Playing, finish
 from peers.engines.native import NativeEngine
-from peers.engines.service import EngineService, sharing
+from peers.engines.service import EngineService
 from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
 from peers.proofs.format import PROOF_BYTES, check_format, split
@@ -199,32 +199,17 @@ def test_an_unknown_environment_is_said_so(service: EngineService, tmp_path: Pat
         generate(service, tmp_path / "file", environments=[reference("chess")])
 
 
-@pytest.mark.parametrize(
-    ("device", "hardware", "wanted", "at_once"),
-    [
-        ("cpu", Hardware(), 0, 1),
-        ("cpu", Hardware(), 2, 2),
-        ("cuda:1", Hardware(), 0, 2),
-        ("cuda", Hardware(), 1, 1),
-        ("cpu", Hardware(devices=["cpu", "cpu"]), 0, 2),
-    ],
-)
-def test_submissions_share_the_batch_of_a_gpu_but_not_of_a_cpu(
-    device: str, hardware: Hardware, wanted: int, at_once: int
-) -> None:
-    setup = InferenceSetup(environments=[], hardware=hardware, submissions_at_once=wanted)
-    assert sharing(setup, torch.device(device)) == at_once
-
-
-@pytest.mark.parametrize("at_once", [0, 2])
+@pytest.mark.parametrize(("devices", "at_once"), [([], 1), (["cpu", "cpu"], 2)])
 def test_submissions_asked_for_together_give_the_files_they_give_alone(
-    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+    policy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: list[str],
+    at_once: int,
 ) -> None:
-    service = EngineService(
-        InferenceSetup(
-            environments=[], hardware=Hardware(device="cpu"), submissions_at_once=at_once
-        )
-    )
+    """One after the other on a CPU; in one batch where several devices share the layers."""
+    hardware = Hardware(device="cpu", devices=devices)
+    service = EngineService(InferenceSetup(environments=[], hardware=hardware))
     load(service, policy, 4)
     alone = [generate(service, tmp_path / f"alone-{number}", number=number) for number in range(3)]
     live: list[set[tuple[int, int] | None]] = []
@@ -254,7 +239,7 @@ def test_submissions_asked_for_together_give_the_files_they_give_alone(
     for number in range(3):
         assert tokens_of(tmp_path / f"{number}") == tokens_of(tmp_path / f"alone-{number}")
     assert [each.tokens for each in alone] == [together[number].tokens for number in range(3)]
-    assert max(map(len, live)) == max(1, at_once), "rows of one enter as rows of another finish"
+    assert max(map(len, live)) == at_once, "rows of one enter as rows of another finish"
     # The shares of a step add up to it but for the last bit of a float.
     shares = sum(each.seconds_generate for each in together.values())
     assert 0 < shares <= seconds * (1 + 1e-12)
