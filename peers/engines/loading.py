@@ -117,9 +117,19 @@ def stored_buffers(model: Any) -> dict[str, Tensor]:
 
 def _read_buffers(model: Any, folder: Path) -> None:
     wanted = stored_buffers(model)
-    if not wanted or not any(folder.glob("*.safetensors")):  # only the shapes are asked for
+    if not any(folder.glob("*.safetensors")):  # only the shapes are asked for
         return
     files, shapes = open_weights(folder, stored=STORED | {"I64"})
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        both = [each for each in (names[parameter], name) if each in files]
+        if len(set(both)) == 2 and not torch.equal(
+            *(files[each].get_tensor(each) for each in both)
+        ):
+            raise UserError(
+                f"{folder} holds {both[0]} and another {name}, which its config.json makes one "
+                "(tie_word_embeddings); set that to false"
+            )
     for name, buffer in wanted.items():
         (stored,) = published(model, {name: buffer})
         if shapes.get(stored) != tuple(buffer.shape):

@@ -206,3 +206,14 @@ def test_attention_in_chunks_is_never_packed(tmp_path: Path) -> None:
 def test_prompts_have_the_room_that_a_model_says_in_its_text_part(tmp_path: Path) -> None:
     facts = ModelFacts.read(multimodal(tmp_path))
     assert (facts.vocab_size, facts.max_position_embeddings) == (128, 256)
+
+
+def test_a_head_that_is_stored_and_tied_to_another_embedding_is_refused(tmp_path: Path) -> None:
+    """transformers, and so each engine, leaves both as they are."""
+    base = base_of("phi3", tmp_path / "base")
+    config = base / "config.json"
+    config.write_text(
+        config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
+    )
+    with pytest.raises(UserError, match=r"tie_word_embeddings.; set that to false"):
+        Learner(base, chosen())
