@@ -6,7 +6,7 @@ For other rooms:
 - `adapter_config`: base_of, is_adapter, read_adapter_config
 - `architecture`: describe
 - `batch`: generate, requests_for
-- `config`: is_described, read_config, read_supported_config, read_text_config
+- `config`: first_line, is_described, read_config, read_supported_config, read_text_config
 - `demo`: BOS_ID, EOS_ID, LENGTH_MAX, UNKNOWN_ID, VOCABULARY, make_policy, save_tokenizer
 - `device`: DTYPES, available_bytes, find_device, find_dtype, is_out_of_memory, use_hardware
 - `doctor`: compute_findings, disk, machine, readable, room, task_findings

@@ -79,6 +79,8 @@ def load_policy(folder: Path, dtype: torch.dtype | None = None) -> Any:
             f"model {folder} is stored as {str(model.dtype).removeprefix('torch.')}; set dtype to "
             "float32, bfloat16 or float16"
         )
+    if caps_scores(model.config):
+        model.set_attn_implementation("eager")
     _merge_adapter(model, folder)
     return model
 
@@ -91,20 +93,20 @@ def blank(folder: Path, dtype: torch.dtype) -> Any:
     """
     _check_trainable(folder)
     model = _on_meta(folder, None, dtype)
-    try:
-        body_of(model), model.get_decoder(), model.get_output_embeddings().weight
-    except AttributeError as error:
-        raise UserError(
-            f"models of the family {model.config.model_type} cannot be trained here "
-            f"({first_line(error)})"
-        ) from error
     _check_room([*model.buffers()], folder)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
-    for module in model.modules():
-        model._init_weights(module)  # a family may fill a layer's buffers from its body
+    try:
+        body_of(model), model.get_decoder(), model.get_output_embeddings().weight
+        for module in model.modules():
+            model._init_weights(module)  # a family may fill a layer's buffers from its body
+    except AttributeError as error:
+        raise UserError(
+            f"models of the family {model.config.model_type} cannot be trained here "
+            f"({first_line(error)})"
+        ) from error
     _read_buffers(model, folder)
     return model
 
@@ -150,6 +152,11 @@ def random(folder: Path, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+
+
+def caps_scores(config: Any) -> bool:
+    """Whether a model caps its attention scores, which transformers' sdpa leaves out."""
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def body_of(model: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from peers.engines.architecture import describe
 from peers.engines.config import is_described
+from peers.engines.loading import caps_scores
 from peers.learning.packing import Rows
 
 ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa", "eager")
@@ -28,11 +29,6 @@ def fastest_attention(model: Any, device: torch.device, half_precision: bool = F
     return next(
         each for each in ATTENTIONS if knows[each] and not why_not(each, device, half_precision)
     )
-
-
-def caps_scores(config: Any) -> bool:
-    """Whether a model caps its attention scores, which transformers' sdpa leaves out."""
-    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def windows_of(config: Any) -> dict[str, int | None]:

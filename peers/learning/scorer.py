@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from peers.engines.config import first_line
 from peers.engines.head import Head
-from peers.engines.loading import body_of
-from peers.learning.attention import attention_arguments, caps_scores, windows_of
+from peers.engines.loading import body_of, caps_scores
+from peers.learning.attention import attention_arguments, windows_of
 from peers.learning.batch import Batch
 from peers.learning.packing import LAYOUTS, Layout, Rows, lay_out
 from peers.learning.routing import Routing

@@ -180,9 +180,12 @@ def test_the_text_part_of_a_model_that_sees_is_trained(half: bool, tmp_path: Pat
     engine.load_weights(tmp_path / "policy", 2)
 
 
-@pytest.mark.parametrize("family", ["bart", "llama4_text"])
+@pytest.mark.parametrize("family", ["bart", "gemma3n_text", "llama4_text"])
 def test_a_family_that_cannot_be_trained_is_one_sentence(family: str, tmp_path: Path) -> None:
-    sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1} if family == "bart" else {}
+    sizes = {
+        "bart": {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1},
+        "gemma3n_text": {"num_kv_shared_layers": 0, "laurel_rank": 8},
+    }.get(family, {})
     with pytest.raises(UserError, match=r"cannot be trained here|nor trained here"):
         Learner(base_of(family, tmp_path / "base", **sizes), chosen())
 
@@ -217,3 +220,11 @@ def test_a_head_that_is_stored_and_tied_to_another_embedding_is_refused(tmp_path
     )
     with pytest.raises(UserError, match=r"tie_word_embeddings.; set that to false"):
         Learner(base, chosen())
+
+
+def test_engines_cap_the_scores_that_a_trainer_caps(tmp_path: Path) -> None:
+    """transformers' own choice, sdpa, would leave the cap out without a word."""
+    base = base_of("vaultgemma", tmp_path / "base", attn_logit_softcapping=0.01)
+    learner = Learner(base, chosen())
+    found = learner.policy.score(learner.policy.passes(BATCH))
+    torch.testing.assert_close(found, row_by_row(load(base).eval(), BATCH), atol=1e-5, rtol=0)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peers.engines.loading import blank, load
-from peers.learning.attention import caps_scores
+from peers.engines.loading import blank, caps_scores, load
 from peers.learning.batch import Batch
 from peers.learning.packing import Rows, lay_out, lay_out_flat
 from peers.learning.scorer import Scorer
