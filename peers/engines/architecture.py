@@ -1,7 +1,7 @@
 """What one config asks for: the architecture of a model, checked. Imports no torch.
 
 `describe` turns a config into an `Architecture`, which the decoder computes layer by layer and the
-trainer's scorer reads for masks and logits. Where a config leaves a field out, the default is the
+trainer reads for windows. Where a config leaves a field out, the default is the
 one of transformers.
 """
 

@@ -45,9 +45,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_supported_config(folder: Path) -> dict[str, Any]:
     """The config of a supported model; raises `UserError` with the reason for any other."""
     config = read_config(folder)
-    problem = why_unsupported(config)
-    if problem is not None:
-        raise UserError(f"model config {folder / 'config.json'}: {problem}")
+    try:
+        describe(config)
+    except Unsupported as problem:
+        raise UserError(f"model config {folder / 'config.json'}: {problem}") from problem
     return config
 
 
@@ -151,12 +152,3 @@ def is_described(config: Mapping[str, Any]) -> bool:
     """Whether a model is of a family that `families.py` describes. Of any other the general engine
     finds out by itself whether it can generate."""
     return family_of(config) is not None
-
-
-def why_unsupported(config: Mapping[str, Any]) -> str | None:
-    """One sentence that says why a model with this config is refused; None if it is supported."""
-    try:
-        describe(config)
-    except Unsupported as problem:
-        return str(problem)
-    return None

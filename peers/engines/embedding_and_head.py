@@ -7,7 +7,6 @@ import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
 from peers.engines.layers import rms_norm
-from peers.engines.logits import adjust_logits
 from peers.engines.weights import Weights, fast_layout, replace
 
 
@@ -53,5 +52,10 @@ class EmbeddingAndHead:
         if self._half:
             flat = states.flatten(0, -2)
             logits = torch.mm(flat, self._head.t(), out_dtype=torch.float32)
-            return adjust_logits(self._model, logits.view(*states.shape[:-1], -1))
-        return adjust_logits(self._model, F.linear(states.float(), self._head))
+            logits = logits.view(*states.shape[:-1], -1)
+        else:
+            logits = F.linear(states.float(), self._head)
+        if self._model.logits_divisor != 1:
+            logits = logits / self._model.logits_divisor
+        cap = self._model.logits_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

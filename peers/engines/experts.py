@@ -54,17 +54,12 @@ def fuse_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def split_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """The published tensors of one parameter: views of each expert, or the parameter itself."""
-    names = split_names(name, len(tensor) if tensor.ndim else 0)
-    if names == [name]:
-        return {name: tensor}
-    parts = [half for each in tensor for half in each.chunk(len(names) // len(tensor))]
-    return dict(zip(names, parts, strict=True))
-
-
-def split_names(name: str, count: int) -> list[str]:
-    """The names of the published tensors of one parameter, in a layer of `count` experts."""
     match = _ALL.fullmatch(name)
     if match is None:
-        return [name]
+        return {name: tensor}
     parts = match[2].split("_")
-    return [f"{match[1]}.{index}.{part}_proj.weight" for index in range(count) for part in parts]
+    return {
+        f"{match[1]}.{index}.{part}_proj.weight": value
+        for index, expert in enumerate(tensor)
+        for part, value in zip(parts, expert.chunk(len(parts)), strict=True)
+    }
