@@ -17,7 +17,7 @@ For other rooms:
 - `install`: install, pip
 - `installed`: CHILD_NEEDS, Installed, PREFILLS, Recipe, VLLM, interpreter_for, python_of,
   why_unusable
-- `loading`: *, blank, body_of, decoder_layers, load, load_policy, published
+- `loading`: *, blank, body_of, caps_scores, decoder_layers, load, load_policy, published
 - `memory`: need_of
 - `model`: *, INDEX_FILE, StoredTensors, count_parameters, open_weights, read_weights, weight_files
 - `native`: NativeEngine
