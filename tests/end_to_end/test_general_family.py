@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import trio
 
 from peers.demo.recipes import ENVIRONMENT, Warmup
@@ -21,6 +22,7 @@ STEPS = 3
 
 @pytest.mark.slow
 def test_real_peers_train_a_family_that_is_not_described(tmp_path: Path, fork_server: Path) -> None:
+    torch.set_num_threads(1)
     base = tmp_path / "base"
     policy_of("qwen3_next", base, vocab_size=len(VOCABULARY))
     save_tokenizer(base)
@@ -31,6 +33,8 @@ def test_real_peers_train_a_family_that_is_not_described(tmp_path: Path, fork_se
         folder = tmp_path / "swarm"
         async with swarm(folder, base, fork_server, names=names, steps=STEPS) as peers:
             await peers.start()
+            for worker in peers.of_role("inference"):
+                await worker.says("inference.receipt", outcome="accepted")
             policy = await peers.complete(STEPS * STEP_SECONDS)
             check_accounts(peers)
             for worker in peers.of_role("inference"):
