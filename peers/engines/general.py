@@ -23,6 +23,7 @@ from peers.engines.device import available_bytes
 from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
 from peers.engines.head import Head
 from peers.engines.loading import TOLERANCES, body_of, load_policy
+from peers.engines.memory import position_bytes
 from peers.engines.noise import Ahead, OfRequest, draw
 from swarm.errors import UserError
 from swarm.version import __version__
@@ -142,14 +143,10 @@ class GeneralEngine:
 
     def _rows_max(self, length: int) -> int:
         """Rows of a length whose caches fit into the memory for them."""
-        config = self._config
-        try:
-            heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-            width = getattr(config, "head_dim", None)
-            across = int(heads * (width or config.hidden_size // config.num_attention_heads))
-        except Exception:  # the family has none, or others in each layer
-            across = config.hidden_size
-        row = 2 * config.num_hidden_layers * max(1, across) * self._dtype.itemsize * length
+        own = self._config  # some families call these otherwise
+        sizes = {"hidden_size": own.hidden_size, "num_hidden_layers": own.num_hidden_layers}
+        config = {**own.to_dict(), **sizes}
+        row = position_bytes(config, self._dtype) * length
         memory = int(self._memory_share * available_bytes(self._device))
         return max(1, min(self._slots, int(memory // row)))
 

@@ -1,22 +1,24 @@
 """The memory that a policy needs on a device, and whether it fits, before its weights are read.
 
 The figures follow from the config, the headers of the weight files and the dtype; they are those of
-the native engine. vLLM's cache lacks the hidden states, so it is a little smaller.
+our engines. vLLM's cache lacks the hidden states, so it is a little smaller.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from peers.engines.architecture import Architecture, describe
 from peers.engines.cache import Shape
-from peers.engines.config import read_supported_config
+from peers.engines.config import is_described, read_config, read_text_config
 from peers.engines.device import find_device, find_dtype
-from peers.engines.model import open_weights
+from peers.engines.model import STORED, open_weights
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 
@@ -42,21 +44,39 @@ def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
 
     Raises `UserError` for an unsupported model or unreadable weights.
     """
-    model = describe(read_supported_config(folder))
-    _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
     device = find_device(hardware.device)
     dtype = find_dtype(hardware.dtype, device)
-    elements = sum(map(prod, shapes.values()))
-    shape = Shape.of(model, dtype, [device] * len(model.layers))
+    config = read_text_config(folder)
+    if is_described(read_config(folder)):
+        model = describe(config)
+        _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
+        weights = _weights_bytes(model, sum(map(prod, shapes.values())), dtype, device)
+        position = Shape.of(model, dtype, [device] * len(model.layers)).position_bytes
+    else:
+        _, shapes = open_weights(folder, stored=STORED | {"I64"})
+        head = HEAD_BYTES * config["vocab_size"] * config["hidden_size"]  # a copy
+        weights = sum(map(prod, shapes.values())) * dtype.itemsize + head
+        position = position_bytes(config, dtype)
     parts = max(1, len(hardware.devices)) * hardware.tensor_parallel * hardware.pipeline_parallel
-    length = min(length, model.length_max)
+    length = min(length, config["max_position_embeddings"])
     return Need(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        weights_bytes=_weights_bytes(model, elements, dtype, device) // parts,
+        weights_bytes=weights // parts,
         length=length,
-        row_bytes=length * shape.position_bytes // parts,
+        row_bytes=length * position // parts,
     )
+
+
+def position_bytes(config: Mapping[str, Any], dtype: torch.dtype) -> int:
+    """At most the bytes of a position in the caches of a model that is not described."""
+    hidden, heads = config["hidden_size"], config.get("num_attention_heads")
+    width, shared = config.get("head_dim"), config.get("num_key_value_heads")
+    across = hidden
+    if isinstance(heads, int) and heads > 0:  # other families have one number for each layer
+        width = width if isinstance(width, int) else hidden // heads
+        across = width * (shared if isinstance(shared, int) else heads)
+    return int(2 * config["num_hidden_layers"] * max(1, across) * dtype.itemsize)
 
 
 def _weights_bytes(
