@@ -143,7 +143,8 @@ class EngineService:
         known, need = self._engine.capabilities, self._need
         slots = known.slots or 0
         if known.memory_bytes is not None and need.row_bytes:
-            slots = max(1, min(slots or 1 << 30, known.memory_bytes // need.row_bytes))
+            row_bytes = need.row_bytes * max(1, len(self._setup.hardware.devices))  # on all of them
+            slots = max(1, min(slots or 1 << 30, known.memory_bytes // row_bytes))
         return Loaded(
             seconds=self._seconds_loading,
             weights_bytes=need.weights_bytes,
