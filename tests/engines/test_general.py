@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 from peers.engines.engine import Engine, Request
 from peers.engines.general import GeneralEngine
 from peers.engines.loading import load_policy as load
+from peers.engines.memory import position_bytes
 from peers.engines.registry import make_engine
 from swarm.errors import UserError
 from tests.engines.conformance import Conformance, drain
@@ -242,12 +242,20 @@ def test_a_policy_of_another_model_is_refused_before_it_is_loaded(
         engine.load_weights(other, 1)
 
 
-def test_heads_that_a_config_does_not_tell_do_not_end_a_batch(phi: Path) -> None:
-    engine = GeneralEngine(phi)
-    engine._config = SimpleNamespace(
-        num_hidden_layers=2, hidden_size=64, num_key_value_heads=[2, 4]
-    )
-    assert engine._rows_max(20) >= 1
+@pytest.mark.parametrize(
+    ("said", "across"),
+    [
+        ({}, 64),
+        ({"num_attention_heads": [4, 8], "num_key_value_heads": [2, 4]}, 64),
+        ({"num_attention_heads": 4, "num_key_value_heads": [2, 4]}, 64),
+        ({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": None}, 32),
+    ],
+)
+def test_memory_is_planned_whatever_a_config_says_of_heads(
+    said: dict[str, Any], across: int
+) -> None:
+    config = {"num_hidden_layers": 3, "hidden_size": 64, **said}
+    assert position_bytes(config, torch.float32) == 2 * 3 * across * 4
 
 
 @pytest.mark.parametrize("family", ["bart", "opt", "rwkv"])
