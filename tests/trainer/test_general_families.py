@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,15 @@ def multimodal(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any)
     return folder
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Ends the process group that a single process makes for mixed precision."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("half", [False, True])
 def test_the_text_part_of_a_model_that_sees_is_trained(half: bool, tmp_path: Path) -> None:
     base = multimodal(tmp_path / "base", torch.bfloat16 if half else torch.float32)

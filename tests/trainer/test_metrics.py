@@ -131,16 +131,19 @@ def made_up_model(**config: Any) -> Any:
         SimpleNamespace(weight=torch.zeros(40, requires_grad=True)),
         SimpleNamespace(weight=torch.zeros(40, requires_grad=True)),
     )
-    return SimpleNamespace(
-        config=SimpleNamespace(
-            num_hidden_layers=2, hidden_size=8, num_attention_heads=2, head_dim=4, **config
-        ),
+    text = SimpleNamespace(
+        num_hidden_layers=2, hidden_size=8, num_attention_heads=2, head_dim=4, **config
+    )
+    body = SimpleNamespace(
         named_parameters=lambda: [
-            ("model.embed_tokens.weight", embedding.weight),
-            ("model.layers.0.mlp.experts.weight", torch.zeros(80, requires_grad=True)),
-            ("model.layers.0.self_attn.q_proj.weight", torch.zeros(20, requires_grad=True)),
-            ("lm_head.weight", head.weight),
-        ],
+            ("embed_tokens.weight", embedding.weight),
+            ("layers.0.mlp.experts.weight", torch.zeros(80, requires_grad=True)),
+            ("layers.0.self_attn.q_proj.weight", torch.zeros(20, requires_grad=True)),
+        ]
+    )
+    return SimpleNamespace(
+        config=SimpleNamespace(get_text_config=lambda: text),
+        get_decoder=lambda: body,
         get_output_embeddings=lambda: head,
         get_input_embeddings=lambda: embedding,
     )

@@ -32,7 +32,7 @@ def test_the_service_plans_before_it_loads(base: Path, tmp_path: Path) -> None:
     assert found.host_limit > found.host_bytes > 16 * found.parameters
     assert found.device_bytes == 0  # a CPU's memory is the host's
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="model_type is None"):
+    with pytest.raises(UserError, match="cannot be loaded by transformers"):
         trio.run(TrainerService().plan, PlanTraining(start=start(tmp_path)))
 
 
