@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 from peers.engines.adapter import WEIGHTS_FILE
+from peers.engines.engine import Engine
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
 from peers.learning.groups import make_batch
@@ -41,6 +42,20 @@ def learn(learner: Learner, steps: range) -> list[dict[str, float]]:
     return [teach(learner, random_groups(s, policy=max(0, s - 1)), s, [str(s)]) for s in steps]
 
 
+def engine_sees_what_the_learner_scores(engine: Engine, learner: Learner) -> None:
+    """Log-probabilities of a rollout under the policy that the engine has loaded."""
+    groups = random_groups(5, policy=2)
+    rollout = groups[0].rollouts[0]
+    count = len(rollout.model_tokens)
+    passes = learner.policy.passes(make_batch(groups, learner.settings.objective))
+    found = learner.policy.score(passes)[:count]
+    indices = range(len(rollout.tokens) - count, len(rollout.tokens))
+    states = engine.prefill([rollout.tokens], [indices]).states[0]
+    log_all = torch.log_softmax(engine.logits(states), -1)
+    log_pi = log_all[range(count), torch.tensor(rollout.model_tokens)]
+    torch.testing.assert_close(log_pi, found, rtol=0, atol=2e-5)
+
+
 def test_only_the_adapters_move_and_engines_see_what_was_learnt(base: Path, tmp_path: Path) -> None:
     learner = Learner(base, adapted())
     before = weights_of(learner)
@@ -63,17 +78,7 @@ def test_only_the_adapters_move_and_engines_see_what_was_learnt(base: Path, tmp_
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
 
     change_config(tmp_path / "2", base_model_name_or_path=str(tmp_path / "0"))
-    groups = random_groups(5, policy=2)
-    rollout = groups[0].rollouts[0]
-    count = len(rollout.model_tokens)
-    passes = learner.policy.passes(make_batch(groups, learner.settings.objective))
-    found = learner.policy.score(passes)[:count]
-    engine = NativeEngine(tmp_path / "2")
-    indices = range(len(rollout.tokens) - count, len(rollout.tokens))
-    states = engine.prefill([rollout.tokens], [indices]).states[0]
-    log_all = torch.log_softmax(engine.logits(states), -1)
-    log_pi = log_all[range(count), torch.tensor(rollout.model_tokens)]
-    torch.testing.assert_close(log_pi, found, rtol=0, atol=2e-5)
+    engine_sees_what_the_learner_scores(NativeEngine(tmp_path / "2"), learner)
 
 
 def test_past_policies_and_the_reference_are_adapters_on_one_base(base: Path) -> None:

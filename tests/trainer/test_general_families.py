@@ -16,7 +16,6 @@ from peers.engines.general import GeneralEngine
 from peers.engines.loading import load
 from peers.engines.model import weight_files
 from peers.environments.prompt_room import ModelFacts
-from peers.learning.groups import make_batch
 from peers.learning.learner import Learner
 from peers.learning.ranks import Ranks
 from peers.learning.settings import LearnerSettings
@@ -25,6 +24,7 @@ from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Adapter
 from tests.engines.test_general import FAMILIES, MORE, SMALL, policy_of
 from tests.trainer.ranks_harness import run_ranks
+from tests.trainer.test_adapters import engine_sees_what_the_learner_scores
 from tests.trainer.test_learner import random_groups, settings, teach
 from tests.trainer.test_scored_families import BATCH, gradients, row_by_row
 from tests.trainer.test_sharded import close, everything, learn
@@ -69,17 +69,7 @@ def learns_what_engines_see(family: str, tmp_path: Path) -> None:
     teach(learner, random_groups(0, policy=0), 0, ["0"])
     learner.export(tmp_path / "policy")
     assert stored_names(tmp_path / "policy") == stored_names(base)
-    groups = random_groups(5, policy=1)
-    rollout = groups[0].rollouts[0]
-    count = len(rollout.model_tokens)
-    batch = make_batch(groups, learner.settings.objective)
-    found = learner.policy.score(learner.policy.passes(batch))[:count]
-    engine = GeneralEngine(tmp_path / "policy")
-    indices = range(len(rollout.tokens) - count, len(rollout.tokens))
-    states = engine.prefill([rollout.tokens], [indices]).states[0]
-    log_all = torch.log_softmax(engine.logits(states), -1)
-    log_pi = log_all[range(count), torch.tensor(rollout.model_tokens)]
-    torch.testing.assert_close(log_pi, found, rtol=0, atol=2e-5)
+    engine_sees_what_the_learner_scores(GeneralEngine(tmp_path / "policy"), learner)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -126,17 +116,7 @@ def test_adapters_are_merged_by_the_engine(tmp_path: Path) -> None:
     assert not (tmp_path / "policy" / "model.safetensors").exists()
     config = tmp_path / "policy" / "adapter_config.json"
     config.write_text(config.read_text().replace('"base"', f'"{base}"'))
-    groups = random_groups(5, policy=1)
-    rollout = groups[0].rollouts[0]
-    count = len(rollout.model_tokens)
-    passes = learner.policy.passes(make_batch(groups, learner.settings.objective))
-    found = learner.policy.score(passes)[:count]
-    engine = GeneralEngine(tmp_path / "policy")
-    indices = range(len(rollout.tokens) - count, len(rollout.tokens))
-    states = engine.prefill([rollout.tokens], [indices]).states[0]
-    log_all = torch.log_softmax(engine.logits(states), -1)
-    log_pi = log_all[range(count), torch.tensor(rollout.model_tokens)]
-    torch.testing.assert_close(log_pi, found, rtol=0, atol=2e-5)
+    engine_sees_what_the_learner_scores(GeneralEngine(tmp_path / "policy"), learner)
     with pytest.raises(UserError, match=r"adapter.targets names gate_proj, which no layer"):
         Learner(base, chosen(adapter=Adapter(rank=4)))
 
