@@ -58,6 +58,21 @@ _LINEAR = {
     "linear_value_head_dim": 16,
 }
 
+_FALCON = {
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+}
+_NEMOTRON = {
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+    "n_groups": 1,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "lfm2": {},
@@ -68,13 +83,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 MORE: dict[str, dict[str, Any]] = {
     "apertus": {}, "arcee": {}, "bloom": {}, "cohere": {}, "cohere2": {}, "deepseek_v2": _LATENT,
-    "ernie4_5": {}, "exaone4": {}, "falcon_h1": {}, "gemma": {}, "gemma2": {}, "gemma3_text": {},
-    "glm": {}, "glm4": {}, "glm4_moe": {**_ROUTED, "first_k_dense_replace": 1}, "gpt2": {},
-    "gpt_neox": {}, "granite": {}, "granitemoe": {}, "helium": {}, "hunyuan_v1_dense": {},
-    "llama": {}, "mistral": {}, "mixtral": {}, "nemotron": {}, "nemotron_h": {}, "olmo": {},
-    "olmo2": {}, "olmo3": {}, "persimmon": {}, "phi": {}, "qwen2": {}, "qwen2_moe": _EXPERTS,
-    "qwen3": {}, "qwen3_moe": _EXPERTS, "seed_oss": {}, "smollm3": {}, "stablelm": {},
-    "starcoder2": {},
+    "ernie4_5": {}, "exaone4": {}, "falcon_h1": _FALCON, "gemma": {}, "gemma2": {},
+    "gemma3_text": {}, "glm": {}, "glm4": {}, "glm4_moe": {**_ROUTED, "first_k_dense_replace": 1},
+    "gpt2": {}, "gpt_neox": {}, "granite": {}, "granitemoe": {}, "helium": {},
+    "hunyuan_v1_dense": {}, "llama": {}, "mistral": {}, "mixtral": {}, "nemotron": {},
+    "nemotron_h": _NEMOTRON, "olmo": {}, "olmo2": {}, "olmo3": {}, "persimmon": {}, "phi": {},
+    "qwen2": {}, "qwen2_moe": _EXPERTS, "qwen3": {}, "qwen3_moe": _EXPERTS, "seed_oss": {},
+    "smollm3": {}, "stablelm": {}, "starcoder2": {},
 }  # fmt: skip
 
 
