@@ -201,12 +201,15 @@ def published(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def published_owners(model: Any, owners: Mapping[str, int]) -> dict[str, int]:
     """The rank that writes each tensor of `published`; `owners`: that of each parameter."""
-    meta = torch.device("meta")
-    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    blank = {
+        name: torch.empty(value.shape, device="meta") for name, value in model.state_dict().items()
+    }
     return {
         each: owner
-        for name, owner in owners.items()
-        for each in published(model, {name: torch.empty(shapes[name], device=meta)})
+        for owner in set(owners.values())
+        for each in published(
+            model, {name: blank[name] for name in owners if owners[name] == owner}
+        )
     }
 
 

@@ -98,7 +98,7 @@ class TrainerRole:
             settings, accepted, orders, publisher, self._restarts.succeeded
         )
         self._beginning = Beginning(settings, accepted, orders, publisher, training)
-        aside = peer.node.disk.local_path("trainer/push") if settings.push else Path()
+        aside = peer.node.disk.local_path("trainer/push")
         self._pusher = Pusher(settings.push, aside, peer.node.events)
         peer.gossip.listen(RunManifest, lambda _: progress.changed.touch())
         if not peer.run.manifest.is_standby(peer.peer_id):  # it would hold what it never uses
