@@ -48,7 +48,6 @@ class Campaign:
 
     scenario: str
     peers: int | None
-    plant: str | None
     done: int = 0
     wall_seconds: float = 0.0
     virtual_seconds: float = 0.0
@@ -57,9 +56,7 @@ class Campaign:
 
     def replay(self, seed: int, *, faults: str = "") -> str:
         """The command that runs one seed again."""
-        return replay_command(
-            self.scenario, seed, peers=self.peers, plant=self.plant, faults=faults or None
-        )
+        return replay_command(self.scenario, seed, peers=self.peers, faults=faults or None)
 
 
 def replay_command(scenario: str, seed: int, **options: object) -> str:
@@ -73,12 +70,12 @@ def replay_command(scenario: str, seed: int, **options: object) -> str:
 
 
 def run_seed(
-    scenario: str, peers: int | None, seed: int, plant: str | None, schedule: str | None = None
+    scenario: str, peers: int | None, seed: int, schedule: str | None = None
 ) -> tuple[Result, float]:
     """Run one seed; return its result and its virtual seconds. Any error counts as a violation."""
     faults = None if schedule is None else parse(schedule, "the schedule")
     try:
-        report = simulate(scenario, peers=peers, seed=seed, plant=plant, faults=faults)
+        report = simulate(scenario, peers=peers, seed=seed, faults=faults)
     except Exception as error:  # an error of a peer's task is reported like a violation
         last = traceback.extract_tb(leaf_errors(error)[0].__traceback__)[-1]
         what = f"{type(leaf_errors(error)[0]).__name__}: {leaf_errors(error)[0]}"
@@ -94,13 +91,12 @@ def run_campaign(
     *,
     seeds: Sequence[int],
     peers: int | None = None,
-    plant: str | None = None,
     jobs: int = 1,
     console: Console | None = None,
 ) -> Campaign:
     """Run all seeds, `jobs` at a time, with a progress line; Ctrl-C returns the results so far."""
     console = console or Console(stderr=True)
-    campaign = Campaign(scenario, peers, plant)
+    campaign = Campaign(scenario, peers)
     started = shown = time.monotonic()
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(jobs, mp_context=context)
@@ -112,7 +108,7 @@ def run_campaign(
             seed = next(left, None)
             if seed is None:
                 return
-            running[executor.submit(run_seed, scenario, peers, seed, plant)] = seed
+            running[executor.submit(run_seed, scenario, peers, seed)] = seed
 
     try:
         fill()
@@ -209,9 +205,7 @@ def minimise_seed(campaign: Campaign, result: Result) -> str:
 
     def fails(schedule: Schedule) -> bool:
         print(f"  with {len(schedule)} faults…", file=sys.stderr, flush=True)
-        again, _ = run_seed(
-            campaign.scenario, campaign.peers, result.seed, campaign.plant, to_toml(schedule)
-        )
+        again, _ = run_seed(campaign.scenario, campaign.peers, result.seed, to_toml(schedule))
         return bool(again.violations)
 
     return to_toml(minimise(parse(result.schedule, f"seed {result.seed}"), fails))

@@ -15,7 +15,6 @@ from simnet.clock import run_virtual
 from simnet.faults import Schedule, to_toml
 from simnet.invariants import Invariants
 from simnet.observations import Observations
-from simnet.planted import planted
 from simnet.report import readable_event
 from simnet.scenarios import Scenario
 from simnet.simulation import Simulation
@@ -33,7 +32,6 @@ def simulate(
     seed: int = 1,
     model_bytes: int | None = None,
     faults: Schedule | None = None,
-    plant: str | None = None,
     shows_progress: bool = False,
     plot_path: Path | None = None,
 ) -> dict[str, Any]:
@@ -64,7 +62,7 @@ def simulate(
                 virtual_seconds = simulation.now()
 
     started = time.perf_counter()
-    with planted(plant), invariants.hearing_errors():
+    with invariants.hearing_errors():
         _run(main, seed)
     report = {
         "scenario": scenario.name,

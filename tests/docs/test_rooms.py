@@ -43,9 +43,9 @@ def test_roles_do_not_name_the_simulator() -> None:
 
 def test_named_modules_finds_what_runs_a_module_by_name() -> None:
     source = (
-        'run("peers.trainer.service:open_service")\nimport_module("simnet.plan")\nsay("peers met")'
+        'run("peers.trainer.service:open_service")\nimport_module("simnet.plot")\nsay("peers met")'
     )
-    assert list(named_modules(source)) == ["peers.trainer.service", "simnet.plan"]
+    assert list(named_modules(source)) == ["peers.trainer.service", "simnet.plot"]
 
 
 def test_a_room_is_entered_by_the_names_that_it_lists() -> None:

@@ -118,5 +118,5 @@ def test_the_fewest_faults_that_fail_are_found() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20, 25))
 def test_mixed_faults(seed: int) -> None:
-    result, _ = run_seed("mixed", None, seed, None)
+    result, _ = run_seed("mixed", None, seed)
     assert result.violations == []
