@@ -9,7 +9,6 @@ calls the child process, which `service.py` implements; its learning code is in 
 
 For other rooms:
 
-- `accepted`: AcceptedSubmissions
 - `follower`: run
 - `precedence`: ACKNOWLEDGED_KEPT
 """
