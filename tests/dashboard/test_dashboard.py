@@ -192,11 +192,7 @@ def test_why_the_trainer_is_idle() -> None:
         ([trainer, holder], order(3), History(), "live workers that generate them: 1."),
     ]
     for entries, step_order, history, words in cases:
-        sentence, chain = why_trainer(status_with(entries, step_order), history)
-        assert words in sentence
-        assert (
-            trainer not in entries or "waiting for rollouts" in " ".join(chain) or "over" in words
-        )
+        assert words in why_trainer(status_with(entries, step_order), history)
 
 
 def test_a_trainer_that_hangs_is_not_just_busy() -> None:
@@ -205,19 +201,15 @@ def test_a_trainer_that_hangs_is_not_just_busy() -> None:
     history.learn_order(order(3), 100.0)
     history.learn_order(order(3), 190.0)
     status = status_with(entries, order(3))
-    assert why_trainer(status, history)[0] == "The trainer is busy: training step 2."
+    assert why_trainer(status, history) == "The trainer is busy: training step 2."
     history.learn_training(published(2, seconds=2.0), order(3))
-    assert why_trainer(status, history)[0] == (
+    assert why_trainer(status, history) == (
         "The trainer is busy: training step 2, and no step has ended for 90 s; one usually takes "
         "2.0 s."
     )
     history.learn_training(published(2, seconds=20.0), order(3))  # the first entry counts
     history.learn_order(order(4), 191.0)
-    assert "no step has ended" not in why_trainer(status_with(entries, order(4)), history)[0]
-    mute = [present(TRAINER.peer_id, "trainer", standing="gone", doing="training step 2")]
-    assert why_trainer(status_with(mute, order(4)), history)[1] == [
-        "the trainer said last: training step 2"
-    ]
+    assert "no step has ended" not in why_trainer(status_with(entries, order(4)), history)
 
 
 def test_why_a_worker_is_idle() -> None:

@@ -35,8 +35,6 @@ function drawHead() {
   byId("progress").replaceChildren(bar(done, `${Math.round(done * 100)} % of the steps`));
   byId("rollouts").hidden = !head.rollouts;
   byId("trainer").textContent = head.trainer;
-  byId("behind").hidden = !head.chain.length;
-  byId("chain").replaceChildren(...head.chain.map((line) => element("li", line)));
   const found = head.problems.map((line) => element("li", line));
   const text = (items) => [...items].map((each) => each.textContent).join("\n");
   if (text(byId("problems").children) !== text(found)) byId("problems").replaceChildren(...found);

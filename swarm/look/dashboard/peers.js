@@ -68,12 +68,12 @@ function open(id) {
   drawPeers(state);
 }
 
-// Why a worker is idle, with what is behind it.
-function chain(row) {
+// Why a worker is idle.
+function whyIdle(row) {
   const { head } = state, facts = [];
   if (!row.roles.includes("inference")) return facts;
   facts.push(row.idle ? `It generates nothing: ${row.idle}.` : row.speed ? `It generates ${counted(row.speed, "tokens")}/s.` : "It reports no tokens.");
-  if (row.idle && row.state === "live" && !row.idle.includes("needs policy")) facts.push(head.trainer, ...head.chain);
+  if (row.idle && row.state === "live" && !row.idle.includes("needs policy")) facts.push(head.trainer);
   return facts;
 }
 
@@ -87,7 +87,7 @@ function detail(id, row) {
     facts.push(`Policy ${arrival.policy}: ${percent(arrival.held)} on its disk${from}; ${counted(arrival.sources, "sources")}.`);
   }
   if (row.reached) facts.push(`How others reach it: ${row.reached}.`);
-  facts.push(...chain(row));
+  facts.push(...whyIdle(row));
   facts.push(`Its record over the whole run: swarm ledger --peer ${id}`);
   const list = element("ul");
   list.append(...facts.map((fact) => element("li", fact)));

@@ -37,8 +37,6 @@ class Head(_Part, frozen=True):
     held_out_policy: int | None = None
     trainer: str = ""
     """Why the trainer is idle, or what it does."""
-    chain: list[str] = []
-    """The facts behind `trainer`."""
     problems: list[str] = []
     """What is wrong with the run, and what of it could not be read."""
     counted_from: int = 0
@@ -167,7 +165,6 @@ def snapshot_of(
 
 def _head(status: RunStatus, history: History, problems: list[str], *, rollouts: bool) -> Head:
     order, checkpoint, evaluation = status.order, status.checkpoint, status.evaluation
-    why, chain = why_trainer(status, history)
     wrong = [f"the log of {peer} is forked: {reason}" for peer, reason in status.forks.items()]
     return Head(
         run=printable(status.run.id),
@@ -178,8 +175,7 @@ def _head(status: RunStatus, history: History, problems: list[str], *, rollouts:
         state=status.state,
         held_out=evaluation.reward if evaluation else None,
         held_out_policy=evaluation.reference.step if evaluation else None,
-        trainer=numbered(why),
-        chain=[numbered(each) for each in chain],
+        trainer=numbered(why_trainer(status, history)),
         problems=[printable(numbered(each)) for each in (*wrong, *problems)][:PROBLEMS_SHOWN],
         counted_from=history.complete_from,
         rollouts=rollouts,

@@ -123,7 +123,6 @@ def _out_of_date(last: Snapshot, reason: str, seconds: float) -> Snapshot:
         last.head,
         trainer="No trusted peer of the run answers: all that this page shows is "
         f"{seconds:,.0f} s old.",
-        chain=[],
         problems=[printable(reason)],
     )
     return msgspec.structs.replace(last, head=head)
