@@ -10,14 +10,13 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from blake3 import blake3
 
-from peers.evaluation.command import ProgressLine
+from peers.evaluation.command import progress_shown
 from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.sentences import numbered
@@ -77,7 +76,7 @@ def filter_command(
     """
     require_extra("infer", "swarm dataset filter")
     from peers.environments import load
-    from peers.evaluation.run import Given, Machine, measure, wanted_of
+    from peers.evaluation.run import Machine, measure, wanted_of
     from peers.evaluation.samples import Named
     from swarm.jobs import Hardware
 
@@ -87,25 +86,23 @@ def filter_command(
     model = find_model(policy, "--policy")
     folder = model.folder.resolve()
     wanted = wanted_of(
-        Given(
-            tasks=environment,
-            options=environment_options(option),
-            limit=tasks,
-            samples=pass_at,
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            split="train",
-            seed=seed,
-        )
+        tasks=environment,
+        options=environment_options(option),
+        limit=tasks,
+        samples=pass_at,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        split="train",
+        seed=seed,
+        with_prompts=True,
     )
-    wanted = replace(wanted, with_prompts=True)
     measured = run_until_interrupted(
         measure,
         wanted,
         folder,
         out.with_name(f"{out.name}.samples.jsonl"),
         Machine("native", Hardware(), None),
-        ProgressLine("").show,
+        progress_shown(),
         Named("--out", "swarm dataset filter"),
     )
     (named,) = wanted.environments

@@ -3,9 +3,9 @@
 For other rooms:
 
 - `accuracy`: evaluate, mean_reward
-- `command`: ProgressLine
+- `command`: progress_shown
 - `during`: Evaluations
-- `run`: Evaluation, Given, Machine, Measured, measure, wanted_of
+- `run`: Evaluation, Machine, Measured, measure, wanted_of
 - `samples`: Named
 - `settings`: EvaluationSettings
 - `tasks`: different_tasks

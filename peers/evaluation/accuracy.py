@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -66,49 +67,30 @@ def mean_reward(
 
 
 @torch.inference_mode()
-def accuracy(
-    folder: Path,
-    environment: Environment,
-    sampling: Sampling,
-    prompts: int,
-    split: Split,
-    answers: list[Answer] | None = None,
-) -> Accuracy:
-    """Sampled and greedy accuracy of the policy in a Hugging Face folder; `answers`: see
-    `mean_reward`, of those sampled."""
-    engine = NativeEngine(folder)
-
-    def measure(*, greedy: bool) -> float:
-        return mean_reward(
-            engine,
-            environment,
-            folder,
-            sampling,
-            prompts=prompts,
-            split=split,
-            greedy=greedy,
-            answers=None if greedy else answers,
-        )
-
-    return Accuracy(sampled=measure(greedy=False), greedy=measure(greedy=True))
-
-
 def evaluate(
     job: Evaluate,
     environments: Environments,
     references: Sequence[EnvironmentReference],
     sampling: Sampling,
 ) -> Evaluated:
-    """The accuracies of a policy in every environment with a positive weight."""
+    """The accuracies, sampled and greedy, of a policy in every environment with a positive
+    weight."""
     total = sum(reference.weight for reference in references)
-    found: dict[str, Accuracy] = {}
-    answers: list[Answer] = []
-    sampled = greedy = 0.0
+    folder, found, answers = Path(job.folder), dict[str, Accuracy](), list[Answer]()
+    engine, sampled, greedy = NativeEngine(folder), 0.0, 0.0
     for label, reference in zip(labels(references), references, strict=True):
         if reference.weight:
-            environment = environments.of(reference)
-            found[label] = each = accuracy(
-                Path(job.folder), environment, sampling, job.prompts, job.split, answers
+            measure = partial(
+                mean_reward,
+                engine,
+                environments.of(reference),
+                folder,
+                sampling,
+                prompts=job.prompts,
+                split=job.split,
+            )
+            found[label] = each = Accuracy(
+                sampled=measure(answers=answers), greedy=measure(greedy=True)
             )
             sampled += reference.weight / total * each.sampled
             greedy += reference.weight / total * each.greedy

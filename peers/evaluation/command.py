@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -26,7 +28,7 @@ from swarm.terminal.options import (
 from swarm.terminal.output import check_writable, print_json
 
 if TYPE_CHECKING:
-    from peers.evaluation.run import Progress
+    from peers.evaluation.run import Show
 
 REPORT_SECONDS = 2.0
 """Seconds between two reports of progress where the output is no terminal."""
@@ -93,7 +95,7 @@ def evaluate(
     require_extra("infer", "swarm eval")
     from peers.engines.installed import interpreter_for
     from peers.evaluation import report
-    from peers.evaluation.run import Given, Machine, as_measured, measure, wanted_of
+    from peers.evaluation.run import Machine, measure, wanted_of
     from swarm.jobs import Hardware
 
     if split not in ("held_out", "train"):
@@ -113,52 +115,49 @@ def evaluate(
     if base_folder is not None:
         folders.append(("base: ", base_folder, out.with_suffix(f".base{out.suffix}")))
     wanted = wanted_of(
-        Given(
-            tasks=tasks,
-            run=run,
-            options=environment_options(option),
-            limit=limit,
-            pass_at=pass_at,
-            samples=samples,
-            temperature=temperature,
-            greedy=greedy,
-            max_new_tokens=max_new_tokens,
-            split=cast(Literal["train", "held_out"], split),
-            seed=seed,
-            step=step,
-        )
+        tasks=tasks,
+        run=run,
+        options=environment_options(option),
+        limit=limit,
+        pass_at=pass_at,
+        samples=samples,
+        temperature=temperature,
+        greedy=greedy,
+        max_new_tokens=max_new_tokens,
+        split=cast(Literal["train", "held_out"], split),
+        seed=seed,
+        step=step,
     )
     measured = []
     for prefix, folder, file in folders:
-        show = ProgressLine(prefix).show
+        show = progress_shown(prefix)
         measured.append(run_until_interrupted(measure, wanted, folder, file, machine, show))
-        wanted = as_measured(wanted, measured[0].drawn)
+        # Of a base the same is asked as of its checkpoint.
+        wanted = replace(wanted, max_new_tokens=measured[0].drawn.max_new_tokens)
     if as_json:
         print_json(report.report(wanted, *measured))
     else:
         print("\n\n".join(report.tables(wanted, *measured)))
 
 
-class ProgressLine:
-    """Shows progress on standard error."""
+def progress_shown(prefix: str = "") -> Show:
+    """What shows progress on standard error."""
+    shown = -math.inf
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._shown = float("-inf")
-
-    def show(self, progress: Progress) -> None:
-        over = progress.finished == progress.total
-        terminal = sys.stderr.isatty()
-        now = time.monotonic()
-        if not over and now - self._shown < (0.1 if terminal else REPORT_SECONDS):
+    def show(environment: str, finished: int, total: int, reward: float | None) -> None:
+        nonlocal shown
+        over, terminal, now = finished == total, sys.stderr.isatty(), time.monotonic()
+        if not over and now - shown < (0.1 if terminal else REPORT_SECONDS):
             return
-        self._shown = now
-        text = f"{self._prefix}{progress.environment}: {progress.finished} of {progress.total}"
-        if progress.reward is not None:
-            text += f" samples, mean reward {progress.reward:.3f}"
+        shown = now
+        text = f"{prefix}{environment}: {finished} of {total} samples"
+        if reward is not None:
+            text += f", mean reward {reward:.3f}"
         print(
             f"\r{text}" if terminal else text,
             end="\n" if over or not terminal else "",
             file=sys.stderr,
             flush=True,
         )
+
+    return show

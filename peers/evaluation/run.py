@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,112 +60,95 @@ class Evaluation:
         return labels(self.environments)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """Options as they were typed; None where an option is missing."""
-
-    tasks: str | None
-    run: Path | None = None
-    options: dict[str, Any]
-    limit: int
-    pass_at: str = "1"
-    samples: int
-    temperature: float | None
-    greedy: bool = False
-    max_new_tokens: int | None
-    split: Split
-    seed: int
-    step: int = 0
-    """Rollout step for which curricula draw their tasks."""
-
-
-def wanted_of(given: Given) -> Evaluation:
-    """Check the options and complete them from the run's file; raises `UserError`."""
-    environments, table = _environments(given)
-    sampling = _sampling(given, table)
-    stated = given.max_new_tokens is not None or "max_new_tokens" in table
+def wanted_of(
+    *,
+    tasks: str | None,
+    options: dict[str, Any],
+    limit: int,
+    samples: int,
+    temperature: float | None,
+    max_new_tokens: int | None,
+    split: Split,
+    seed: int,
+    run: Path | None = None,
+    pass_at: str = "1",
+    greedy: bool = False,
+    step: int = 0,
+    with_prompts: bool = False,
+) -> Evaluation:
+    """Check options as they were typed, and complete them from a run's file; raises `UserError`."""
+    environments, table = _environments(tasks, run, options)
+    wanted = {"stop_ids": [0], **table, "group_size": samples}
+    if temperature is not None:
+        wanted["temperature"] = temperature
+    if max_new_tokens is not None:
+        wanted["max_new_tokens"] = max_new_tokens
+    where = "options" if run is None else f"{run}: sampling"
+    sampling = struct_from_mapping(Sampling, wanted, where)
+    if greedy and samples > 1:
+        raise UserError(
+            f"--greedy gives all {samples} --samples of a task the same tokens; omit one of the two"
+        )
     return Evaluation(
         environments=environments,
-        split=given.split,
-        tasks=given.limit,
-        samples=given.samples,
-        pass_at=_pass_at(given),
+        split=split,
+        tasks=limit,
+        samples=samples,
+        pass_at=_pass_at(pass_at, samples),
         temperature=sampling.temperature,
-        greedy=given.greedy,
-        max_new_tokens=sampling.max_new_tokens if stated else 0,
+        greedy=greedy,
+        max_new_tokens=sampling.max_new_tokens if "max_new_tokens" in wanted else 0,
         stop_ids=sampling.stop_ids if "stop_ids" in table else [],
-        seed=given.seed,
-        step=given.step,
+        seed=seed,
+        step=step,
+        with_prompts=with_prompts,
     )
 
 
-def as_measured(wanted: Evaluation, drawn: TasksDrawn) -> Evaluation:
-    """The evaluation that asks of a base just what was asked of its checkpoint."""
-    return replace(wanted, max_new_tokens=drawn.max_new_tokens)
-
-
-def _environments(given: Given) -> tuple[list[EnvironmentReference], dict[str, Any]]:
+def _environments(
+    tasks: str | None, run: Path | None, options: dict[str, Any]
+) -> tuple[list[EnvironmentReference], dict[str, Any]]:
     """The environments to evaluate, and the run's table `[sampling]`."""
-    if given.run is None:
-        if not given.tasks:
+    if run is None:
+        if not tasks:
             raise UserError("give --tasks NAME[,NAME], or --run FILE.toml to take its environments")
-        names = _names(given.tasks)
-        if given.options and len(names) > 1:
+        names = _names(tasks)
+        if options and len(names) > 1:
             raise UserError(
                 f"--option is for one environment, and --tasks names {len(names)}; put several "
                 "environments with options in a run's TOML file and give it with --run"
             )
-        return [_reference(name, given.options) for name in names], {}
-    if given.options:
+        return [_reference(name, options) for name in names], {}
+    if options:
         raise UserError(
-            f"--option and --run exclude each other: {given.run} has the options of each "
-            "environment"
+            f"--option and --run exclude each other: {run} has the options of each environment"
         )
-    described = describe_run(given.run)
+    described = describe_run(run)
     table = described.table.get("sampling", {})
     if not isinstance(table, dict):
-        raise UserError(f"{given.run}: sampling must be a table, not {type(table).__name__}")
+        raise UserError(f"{run}: sampling must be a table, not {type(table).__name__}")
     found = dict(zip(labels(described.environments), described.environments, strict=True))
-    for name in _names(given.tasks) if given.tasks else ():
+    chosen = _names(tasks) if tasks else list(found)
+    for name in chosen:
         if name not in found:
             raise UserError(
-                f"--tasks names {name!r}, which {given.run} lacks; there are: {', '.join(found)}"
+                f"--tasks names {name!r}, which {run} lacks; there are: {', '.join(found)}"
             )
-    chosen = _names(given.tasks) if given.tasks else list(found)
     return [found[name] for name in chosen], table
 
 
-def _sampling(given: Given, table: dict[str, Any]) -> Sampling:
-    """How to sample, by the command's options and else by the run's."""
-    wanted = {"stop_ids": [0], **table, "group_size": given.samples}
-    if given.temperature is not None:
-        wanted["temperature"] = given.temperature
-    if given.max_new_tokens is not None:
-        wanted["max_new_tokens"] = given.max_new_tokens
-    return struct_from_mapping(
-        Sampling, wanted, "options" if given.run is None else f"{given.run}: sampling"
-    )
-
-
-def _pass_at(given: Given) -> list[int]:
+def _pass_at(text: str, samples: int) -> list[int]:
     """The values of k, ascending."""
     try:
-        found = sorted({int(part) for part in given.pass_at.split(",")})
+        found = sorted({int(part) for part in text.split(",")})
     except ValueError:
         found = []
     if not found or found[0] < 1:
+        raise UserError(f"--pass-at is {text!r}; it must be positive integers, like 1 or 1,8")
+    if found[-1] > samples:
         raise UserError(
-            f"--pass-at is {given.pass_at!r}; it must be positive integers, like 1 or 1,8"
-        )
-    if found[-1] > given.samples:
-        raise UserError(
-            f"--pass-at asks for pass@{found[-1]}, but --samples is {given.samples}; raise it to "
-            f"at least {found[-1]}"
-        )
-    if given.greedy and given.samples > 1:
-        raise UserError(
-            f"--greedy gives all {given.samples} --samples of a task the same tokens; omit one of "
-            "the two"
+            f"--pass-at asks for pass@{found[-1]}, but --samples is {samples}; raise it to at "
+            f"least {found[-1]}"
         )
     return found
 
@@ -234,37 +217,9 @@ class Machine:
     interpreter: str | None
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Samples finished so far."""
-
-    environment: str
-    finished: int
-    total: int
-    reward: float | None
-    """`RunningMean.of_first`, or None."""
-
-
-@dataclass
-class RunningMean:
-    """The mean of samples that finish in any order."""
-
-    rewards: dict[int, float]
-    """By row; rows are added while this is used."""
-    _first: int = 0
-    """The first row that is not finished."""
-    _earned: float = 0.0
-
-    def of_first(self) -> float | None:
-        """The mean of the rows before the first that is not finished; None if there is none.
-
-        Of all that are finished it would be too high: short answers finish first, and are more
-        often right.
-        """
-        while self._first in self.rewards:
-            self._earned += self.rewards[self._first]
-            self._first += 1
-        return self._earned / self._first if self._first else None
+Show = Callable[[str, int, int, float | None], None]
+"""Told of an environment, how many of how many samples are finished and, when all are, their mean
+reward: before that it would be too high, as short answers finish first and are more often right."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +238,7 @@ async def measure(
     folder: Path,
     out: Path,
     machine: Machine,
-    show: Callable[[Progress], None],
+    show: Show,
     named: Named = EVALUATION,
 ) -> Measured:
     """Evaluate the checkpoint in an absolute folder, resuming `out`; raises `UserError`.
@@ -339,7 +294,7 @@ async def _play(
     drawn: TasksDrawn,
     child: Child,
     file: SampleFile,
-    show: Callable[[Progress], None],
+    show: Show,
 ) -> None:
     total = drawn.tasks[index] * wanted.samples
     rewards = {
@@ -349,10 +304,9 @@ async def _play(
     }
     label = wanted.labels[index]
 
-    mean = RunningMean(rewards)
-
     def report() -> None:
-        show(Progress(label, len(rewards), total, mean.of_first()))
+        done = len(rewards)
+        show(label, done, total, sum(rewards.values()) / total if done == total else None)
 
     report()
     rows = [row for row in range(total) if row not in rewards]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.evaluation.command import ProgressLine
+from peers.evaluation.command import progress_shown
 from peers.models.find import FORMS, find_model
 from swarm.commands.rollouts import Chosen
 from swarm.errors import UserError
@@ -22,7 +22,7 @@ from swarm.terminal.options import AsJson, EnvironmentOptions, TaskSeed, environ
 from swarm.terminal.output import print_json
 
 if TYPE_CHECKING:
-    from peers.evaluation.run import Given, Machine
+    from peers.evaluation.run import Evaluation, Machine
     from peers.synthesis.write import Selection, Solution
 
 
@@ -94,7 +94,7 @@ def synthesize(
     """
     require_extra("infer", "swarm synthesize")
     from peers.engines.installed import interpreter_for
-    from peers.evaluation.run import Given, Machine
+    from peers.evaluation.run import Machine, wanted_of
     from peers.synthesis.write import Rules, Selection, check_target, credit_lines, summary, write
     from swarm.jobs import Hardware
     from swarm.look.rollouts.filters import parse_range
@@ -124,7 +124,7 @@ def synthesize(
         found = of_rollouts(seen, chats)
     else:
         assert teacher is not None
-        given = Given(
+        wanted = wanted_of(
             tasks=tasks,
             options=environment_options(option),
             limit=limit,
@@ -133,6 +133,7 @@ def synthesize(
             max_new_tokens=max_new_tokens,
             split="train",
             seed=seed,
+            with_prompts=True,
         )
         machine = Machine(
             engine,
@@ -140,7 +141,7 @@ def synthesize(
             interpreter_for(engine, home.expanduser(), "", device),
         )
         beside = solutions or out.with_name(f"{out.name}.solutions.jsonl")
-        found = _generate(teacher, given, machine, beside)
+        found = _generate(teacher, wanted, machine, beside)
     selection = Selection(rules)
     write(found, selection, out, "run" if rollouts is not None else "local")
     _say(selection, out, summary(selection), credit_lines(selection), as_json)
@@ -163,15 +164,17 @@ def _say(selection: Selection, out: Path, summary: str, credits: list[str], as_j
     print(f"the data set is in {out}: swarm sft --data {out}")
 
 
-def _generate(teacher: str, given: Given, machine: Machine, solutions: Path) -> Iterator[Solution]:
+def _generate(
+    teacher: str, wanted: Evaluation, machine: Machine, solutions: Path
+) -> Iterator[Solution]:
     """Generate solutions on this machine, or read those that an earlier command generated."""
-    from peers.evaluation.run import measure, wanted_of
+    from peers.evaluation.run import measure
     from peers.evaluation.samples import Named
     from peers.synthesis.sources import of_samples
 
     folder = find_model(teacher, "--teacher").folder.resolve()
-    wanted = replace(wanted_of(given), with_prompts=True)
-    show = ProgressLine("").show
     named = Named("--solutions", "swarm synthesize")
-    measured = run_until_interrupted(measure, wanted, folder, solutions, machine, show, named)
+    measured = run_until_interrupted(
+        measure, wanted, folder, solutions, machine, progress_shown(), named
+    )
     return of_samples(measured, wanted.environments)

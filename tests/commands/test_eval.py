@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from peers.engines.demo import make_policy
-from peers.evaluation.run import RunningMean
 from peers.evaluation.samples import open_samples
 from swarm.commands.main import app
 from swarm.errors import UserError
@@ -144,14 +143,3 @@ def test_wrong_arguments_are_refused(arguments: list[str], words: str, tmp_path:
     refused = run(tmp_path, *given, "--home", tmp_path)
     assert refused.exit_code == 2
     assert words in refused.output, refused.output
-
-
-def test_the_mean_that_is_shown_is_of_the_first_samples_not_of_the_fastest() -> None:
-    """Sixteen right answers that are finished first do not make a mean of 1."""
-    rewards: dict[int, float] = dict.fromkeys(range(1, 64, 4), 1.0)
-    mean = RunningMean(rewards)
-    assert mean.of_first() is None
-    rewards[0] = 0.0
-    assert mean.of_first() == 0.5
-    rewards.update(dict.fromkeys([row for row in range(64) if row not in rewards], 0.0))
-    assert mean.of_first() == 0.25 and mean.of_first() == sum(rewards.values()) / 64
