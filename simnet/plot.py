@@ -1,7 +1,6 @@
 """One picture of a simulation: `draw(observations, report, path)`.
 
-It has a panel for each kind of data observed: broadcast progress per peer, uplink use, how peers
-spent their time.
+It has a panel for broadcast progress per peer, and one for uplink use.
 """
 
 from __future__ import annotations
@@ -28,21 +27,7 @@ COLOURS = {
     "observer": "#a0785a",
 }
 OTHER_COLOUR = "#95a5a6"
-CAUSE_COLOURS = {
-    "busy": "#16a085",
-    "waiting for work": "#d9534f",
-    "fetching a policy": "#2c6fbb",
-    "loading a policy": "#8fbce6",
-    "delivering": "#e59c15",
-    "starting": "#c9ced3",
-    "run over": "#eceff1",
-}
 INK, FAINT = "#2f3b45", "#d5dadd"
-
-BARS_MAX = 24
-"""Most workers whose time is drawn one by one; with more, groups of similar workers are drawn."""
-
-BAR_GROUPS = 12
 
 _Panel = Callable[["Axes"], None]
 
@@ -89,8 +74,6 @@ def _panels(observations: Observations, report: dict[str, Any]) -> list[_Panel]:
         panels.append(lambda axes: _progress(axes, observations, step, broadcast, bound))
     if observations.sent_bytes.amounts:
         panels.append(lambda axes: _uplinks(axes, observations))
-    if any(observations.role_of(name) in _WORKING for name in observations.spent_seconds):
-        panels.append(lambda axes: _time(axes, observations))
     return panels
 
 
@@ -186,41 +169,3 @@ def _uplinks(axes: Axes, observations: Observations) -> None:
     axes.set_ylim(0, 1.35 * highest)  # room for the legend
     _grid(axes)
     axes.legend(loc="upper right", ncols=2)
-
-
-_WORKING = ("trainer", "validator", "inference")
-
-
-def _time(axes: Axes, observations: Observations) -> None:
-    bars: list[tuple[str, dict[str, float]]] = []
-    for role, names in observations.names_by_role().items():
-        names = [name for name in names if name in observations.spent_seconds]
-        if role not in _WORKING or not names:
-            continue
-        if len(names) <= (BARS_MAX if role == "inference" else 4):
-            bars += [(name, observations.shares([name])) for name in names]
-            continue
-        names.sort(key=lambda name: -observations.shares([name]).get("busy", 0.0))
-        groups = BAR_GROUPS if role == "inference" else 1
-        for group in range(groups):
-            first, last = group * len(names) // groups, (group + 1) * len(names) // groups
-            label = f"{role} {first + 1}–{last}" if groups > 1 else f"{last} {role}s"
-            bars.append((label, observations.shares(names[first:last])))
-    causes = ["busy", *(cause for cause in CAUSE_COLOURS if cause != "busy")]
-    causes += sorted({cause for _, shares in bars for cause in shares} - set(causes))
-    left = [0.0] * len(bars)
-    for cause in causes:
-        widths = [100.0 * shares.get(cause, 0.0) for _, shares in bars]
-        if max(widths, default=0.0) < 0.05:
-            continue
-        axes.barh(
-            range(len(bars)), widths, left=left, height=0.82,
-            color=CAUSE_COLOURS.get(cause, OTHER_COLOUR), label=cause,
-        )  # fmt: skip
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=7.5)
-    axes.set(title="how they spent their time, in %", xlim=(0, 100))
-    axes.set_ylim(len(bars) - 0.4, -0.6)
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.07), ncols=3)

@@ -350,8 +350,6 @@ class Simulation:
         self.listeners: list[Callable[[float, Peer, Event], None]] = []
         """Called with the virtual time, the peer and each of its events. They must not change
         anything."""
-        self.ends_at: float | None = None
-        """Approximate virtual second at which the scenario expects to end, for observers."""
         self.nursery: trio.Nursery
         self._expectations: list[Expectation] = []
         self._roles: dict[str, type[Role]] = {}

@@ -44,15 +44,10 @@ class Progress(trio.abc.Instrument):
 
 def progress_line(simulation: Simulation, virtual: float, speed: float) -> str:
     """Format a simulation's progress; `speed` is virtual seconds per second."""
-    parts = [
-        f"{readable_virtual(virtual)} virtual",
-        f"{simulation.trace.events:,} events",
-        f"{simulation.network.messages:,} messages",
-        f"{readable_speed(speed)} real time",
-    ]
-    if simulation.ends_at is not None and simulation.ends_at > virtual and speed > 0:
-        parts.append(f"about {readable_seconds((simulation.ends_at - virtual) / speed)} left")
-    return "  ".join(parts)
+    return (
+        f"{readable_virtual(virtual)} virtual  {simulation.trace.events:,} events  "
+        f"{simulation.network.messages:,} messages  {readable_speed(speed)} real time"
+    )
 
 
 def readable_virtual(seconds: float) -> str:

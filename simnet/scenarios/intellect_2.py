@@ -129,7 +129,6 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     over = simulation.expect("trainer.run_complete", ["trainer"])
     await trainer.start()
     expected = (STEPS * 23 + 40) * 60.0 / scale
-    simulation.ends_at = simulation.now() + expected
     await simulation.meet(over, 3 * expected + 600.0)
     return watched.figures(scale, slower)
 

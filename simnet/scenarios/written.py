@@ -183,7 +183,6 @@ class Written:
         what, members = self._what, self._members(peers)
         schedule = self._schedule(simulation, members)
         simulation.faults = schedule
-        simulation.ends_at = what.run.seconds
         await start_bootstrap(
             simulation,
             trainers=self._members_of("trainer", peers),
