@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -65,7 +64,6 @@ def demo(
     from peers.demo.setup import DemoOptions
 
     options = DemoOptions(
-        age_seconds=_seconds_since_start(),
         model=model,
         environment=environment,
         environment_options=environment_options(option),
@@ -78,13 +76,3 @@ def demo(
         plain=plain,
     )
     return trio.run(run_demo, options)  # it handles signals itself
-
-
-def _seconds_since_start() -> float:
-    """Return the age of this process in seconds; 0 on a system without `/proc`."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        up = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))

@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,8 @@ async def run_demo(options: DemoOptions) -> int:
     check_options(options)
     model = None
     if options.model is not None:
-        began = trio.current_time()
         model = find_model(options.model, "--model")
         check_memory(model.folder, options)
-        downloaded = trio.current_time() - began
-        options = replace(options, age_seconds=options.age_seconds - downloaded)
     console = Console(stderr=options.json_file == STANDARD_OUTPUT)
     lines = options.plain or not console.is_terminal
     summary: dict[str, Any] | None = None

@@ -89,8 +89,6 @@ SEED_MAX = 2**63 - 1
 class DemoOptions:
     """Options of `swarm demo`."""
 
-    age_seconds: float = 0.0
-    """Age of the process, so that the time of its imports counts as well."""
     model: str | None = None
     """A model to train, in any form of `peers.models.find`; None: a small one is made."""
     environment: str = "sort-digits"

@@ -1,7 +1,6 @@
 """The state of a demo's swarm, gathered from the peers' events for view and summary.
 
-Events come as JSON lines from the demo's own processes. Every field is still read with a default,
-so that a missing one leaves a gap in the table and does not end the demo.
+Events come as JSON lines from the demo's own processes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.sentences import numbered, unrewarded
-from swarm.terminal.untrusted import printable
+from swarm.terminal.untrusted import printable, shown
 
 VERDICTS_KEPT = 64
 NOTES_KEPT = 64
@@ -33,25 +32,6 @@ _STANDINGS = {
     "membership.peer_returned": "live",
 }
 """State of a peer after an event."""
-
-Fields = Mapping[str, Any]
-
-
-def number(fields: Fields, name: str, default: float = 0.0) -> float:
-    """Read a numeric field; the default if it is missing, not a number, or above 2⁵³."""
-    value = fields.get(name)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 2**53:
-        return float(value)
-    return default
-
-
-def text(fields: Fields, name: str) -> str:
-    """Read a text field and make it safe to print; empty if it is missing.
-
-    Strangers write some of the texts.
-    """
-    value = fields.get(name)
-    return printable(value) if isinstance(value, str) else ""
 
 
 @dataclass
@@ -98,7 +78,7 @@ class VerdictLine:
     failed: str
     figure: float
     threshold: float
-    detail: str = ""
+    detail: str
     """The check's finding as a sentence."""
 
 
@@ -160,18 +140,15 @@ class SwarmState:
     """Time and number of tokens of each submission."""
     evicted: dict[str, str] = field(default_factory=dict)
     """Reasons of evictions, by peer name."""
-    accuracy_after: dict[str, float] = field(default_factory=dict)
-    """Accuracies `sampled` and `greedy`, once evaluated."""
-    accuracy_before: dict[str, float] = field(default_factory=dict)
+    accuracy: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Accuracies `sampled` and `greedy`, `before` and `after`."""
     finished_folder: str | None = None
+    """Folder of the trained policy; None until the run is complete."""
     warning: str = ""
     """Why the finished run learnt nothing; empty if it learnt."""
-    """Folder of the trained policy; None until the run is complete."""
     phase: str = "preparing"
     marks: dict[str, float] = field(default_factory=dict)
     """Start time of each phase."""
-    changes: int = 0
-    """Counter that grows with every visible change."""
 
     def add_peer(self, name: str, role: str, peer: str, *, own: bool = True) -> PeerState:
         self.peers[peer] = PeerState(name, role, peer, own, "starting" if own else "live")
@@ -218,27 +195,19 @@ class SwarmState:
         """Begin a new phase."""
         self.phase = phase
         self.marks.setdefault(phase, now)
-        self.changes += 1
 
     def note(self, line: str, now: float, *, grave: bool = False) -> None:
         self.notes.append(Note(now, numbered(line), grave))
-        self.changes += 1
 
-    def show(self, policy: str, answers: Iterable[Fields], now: float) -> list[ShownAnswer]:
+    def show(
+        self, policy: str, answers: Iterable[Mapping[str, Any]], now: float
+    ) -> list[ShownAnswer]:
         """Show answers of a policy, called `policy`."""
         found = [
-            ShownAnswer(
-                now,
-                policy,
-                text(each, "question"),
-                text(each, "text"),
-                number(each, "reward") >= RIGHT,
-            )
-            for each in answers
-            if isinstance(each, Mapping)
+            ShownAnswer(now, policy, each["question"], each["text"], each["reward"] >= RIGHT)
+            for each in shown(list(answers))
         ]
         self.answers.extend(found)
-        self.changes += 1
         return found
 
     def process_died(self, name: str, status: int, now: float) -> None:
@@ -257,48 +226,28 @@ class SwarmState:
             peer.tokens_per_second = 0.0
             if peer.state != "evicted":
                 peer.state = "finished"
-        self.changes += 1
 
-    def apply(self, event: Fields, now: float) -> None:
-        """Apply one event of a peer; unknown events change nothing."""
-        name = text(event, "event")
+    def apply(self, event: Mapping[str, Any], now: float) -> None:
+        """Apply one event of a process of the demo."""
+        name, f = event.get("event", ""), shown(event)  # strangers wrote some of the texts
         if name in _STANDINGS:
-            self._stand(text(event, "remote"), _STANDINGS[name], now)
-            self.changes += 1
-        handler = getattr(self, f"_on_{name.replace('.', '_')}", None)
-        if handler is not None:
-            handler(event, self.peers.get(text(event, "peer")), now)
-            self.changes += 1
+            self._stand(f["remote"], _STANDINGS[name], now)
+        elif name.startswith("trainer."):
+            self._train(name, f, now)
+        elif name == "membership.peer_admitted":
+            self._welcome(f["remote"], f["roles"], now)
+        elif name == "membership.peer_evicted":
+            self._evict(f["remote"], f["reason"], now)
+        elif name == "validator.verdict":
+            self._judge(f, now)
+        elif name == "inference.submission_made":
+            self.generated.append((now, f["tokens"]))
+        elif (peer := self.peers.get(f.get("peer", ""))) is not None:
+            _live(peer, name, f)
 
-    def _on_peer_listening(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        if peer is not None and peer.state != "evicted":
-            peer.state = "live" if peer.role == "bootstrap" else "joining"
-
-    def _on_peer_run_found(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        if peer is not None and peer.role in ("trainer", "validator"):
-            peer.state = "live"
-
-    def _on_membership_admitted(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        if peer is not None and peer.state != "evicted":
-            peer.state = "live"
-
-    def _on_peer_status(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        if peer is None:
-            return
-        if peer.state != "evicted":
-            peer.doing = text(event, "doing")
-            peer.policy = int(number(event, "policy", -1))
-            peer.step = int(number(event, "step", -1))
-            peer.tokens_per_second = number(event, "tokens_per_second")
-        peer.moved(int(number(event, "bytes_sent")), int(number(event, "bytes_received")))
-
-    def _on_membership_peer_admitted(
-        self, event: Fields, peer: PeerState | None, now: float
-    ) -> None:
-        remote = text(event, "remote")
-        roles = event.get("roles")
-        role = printable(str(roles[0]), 20) if isinstance(roles, Sequence) and roles else "guest"
-        if remote and remote not in self.peers and role != "observer":
+    def _welcome(self, remote: str, roles: Sequence[str], now: float) -> None:
+        role = printable(roles[0], 20) if roles else "guest"
+        if remote not in self.peers and role != "observer":
             guests = sum(not known.own for known in self.peers.values())
             guest = self.add_peer(f"guest-{guests + 1}", role, remote, own=False)
             self.note(f"{guest.name} joined as {guest.role} ({remote})", now)
@@ -314,91 +263,82 @@ class SwarmState:
             if state not in ("live", "suspected"):
                 remote.tokens_per_second = 0.0
 
-    def _on_membership_peer_evicted(
-        self, event: Fields, peer: PeerState | None, now: float
-    ) -> None:
-        remote = text(event, "remote")
+    def _evict(self, remote: str, reason: str, now: float) -> None:
         name = self.name_of(remote)
-        reason = text(event, "reason")
-        if not remote or not reason or name in self.evicted:
+        if not reason or name in self.evicted:
             return  # the reporter only heard of the eviction; the evicting peer gives the reason
         self.evicted[name] = reason
         held = self.peers.get(remote)
         if held is not None:
             held.state, held.doing, held.tokens_per_second = "evicted", "", 0.0
-        self.note(f"{name} evicted: {self.evicted[name]}", now, grave=True)
+        self.note(f"{name} evicted: {reason}", now, grave=True)
 
-    def _on_trainer_evaluated(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        figures = {"sampled": number(event, "sampled"), "greedy": number(event, "greedy")}
-        moment = "after" if text(event, "moment") == "after" else "before"
-        self.measured[moment] = self.show(moment, event.get("answers") or (), now)
-        if moment == "after":
-            self.accuracy_after = figures
-        else:
-            self.accuracy_before = figures
+    def _train(self, name: str, f: Mapping[str, Any], now: float) -> None:
+        if name == "trainer.evaluated":
+            self._evaluated(f["moment"], f, now)
+        elif name == "trainer.step_opened" and self.phase == "joining":
+            self.enter("training", now)
+        elif name == "trainer.step_trained" and 0 <= f["step"] < self.steps_wanted:
+            # A figure that is not finite is null.
+            reward, norm = f.get("reward") or 0.0, f.get("gradient_norm") or 0.0
+            self.trained[f["step"]] = TrainedStep(now, reward, norm, int(f.get("groups") or 0))
+            if self.step >= self.steps_wanted:
+                self.enter("ending", now)
+        elif name == "trainer.run_complete":
+            self.finished_folder = f["folder"]
+            if f["unrewarded_steps"]:
+                self.warning = unrewarded(dict(f))
+                self.note(f"WARNING: {self.warning}", now, grave=True)
+            self.enter("ending", now)
+
+    def _evaluated(self, moment: str, f: Mapping[str, Any], now: float) -> None:
+        self.accuracy[moment] = {"sampled": f["sampled"], "greedy": f["greedy"]}
+        self.measured[moment] = self.show(moment, f["answers"], now)
+        if moment == "before":
             self.note(
-                f"base policy ready: sampled {figures['sampled']:.2f}, greedy "
-                f"{figures['greedy']:.2f} on {self.held_out} held-out prompts",
+                f"base policy ready: sampled {f['sampled']:.2f}, greedy {f['greedy']:.2f} on "
+                f"{self.held_out} held-out prompts",
                 now,
             )
             if self.phase == "preparing":
                 self.enter("joining", now)
 
-    def _on_trainer_step_opened(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        if self.phase == "joining":
-            self.enter("training", now)
-
-    def _on_trainer_step_trained(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        step = int(number(event, "step", -1))
-        if not 0 <= step < self.steps_wanted:
-            return
-        self.trained[step] = TrainedStep(
-            at=now,
-            reward=number(event, "reward"),
-            gradient_norm=number(event, "gradient_norm"),
-            groups=int(number(event, "groups")),
-        )
-        if self.step >= self.steps_wanted:
-            self.enter("ending", now)
-
-    def _on_trainer_run_complete(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        self.finished_folder = text(event, "folder")
-        if steps := int(number(event, "unrewarded_steps")):
-            self.warning = unrewarded({"unrewarded_steps": steps, "advice": text(event, "advice")})
-            self.note(f"WARNING: {self.warning}", now, grave=True)
-        self.enter("ending", now)
-
-    def _on_inference_policy_loaded(
-        self, event: Fields, peer: PeerState | None, now: float
-    ) -> None:
-        if peer is not None:
-            peer.policy = int(number(event, "policy", peer.policy))
-
-    def _on_inference_submission_made(
-        self, event: Fields, peer: PeerState | None, now: float
-    ) -> None:
-        self.generated.append((now, int(number(event, "tokens"))))
-
-    def _on_validator_verdict(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        outcome, failed = text(event, "outcome"), text(event, "failed")
+    def _judge(self, f: Mapping[str, Any], now: float) -> None:
+        outcome, failed, worker = f["outcome"], f["failed"], f["worker"]
         self.counts[outcome if outcome != "refused" else failed or "refused"] += 1
-        worker = text(event, "worker")
         kept = self.verdicts if outcome == "accepted" else self.refusals
         kept.append(
             VerdictLine(
                 at=now,
                 worker=self.name_of(worker),
-                step=int(number(event, "step", -1)),
-                number=int(number(event, "number", -1)),
+                step=f["step"],
+                number=f["number"],
                 outcome=outcome,
                 failed=failed,
-                figure=number(event, "figure"),
-                threshold=number(event, "threshold"),
-                detail=text(event, "detail"),
+                figure=f["figure"] or 0.0,
+                threshold=f["threshold"] or 0.0,
+                detail=f["detail"],
             )
         )
         guest = self.peers.get(worker)
         if guest is not None and not guest.own:
-            guest.policy = int(number(event, "policy", guest.policy))
-            guest.step = int(number(event, "step", guest.step))
-            guest.doing = f"judged {outcome}"
+            guest.policy, guest.step, guest.doing = f["policy"], f["step"], f"judged {outcome}"
+
+
+def _live(peer: PeerState, name: str, f: Mapping[str, Any]) -> None:
+    """Apply what a process says of itself."""
+    if name == "peer.status":
+        peer.moved(f["bytes_sent"], f["bytes_received"])
+    if peer.state == "evicted":
+        return
+    if name == "peer.status":
+        peer.doing, peer.policy, peer.step = f["doing"], f["policy"], f["step"]
+        peer.tokens_per_second = f["tokens_per_second"] or 0.0
+    elif name == "inference.policy_loaded":
+        peer.policy = f["policy"]
+    elif name == "peer.listening":
+        peer.state = "live" if peer.role == "bootstrap" else "joining"
+    elif name == "membership.admitted" or (
+        name == "peer.run_found" and peer.role in ("trainer", "validator")
+    ):
+        peer.state = "live"

@@ -81,10 +81,11 @@ def summarise(
     return {
         "reward_first": rewards[0][1] if rewards else None,
         "reward_last": rewards[-1][1] if rewards else None,
-        "sampled_accuracy_before": state.accuracy_before.get("sampled"),
-        "sampled_accuracy_after": state.accuracy_after.get("sampled"),
-        "greedy_accuracy_before": state.accuracy_before.get("greedy"),
-        "greedy_accuracy_after": state.accuracy_after.get("greedy"),
+        **{
+            f"{kind}_accuracy_{moment}": state.accuracy.get(moment, {}).get(kind)
+            for kind in ("sampled", "greedy")
+            for moment in ("before", "after")
+        },
         "steps": state.step,
         "seconds": round(now - state.started, 2),
         "seconds_by_phase": seconds_by_phase(state, now),

@@ -124,6 +124,7 @@ def synthesize(
         found = of_rollouts(seen, chats)
     else:
         assert teacher is not None
+        folder = find_model(teacher, "--teacher").folder.resolve()
         wanted = wanted_of(
             tasks=tasks,
             options=environment_options(option),
@@ -141,7 +142,7 @@ def synthesize(
             interpreter_for(engine, home.expanduser(), "", device),
         )
         beside = solutions or out.with_name(f"{out.name}.solutions.jsonl")
-        found = _generate(teacher, wanted, machine, beside)
+        found = _generate(folder, wanted, machine, beside)
     selection = Selection(rules)
     write(found, selection, out, "run" if rollouts is not None else "local")
     _say(selection, out, summary(selection), credit_lines(selection), as_json)
@@ -165,14 +166,13 @@ def _say(selection: Selection, out: Path, summary: str, credits: list[str], as_j
 
 
 def _generate(
-    teacher: str, wanted: Evaluation, machine: Machine, solutions: Path
+    folder: Path, wanted: Evaluation, machine: Machine, solutions: Path
 ) -> Iterator[Solution]:
     """Generate solutions on this machine, or read those that an earlier command generated."""
     from peers.evaluation.run import measure
     from peers.evaluation.samples import Named
     from peers.synthesis.sources import of_samples
 
-    folder = find_model(teacher, "--teacher").folder.resolve()
     named = Named("--solutions", "swarm synthesize")
     measured = run_until_interrupted(
         measure, wanted, folder, solutions, machine, progress_shown(), named

@@ -27,23 +27,24 @@ def fresh(steps: int = 250, inference_peers: int = 3) -> SwarmState:
     return state
 
 
+USUAL: dict[str, dict[str, Any]] = {
+    "peer.status": {
+        "doing": "", "policy": -1, "step": -1, "tokens_per_second": 0.0, "bytes_sent": 0,
+        "bytes_received": 0,
+    },
+    "trainer.evaluated": {"sampled": 0.2, "greedy": 0.5, "answers": []},
+    "trainer.run_complete": {"folder": "/somewhere", "unrewarded_steps": 0, "advice": ""},
+    "validator.verdict": {
+        "worker": identifier("inference-1"), "outcome": "accepted", "failed": "", "figure": 0.0,
+        "threshold": 0.0, "detail": "", "step": 0, "policy": 0, "number": 0,
+    },
+}  # fmt: skip
+"""Fields of events unless a test names others."""
+
+
 def say(state: SwarmState, name: str, event: str, at: float, **fields: Any) -> None:
-    state.apply({"event": event, "time": 1e9 + at, "peer": identifier(name), **fields}, at)
-
-
-def verdict(state: SwarmState, worker: str, step: int, at: float, **fields: Any) -> None:
-    told = {
-        "worker": identifier(worker),
-        "outcome": "accepted",
-        "failed": "",
-        "figure": 0.0,
-        "threshold": 0.0,
-        "step": step,
-        "policy": max(0, step - 2),
-        "number": 0,
-        "seconds": 0.1,
-    }
-    say(state, "validator", "validator.verdict", at, **{**told, **fields})
+    head = {"event": event, "time": 1e9 + at, "peer": identifier(name)}
+    state.apply({**head, **USUAL.get(event, {}), **fields}, at)
 
 
 def trained(state: SwarmState, steps: int, seed: int = 0) -> SwarmState:
@@ -53,7 +54,7 @@ def trained(state: SwarmState, steps: int, seed: int = 0) -> SwarmState:
         say(state, peer.name, "peer.listening", 1.0, roles=[peer.role], addresses=[], bulk=[])
         if peer.role != "bootstrap":
             say(state, peer.name, "peer.run_found", 2.0, run="owner/demo")
-    state.accuracy_before = {"sampled": 0.2, "greedy": 0.5}
+    state.accuracy["before"] = {"sampled": 0.2, "greedy": 0.5}
     state.enter("joining", 8.0)
     for peer in list(state.peers.values()):
         if peer.role in ("relay", "inference"):
@@ -63,58 +64,30 @@ def trained(state: SwarmState, steps: int, seed: int = 0) -> SwarmState:
     for step in range(steps):
         at = TRAINING_SINCE + (step + 1) * SECONDS_PER_STEP
         for worker in ("inference-1", "inference-2"):
-            verdict(state, worker, step, at)
+            say(state, "validator", "validator.verdict", at, worker=identifier(worker), step=step)
         if step == 3:
-            verdict(
-                state,
-                "inference-3",
-                step,
-                at,
-                outcome="refused",
-                failed="proof_exponents",
-                figure=41.25,
-                threshold=90.0,
-            )
+            liar = identifier("inference-3")
             say(
-                state,
-                "validator",
-                "membership.peer_evicted",
-                at,
-                remote=identifier("inference-3"),
-                reason="pooled mismatch",
-            )
+                state, "validator", "validator.verdict", at, worker=liar, step=step,
+                outcome="refused", failed="proof_exponents", figure=41.25, threshold=90.0,
+            )  # fmt: skip
+            reason = "pooled mismatch"
+            say(state, "validator", "membership.peer_evicted", at, remote=liar, reason=reason)
         if step == 5:
             state.process_died("relay-2", -9, at)
             say(state, "relay-2", "peer.listening", at)
             say(state, "relay-2", "membership.admitted", at)
         reward = 0.9 - 0.7 * 0.98**step + randomness.gauss(0, 0.02)
         say(
-            state,
-            "trainer",
-            "trainer.step_trained",
-            at,
-            step=step,
-            reward=reward,
-            loss=0.1,
-            gradient_norm=0.2,
-            groups=32,
-            tokens=1792,
-            seconds=0.3,
-            idle_seconds=0.1,
-        )
+            state, "trainer", "trainer.step_trained", at, step=step, reward=reward,
+            gradient_norm=0.2, groups=32.0,
+        )  # fmt: skip
         for name in ("inference-1", "inference-2"):
             say(state, name, "inference.submission_made", at, step=step, tokens=750)
         for name in ("inference-1", "inference-2", "trainer"):
             say(
-                state,
-                name,
-                "peer.status",
-                at,
-                doing=f"generating 1 of step {step}",
-                policy=step,
-                step=step,
-                tokens_per_second=3000.0 if name != "trainer" else 0.0,
-                bytes_sent=1000 * step,
-                bytes_received=10 * step,
-            )
+                state, name, "peer.status", at, doing=f"generating 1 of step {step}", policy=step,
+                step=step, tokens_per_second=3000.0 if name != "trainer" else 0.0,
+                bytes_sent=1000 * step, bytes_received=10 * step,
+            )  # fmt: skip
     return state
