@@ -80,7 +80,7 @@ def test_looking_on_changes_nothing(
     watched = simulate("join", peers=10, shows_progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 3
-    assert all(" s virtual" in line and "× real time" in line for line in lines)
+    assert all(" virtual  " in line and "× real time" in line for line in lines)
     assert simulate("join", peers=10)["trace_hash"] == watched["trace_hash"]
 
 
