@@ -4,15 +4,16 @@ For other rooms:
 
 - `adapter`: read_matrices, stored_name, target_names, write_adapter
 - `adapter_config`: base_of, is_adapter, read_adapter_config
-- `architecture`: describe
+- `architecture`: FULL, SLIDING, describe, is_described
 - `batch`: generate, requests_for
-- `config`: first_line, is_described, read_config, read_supported_config, read_text_config
+- `config`: first_line, read_config, read_text_config
 - `demo`: BOS_ID, EOS_ID, LENGTH_MAX, UNKNOWN_ID, VOCABULARY, make_policy, save_tokenizer
 - `device`: DTYPES, available_bytes, find_device, find_dtype, is_out_of_memory, use_hardware
 - `doctor`: compute_findings, disk, machine, readable, room, task_findings
 - `engine`: Capabilities, Engine, Piece, Prefill, Request
 - `episodes`: Player, Playing, SpanStates, add_states, play
 - `experts`: fused_names
+- `fitting`: facts_of
 - `head`: Head
 - `install`: install, pip
 - `installed`: CHILD_NEEDS, Installed, PREFILLS, Recipe, VLLM, interpreter_for, python_of,

@@ -1,4 +1,4 @@
-"""Attention with what families add to it: windows, capped scores, a scale of their own."""
+"""Causal attention, within windows where a layer has one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,8 @@ class LayerAttention:
     """What the function that attends must know about a layer."""
 
     index: int
-    scale: float
-    """The factor of query · key."""
     window: int | None = None
     """A token attends to this many tokens, itself included; None: to all before it."""
-    soft_cap: float | None = None
-    """c: a score s becomes c · tanh(s / c) before the mask; None: it stays s."""
 
 
 def unseen(query: Tensor, key: Tensor, window: int | None) -> Tensor:
@@ -31,33 +27,11 @@ def unseen(query: Tensor, key: Tensor, window: int | None) -> Tensor:
     return later if window is None else later | (key <= query - window)
 
 
-def attend(
-    layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, blocked: Tensor | None
-) -> Tensor:
-    """Queries [B, H, S, D], keys and values [B, H_kv, L, D] → [B, H, S, D].
-
-    `blocked` is bool and broadcasts to [B, H, S, L]; None: every query sees every key.
-    """
-    batch, heads, length, size = query.shape
-    # Queries that share a key head form the rows of one product, so no key is repeated.
-    grouped = query.reshape(batch, key.shape[1], -1, size)
-    scores = grouped @ key.transpose(2, 3) * layer.scale
-    if layer.soft_cap is not None:
-        scores = torch.tanh(scores / layer.soft_cap) * layer.soft_cap
-    if blocked is not None:
-        scores = scores.view(batch, heads, length, -1).masked_fill(blocked, float("-inf"))
-        scores = scores.view(batch, key.shape[1], -1, key.shape[2])
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return (weights @ value).reshape(query.shape)
-
-
 def attend_causally(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Every token attends to itself and those before it, within the layer's window."""
     length, window = query.shape[2], layer.window
-    if layer.soft_cap is None and (window is None or window >= length):
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=layer.scale, enable_gqa=True
-        )
+    if window is None or window >= length:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return attend_further(layer, query, key, value, 0)
 
 
@@ -74,12 +48,5 @@ def attend_further(
         seen = slice(first, past + rows.stop)
         blocked = unseen(positions[past + start : seen.stop, None], positions[seen], window)
         given = (query[:, :, rows], key[:, :, seen], value[:, :, seen])
-        if layer.soft_cap is not None:
-            pieces.append(attend(layer, *given, blocked))
-            continue
-        pieces.append(
-            F.scaled_dot_product_attention(
-                *given, attn_mask=~blocked, scale=layer.scale, enable_gqa=True
-            )
-        )
+        pieces.append(F.scaled_dot_product_attention(*given, attn_mask=~blocked, enable_gqa=True))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)

@@ -1,19 +1,17 @@
 """A model's config.json, read and checked. Imports no torch.
 
-What the native engine describes it computes itself: where it would compute a model differently from
-transformers, engine, trainer, `swarm sft` and `swarm run create` all refuse it and name the field.
-Models of any other family are transformers' own, and are checked by computing (`general`).
+What `architecture` describes the native engine computes itself. Any other model is transformers'
+own, and is checked by computing (`general`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.engines.architecture import LAYERS_MAX, SIZE_MAX, Unsupported, describe, family_of
+from peers.engines.architecture import LAYERS_MAX, SIZE_MAX, is_described
 from swarm.errors import UserError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -42,25 +40,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_supported_config(folder: Path) -> dict[str, Any]:
-    """The config of a supported model; raises `UserError` with the reason for any other."""
-    config = read_config(folder)
-    try:
-        describe(config)
-    except Unsupported as problem:
-        raise UserError(f"model config {folder / 'config.json'}: {problem}") from problem
-    return config
-
-
 def read_text_config(folder: Path) -> dict[str, Any]:
     """The part about text of the config of a model that some engine here computes.
 
-    Of a family that the native engine describes it is the file, of any other what transformers
-    makes of it. Raises `UserError`.
+    Of one that the native engine computes it is the file, of any other what transformers makes of
+    it. Raises `UserError`.
     """
     config = read_config(folder)
     if is_described(config):
-        return read_supported_config(folder)
+        return config
     _refuse_variants(folder, config)
     from transformers import AutoConfig
 
@@ -146,9 +134,3 @@ def first_line(error: Exception) -> str:
     """What an error says, for a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}" if lines else type(error).__name__
-
-
-def is_described(config: Mapping[str, Any]) -> bool:
-    """Whether a model is of a family that `families.py` describes. Of any other the general engine
-    finds out by itself whether it can generate."""
-    return family_of(config) is not None

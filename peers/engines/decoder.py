@@ -2,7 +2,7 @@
 
 No framework lies between the weights and the matrix products. Caches, batches and masks are the
 caller's: `forward` hands each layer's queries, keys and values to a function that attends. What
-differs between families is in the `Architecture` that the config asks for.
+differs between models is in the `Architecture` that the config asks for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from peers.engines.adapter import Adapter
 from peers.engines.adapter_config import base_of
-from peers.engines.architecture import describe
-from peers.engines.config import read_supported_config
+from peers.engines.architecture import Unsupported, describe
+from peers.engines.config import read_config
 from peers.engines.embedding_and_head import EmbeddingAndHead
 from peers.engines.fitting import check_same, check_shapes
 from peers.engines.layers import Attention, Layers
@@ -48,10 +48,16 @@ class Decoder:
         numbers); embedding and head are on the last.
         """
         self.merge = merge
-        self._config = read_supported_config(folder)
-        self.model = model = describe(self._config)
+        config = read_config(folder)
+        try:
+            self.model = model = describe(config)
+        except Unsupported as problem:
+            raise UserError(
+                f"the native engine does not compute the model in {folder} ({problem}), so its "
+                "layers cannot be shared among devices; leave devices empty"
+            ) from problem
         devices = list(devices) or [torch.device(device)]
-        spans = split_layers(len(model.layers), len(devices), stage_layers)
+        spans = split_layers(len(model.windows), len(devices), stage_layers)
         self.device = devices[-1]
         self.layer_devices = [
             device for device, span in zip(devices, spans, strict=True) for _ in span
@@ -60,7 +66,7 @@ class Decoder:
         weights = self._weights(folder)
         self._embedding_and_head = EmbeddingAndHead(weights)
         self._stages = [
-            Layers(weights.on(each), span, make_rotary(model, self._config, each, self.dtype))
+            Layers(weights.on(each), span, make_rotary(model, config, each, self.dtype))
             for each, span in zip(devices, spans, strict=True)
         ]
         weights.check_all_taken()
@@ -77,7 +83,7 @@ class Decoder:
 
         Raises `UserError` when they do not fit, and then keeps the old weights.
         """
-        check_same(self.model, folder)
+        check_same(vars(self.model), folder)
         adapter = read_adapter(folder)
         if not self.merge and base_of(folder).resolve() == self._base:
             self._adapt(adapter)

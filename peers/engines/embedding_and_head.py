@@ -22,10 +22,7 @@ class EmbeddingAndHead:
         # Products of two 16-bit numbers are exact in fp32, so a GPU needs no fp32 copy of the head.
         self._half = head.is_cuda and head.dtype != torch.float32
         self._head = head if self._half else fast_layout(head.float())
-        self._norm = weights.norm("model.norm.weight", model.hidden_size)
-        self._scale = model.embedding_scale
-        if model.rounds_embedding_scale:
-            self._scale = float(torch.tensor(self._scale, dtype=self.dtype))
+        self._norm = weights.take("model.norm.weight", model.hidden_size)
 
     @torch.no_grad()
     def replace(self, weights: Weights) -> None:
@@ -39,8 +36,7 @@ class EmbeddingAndHead:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The stream [..., hidden] that the first layer gets."""
-        stream = F.embedding(tokens, self._embedding)
-        return stream if self._scale == 1 else stream * self._scale
+        return F.embedding(tokens, self._embedding)
 
     def finish(self, stream: Tensor) -> Tensor:
         """The hidden states of the stream that the last layer gives."""
@@ -52,10 +48,5 @@ class EmbeddingAndHead:
         if self._half:
             flat = states.flatten(0, -2)
             logits = torch.mm(flat, self._head.t(), out_dtype=torch.float32)
-            logits = logits.view(*states.shape[:-1], -1)
-        else:
-            logits = F.linear(states.float(), self._head)
-        if self._model.logits_divisor != 1:
-            logits = logits / self._model.logits_divisor
-        cap = self._model.logits_cap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+            return logits.view(*states.shape[:-1], -1)
+        return F.linear(states.float(), self._head)

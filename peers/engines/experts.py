@@ -15,7 +15,6 @@ from torch import Tensor
 
 _ONE = re.compile(r"(.+\.mlp\.experts)\.(\d{1,4})\.(gate|up|down)_proj\.weight")
 _PARTS = ("gate", "up", "down")
-_ALL = re.compile(r"(.+\.mlp\.experts)\.(gate_up|down)_proj")
 
 
 def fused_names(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[list[str]]]:
@@ -50,16 +49,3 @@ def fuse_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             [torch.cat([weights.pop(part) for part in parts]) for parts in experts]
         )
     return weights
-
-
-def split_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """The published tensors of one parameter: views of each expert, or the parameter itself."""
-    match = _ALL.fullmatch(name)
-    if match is None:
-        return {name: tensor}
-    parts = match[2].split("_")
-    return {
-        f"{match[1]}.{index}.{part}_proj.weight": value
-        for index, expert in enumerate(tensor)
-        for part, value in zip(parts, expert.chunk(len(parts)), strict=True)
-    }

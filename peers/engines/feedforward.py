@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,27 +11,17 @@ from torch import Tensor
 from peers.engines.architecture import Experts
 from peers.engines.projection import Projection
 
-Activation = Callable[[Tensor], Tensor]
-
-ACTIVATION: dict[str, Activation] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": lambda values: F.gelu(values, approximate="tanh"),
-}
-"""By their names in transformers; `families.ACTIVATIONS` lists them."""
-
 
 @dataclass
 class Dense:
-    """down(activation(gate(x)) · up(x)); gate and up come from one matrix product."""
+    """down(silu(gate(x)) · up(x)); gate and up come from one matrix product."""
 
     gate_up: Projection
     down: Projection
-    activation: Activation
 
     def __call__(self, inner: Tensor) -> Tensor:
         gate, up = self.gate_up(inner).chunk(2, -1)
-        return self.down(self.activation(gate) * up)
+        return self.down(F.silu(gate) * up)
 
 
 @dataclass
@@ -46,10 +35,6 @@ class Mixture:
     """[experts, 2 · inner, hidden]"""
     down: Tensor
     """[experts, hidden, inner]"""
-    activation: Activation
-    shared: Dense | None
-    shared_gate: Tensor | None
-    """[1, hidden]"""
 
     def __call__(self, inner: Tensor) -> Tensor:
         flat = inner.flatten(0, -2)
@@ -63,12 +48,8 @@ class Mixture:
                 continue
             tokens = some // self.how.chosen
             gate_up, down = Projection(self.gate_up[expert]), Projection(self.down[expert])
-            result = (
-                Dense(gate_up, down, self.activation)(flat[tokens]) * weights.flatten()[some, None]
-            )
+            result = Dense(gate_up, down)(flat[tokens]) * weights.flatten()[some, None]
             total.index_add_(0, tokens, result)
-        if self.shared is not None and self.shared_gate is not None:
-            total = total + torch.sigmoid(F.linear(flat, self.shared_gate)) * self.shared(flat)
         return total.view(inner.shape)
 
     def _route(self, flat: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,13 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
-from peers.engines.attention import (
-    LayerAttention,
-    attend,
-    attend_causally,
-    attend_further,
-    unseen,
-)
+from peers.engines.attention import LayerAttention, attend_causally, attend_further, unseen
 from peers.engines.cache import Bucket
 from peers.engines.device import upload
 
@@ -108,7 +102,7 @@ class _Ready:
         self._used = max(decoding, default=0) + 1
         self._earliest = min(decoding, default=0)
         self._end = part.first + len(part.rows)
-        self._masks: dict[int | None, tuple[Tensor | None, Tensor | None]] = {}
+        self._masks: dict[int | None, Tensor | None] = {}
         whole = part.decoding == len(part.rows)
         self.only_decodes = whole and part.first == 0
         self._level = whole and self._earliest + 1 == self._used
@@ -151,17 +145,12 @@ class _Ready:
         self._write(layer.index, keys, values)
         bucket, count = self._part.bucket, self._part.decoding
         start = 0 if layer.window is None else max(0, self._earliest - layer.window + 1)
-        blocked, mask = self._blocked(layer.window, start)
-        cached_keys, cached_values = (cache[layer.index] for cache in (bucket.keys, bucket.values))
         seen = slice(start, self._used)
-        return attend_decoding(
-            layer,
-            queries[:count],
-            cached_keys[:count, :, seen],
-            cached_values[:count, :, seen],
-            blocked,
-            mask,
+        mask = self._mask(layer.window, start)
+        own_keys, own_values = (
+            cache[layer.index][:count, :, seen] for cache in (bucket.keys, bucket.values)
         )
+        return attend_decoding(queries[:count], own_keys, own_values, mask)
 
     def write_states(self, hidden: Tensor) -> None:
         states = self._part.bucket.states
@@ -177,14 +166,11 @@ class _Ready:
             bucket.keys[layer][self._rows, :, self._positions] = keys
             bucket.values[layer][self._rows, :, self._positions] = values
 
-    def _blocked(self, window: int | None, start: int) -> tuple[Tensor | None, Tensor | None]:
-        """The columns from `start` that a decoding row does not see, in two forms.
-
-        bool [rows, 1, 1, columns], and −∞ in [rows · H_kv, 1, 1, columns]. None if every row sees
-        every column.
-        """
+    def _mask(self, window: int | None, start: int) -> Tensor | None:
+        """−∞ at the columns from `start` that a decoding row does not see, in [rows · H_kv, 1, 1,
+        columns]; None if every row sees every column."""
         if window not in self._masks:
-            self._masks[window] = (None, None)
+            self._masks[window] = None
             if self._earliest + 1 != self._used:
                 positions = self._positions[: self._part.decoding, None]
                 columns = torch.arange(start, self._used, device=self._device)
@@ -192,24 +178,15 @@ class _Ready:
                 # `torch.where` would copy its number from the host, for which a GPU waits.
                 mask = torch.zeros(blocked.shape, dtype=self._dtype, device=self._device)
                 mask = mask.masked_fill_(blocked, -torch.inf).repeat_interleave(self._kv_heads, 0)
-                self._masks[window] = (blocked, mask)
+                self._masks[window] = mask
         return self._masks[window]
 
 
-def attend_decoding(
-    layer: LayerAttention,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    blocked: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor:
+def attend_decoding(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Queries [rows, H, D] of one token each, keys and values [rows, H_kv, L, D] → [rows, H, D].
 
-    `blocked` and `mask` say which columns a row does not see, as in `_Ready._blocked`.
+    `mask` says which columns a row does not see, as in `_Ready._mask`.
     """
-    if layer.soft_cap is not None:
-        return attend(layer, queries[:, :, None], keys, values, blocked)[:, :, 0]
     # Queries that share a key head form the rows of one product, so no key is repeated.
     (rows, heads, size), (kv_heads, length) = queries.shape, keys.shape[1:3]
     flat = (rows * kv_heads, 1, length, size)
@@ -218,6 +195,5 @@ def attend_decoding(
         keys.view(flat),
         values.view(flat),
         attn_mask=mask,
-        scale=layer.scale,
     )
     return mixed.reshape(queries.shape)

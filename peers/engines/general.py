@@ -1,4 +1,4 @@
-"""The general engine: transformers' own module for families that the native engine does not know.
+"""The general engine: transformers' own module for models that the native engine does not know.
 
 Prompts of equal length are generated together, in batches that end when their last row ends. No
 row is padded, so recurrent and linear-attention layers see what they would see alone. A check at
@@ -21,6 +21,7 @@ from peers.engines.cache import STATE_DTYPE
 from peers.engines.config import first_line
 from peers.engines.device import available_bytes
 from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
+from peers.engines.fitting import check_same, facts_of
 from peers.engines.head import Head
 from peers.engines.loading import TOLERANCES, body_of, load_policy
 from peers.engines.memory import position_bytes
@@ -72,6 +73,7 @@ class GeneralEngine:
         self._model = load_policy(folder, dtype).to(self._device).eval()
         self._dtype = next(self._model.parameters()).dtype
         self._config = config = self._model.config.get_text_config()
+        self._facts = facts_of(folder)
         try:
             self._head = Head(self._model, _in_fp32)
         except AttributeError as error:
@@ -233,13 +235,8 @@ class GeneralEngine:
 
     def load_weights(self, folder: Path, policy: int) -> None:
         """See `Engine.load_weights`. No request may be live."""
+        check_same(self._facts, folder)
         loaded = load_policy(folder, self._dtype)
-        kept, now = self._model.config.to_dict(), loaded.config.to_dict()
-        changed = sorted(name for name in kept.keys() | now.keys() if _differs(name, kept, now))
-        if changed:
-            raise UserError(
-                f"{folder} holds another model than the one loaded: {changed[0]} differs"
-            )
         known, given = self._model.state_dict(), loaded.state_dict()
         for name, value in known.items():
             if name not in given or given[name].shape != value.shape:
@@ -255,7 +252,7 @@ class GeneralEngine:
     def _unable(self, folder: Path, error: Exception) -> UserError:
         return UserError(
             f"model {folder}: its family, {self._config.model_type}, cannot generate here "
-            f"({first_line(error)}); use vLLM for it"
+            f"({first_line(error)})"
         )
 
     @torch.inference_mode()
@@ -288,21 +285,8 @@ class GeneralEngine:
             raise UserError(
                 f"model {folder}: its family, {self._config.model_type}, generates other tokens "
                 f"one by one than in one pass (by {apart:.2g} nats; at most "
-                f"{TOLERANCES[self._dtype]:g}), so it cannot be checked; use vLLM for it"
+                f"{TOLERANCES[self._dtype]:g}), so it cannot be checked"
             )
-
-
-_SAID_ONLY = frozenset(
-    (
-        *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
-        *("bos_token_id", "eos_token_id", "pad_token_id"),
-    )
-)
-"""Fields of a config that change nothing about what a loaded model computes."""
-
-
-def _differs(name: str, kept: dict[str, Any], now: dict[str, Any]) -> bool:
-    return name not in _SAID_ONLY and kept.get(name) != now.get(name)
 
 
 def _in_fp32(head: nn.Module) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,35 +29,28 @@ class _Layer:
     query_norm: Tensor | None
     key_norm: Tensor | None
     output: Projection
-    outer_attention_norm: Tensor | None
     mlp_norm: Tensor
     mlp: Dense | Mixture
-    outer_mlp_norm: Tensor | None
 
 
 def rms_norm(model: Architecture, values: Tensor, weight: Tensor) -> Tensor:
-    """Normalise the last dimension as the model does; `weight` is `Weights.norm`'s."""
+    """Normalise the last dimension as the model does."""
     # Takes half the time of F.rms_norm on a CPU, and rounds where transformers rounds.
     exact = values.float()
     scale = torch.rsqrt((exact * exact).mean(-1, keepdim=True) + model.epsilon)
-    if model.norm_adds_one:  # the weight is fp32
-        return (exact * scale * weight).to(values.dtype)
     return (exact * scale).to(values.dtype) * weight
 
 
 class Layers:
     """The layers of a range, ready to compute."""
 
-    def __init__(self, weights: Weights, span: range, rotary: Mapping[str, Rotary]) -> None:
-        """Take the layers' weights; raises `UserError` for one that is missing or does not fit."""
+    def __init__(self, weights: Weights, span: range, rotary: Rotary | None) -> None:
+        """Take the layers' weights; raises `UserError` for one that is missing or does not fit.
+
+        `rotary`: None if nothing is to be computed.
+        """
         self._model, self.device = weights.model, weights.device
-        model = weights.model
-        self._infos = [
-            LayerAttention(
-                index, model.query_scale, model.layers[index].window, model.attention_cap
-            )
-            for index in span
-        ]
+        self._infos = [LayerAttention(index, weights.model.windows[index]) for index in span]
         self._layers = [_read_layer(weights, index) for index in span]
         self._rotary = rotary
 
@@ -83,14 +76,12 @@ class Layers:
 
         Positions [S] or [B, S] are below `length`: to ask them would wait for the device.
         """
-        turns = {kind: rotary.at(positions, length) for kind, rotary in self._rotary.items()}
+        assert self._rotary is not None
+        cos, sin = self._rotary.at(positions, length)
         for info, layer in zip(self._infos, self._layers, strict=True):
             inner = rms_norm(self._model, stream, layer.input_norm)
-            cos, sin = turns[self._model.layers[info.index].kind]
-            mixed = self._attend(info, layer, inner, cos, sin, attention)
-            stream = self._add(stream, mixed, layer.outer_attention_norm)
-            mixed = layer.mlp(rms_norm(self._model, stream, layer.mlp_norm))
-            stream = self._add(stream, mixed, layer.outer_mlp_norm)
+            stream += self._attend(info, layer, inner, cos, sin, attention)
+            stream += layer.mlp(rms_norm(self._model, stream, layer.mlp_norm))
         return stream
 
     def _attend(
@@ -125,15 +116,6 @@ class Layers:
         mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
         return layer.output(mixed)
 
-    def _add(self, stream: Tensor, mixed: Tensor, outer_norm: Tensor | None) -> Tensor:
-        """The stream, in place, plus what a layer's attention or MLP computed."""
-        if outer_norm is not None:
-            mixed = rms_norm(self._model, mixed, outer_norm)
-        if self._model.residual_scale != 1:
-            mixed = mixed * self._model.residual_scale
-        stream += mixed
-        return stream
-
 
 def _read_layer(weights: Weights, index: int) -> _Layer:
     model = weights.model
@@ -146,18 +128,17 @@ def _read_layer(weights: Weights, index: int) -> _Layer:
     qkv = {f"{at}self_attn.{name}_proj": size for name, size in sizes.items()}
     output = {f"{at}self_attn.o_proj": hidden}
 
-    def norm(name: str, size: int, wanted: bool) -> Tensor | None:
-        return weights.norm(f"{at}{name}.weight", size) if wanted else None
+    def head_norm(name: str) -> Tensor | None:
+        if not model.head_norms:
+            return None
+        return weights.take(f"{at}self_attn.{name}.weight", model.head_size)
 
-    before_mlp = "pre_feedforward_layernorm" if model.outer_norms else "post_attention_layernorm"
     return _Layer(
-        input_norm=weights.norm(f"{at}input_layernorm.weight", hidden),
+        input_norm=weights.take(f"{at}input_layernorm.weight", hidden),
         qkv=weights.projection(qkv, hidden, bias=model.query_bias),
-        query_norm=norm("self_attn.q_norm", model.head_size, model.head_norms),
-        key_norm=norm("self_attn.k_norm", model.head_size, model.head_norms),
-        output=weights.projection(output, sizes["q"], bias=model.output_bias),
-        outer_attention_norm=norm("post_attention_layernorm", hidden, model.outer_norms),
-        mlp_norm=weights.norm(f"{at}{before_mlp}.weight", hidden),
-        mlp=weights.mlp(f"{at}mlp.", index),
-        outer_mlp_norm=norm("post_feedforward_layernorm", hidden, model.outer_norms),
+        query_norm=head_norm("q_norm"),
+        key_norm=head_norm("k_norm"),
+        output=weights.projection(output, sizes["q"]),
+        mlp_norm=weights.take(f"{at}post_attention_layernorm.weight", hidden),
+        mlp=weights.mlp(f"{at}mlp."),
     )

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from peers.engines.adapter_config import base_of, is_adapter
-from peers.engines.config import first_line, is_described, read_text_config
+from peers.engines.config import first_line, read_text_config
 from peers.engines.device import available_bytes
-from peers.engines.experts import split_experts
 from peers.engines.model import STORED, open_weights, read_adapter, weight_files
 from peers.engines.tokenizer import check_tokenizer, tokenizer_files
 from swarm.errors import UserError
@@ -187,12 +186,6 @@ def freeze_all_but_text(model: Any) -> None:
 
 def published(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Some of a model's parameters as checkpoints of its family hold them: experts one by one."""
-    if is_described(model.config.to_dict()):
-        return {
-            part: value
-            for name, weight in weights.items()
-            for part, value in split_experts(name, weight).items()
-        }
     from transformers.core_model_loading import revert_weight_conversion
 
     found: dict[str, Tensor] = revert_weight_conversion(model, dict(weights))

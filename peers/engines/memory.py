@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from peers.engines.architecture import Architecture, describe
+from peers.engines.architecture import Architecture, describe, is_described
 from peers.engines.cache import Shape
-from peers.engines.config import is_described, read_config, read_text_config
+from peers.engines.config import read_config, read_text_config
 from peers.engines.device import find_device, find_dtype
 from peers.engines.model import STORED, open_weights
 from swarm.errors import UserError
@@ -51,7 +51,7 @@ def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
         model = describe(config)
         _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
         weights = _weights_bytes(model, sum(map(prod, shapes.values())), dtype, device)
-        position = Shape.of(model, dtype, [device] * len(model.layers)).position_bytes
+        position = Shape.of(model, dtype, [device] * len(model.windows)).position_bytes
     else:
         _, shapes = open_weights(folder, stored=STORED | {"I64"})
         head = HEAD_BYTES * config["vocab_size"] * config["hidden_size"]  # a copy

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from peers.engines.config import is_described, read_config
+from peers.engines.architecture import is_described
+from peers.engines.config import read_config
 from peers.engines.device import available_bytes, find_device, find_dtype
 from peers.engines.engine import Engine
 from peers.engines.general import GeneralEngine

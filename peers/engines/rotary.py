@@ -1,4 +1,4 @@
-"""The rotary embedding: tables of cosines and sines by position, for each kind of layer."""
+"""The rotary embedding: tables of cosines and sines by position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peers.engines.architecture import Architecture
 
 
 class Rotary:
-    """The tables of one kind of layer; they grow with the positions used."""
+    """The tables on one device; they grow with the positions used."""
 
     def __init__(self, frequencies: Tensor, scale: float, dtype: torch.dtype) -> None:
         """`frequencies`: angle per position for each pair of dimensions; `scale` of both tables."""
@@ -44,27 +44,14 @@ def turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def make_rotary(
     model: Architecture, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype
-) -> dict[str, Rotary]:
-    """The rotary embedding of each kind of layer that the model has; `config` is its config."""
-    made = {}
-    for kind in {layer.kind for layer in model.layers}:
-        frequencies, scale = _frequencies(model, kind, config, device)
-        made[kind] = Rotary(frequencies, scale, dtype)
-    return made
-
-
-def _frequencies(
-    model: Architecture, kind: str, config: Mapping[str, Any], device: torch.device
-) -> tuple[Tensor, float]:
-    """Angle per position for each pair of dimensions, and the scale of sine and cosine."""
-    parameters = model.ropes[kind]
-    if parameters["rope_type"] == "default":
+) -> Rotary:
+    """The rotary embedding of a model, whose config is `config`."""
+    if model.rope["rope_type"] == "default":
         exponents = torch.arange(0, model.head_size, 2, dtype=torch.float32) / model.head_size
-        return (1.0 / parameters["rope_theta"] ** exponents).to(device), 1.0
+        return Rotary((1.0 / model.rope["rope_theta"] ** exponents).to(device), 1.0, dtype)
     from transformers import CONFIG_MAPPING
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     loaded = CONFIG_MAPPING[model.family].from_dict(dict(config))
-    own: Mapping[str, Any] = {"layer_type": kind} if kind in loaded.rope_parameters else {}
-    frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](loaded, device, **own)
-    return frequencies, float(scale)
+    frequencies, scale = ROPE_INIT_FUNCTIONS[model.rope["rope_type"]](loaded, device)
+    return Rotary(frequencies, float(scale), dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peers.engines.architecture import Architecture, Experts
-from peers.engines.feedforward import ACTIVATION, Dense, Mixture
+from peers.engines.feedforward import Dense, Mixture
 from peers.engines.projection import Projection
 from swarm.errors import UserError
 
@@ -73,17 +73,15 @@ class Weights:
         # A copy on a CPU, too: `replace` must not write to the checkpoint's mapped file.
         return found.to(self.device, self._dtype, copy=True)
 
-    def norm(self, name: str, size: int) -> Tensor:
-        """A norm's weight, as the decoder multiplies by it."""
-        weight = self.take(name, size)
-        return 1.0 + weight.float() if self.model.norm_adds_one else weight
-
-    def mlp(self, at: str, layer: int) -> Dense | Mixture:
+    def mlp(self, at: str) -> Dense | Mixture:
         """The MLP of a layer, whose tensors' names begin with `at`."""
-        experts = self.model.layers[layer].experts
-        if experts is None:
-            return self._dense(at, self.model.intermediate_size)
-        return self._mixture(at, experts)
+        hidden, inner = self.model.hidden_size, self.model.intermediate_size
+        if self.model.experts is not None:
+            return self._mixture(at, self.model.experts)
+        return Dense(
+            self.projection({f"{at}gate_proj": inner, f"{at}up_proj": inner}, hidden),
+            self.projection({f"{at}down_proj": hidden}, inner),
+        )
 
     def projection(
         self, modules: Mapping[str, int], inputs: int, *, bias: bool = False
@@ -97,28 +95,13 @@ class Weights:
             tuple(modules.items()),
         )
 
-    def _dense(self, at: str, inner: int) -> Dense:
-        hidden = self.model.hidden_size
-        return Dense(
-            self.projection({f"{at}gate_proj": inner, f"{at}up_proj": inner}, hidden),
-            self.projection({f"{at}down_proj": hidden}, inner),
-            ACTIVATION[self.model.activation],
-        )
-
     def _mixture(self, at: str, how: Experts) -> Mixture:
         hidden, inner = self.model.hidden_size, how.inner_size
-        shared = gate = None
-        if how.shared_inner_size is not None:
-            shared = self._dense(f"{at}shared_expert.", how.shared_inner_size)
-            gate = self.take(f"{at}shared_expert_gate.weight", 1, hidden)
         return Mixture(
             how=how,
             router=self.take(f"{at}gate.weight", how.count, hidden),
             gate_up=self.take(f"{at}experts.gate_up_proj", how.count, 2 * inner, hidden),
             down=self.take(f"{at}experts.down_proj", how.count, hidden, inner),
-            activation=ACTIVATION[self.model.activation],
-            shared=shared,
-            shared_gate=gate,
         )
 
     def check_all_taken(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peers.engines.config import is_described, read_config, read_text_config
+from peers.engines.config import read_config, read_text_config
 from peers.environments.interface import Prompt, UnusableTask, as_text, messages_of
 from swarm.errors import DECODE_ERRORS, UserError
 
@@ -33,7 +33,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
             return msgspec.json.decode((folder / "config.json").read_bytes(), type=cls)
         except (OSError, *DECODE_ERRORS) as error:
             found = read_config(folder)
-            if "model_type" in found and not is_described(found):
+            if "model_type" in found:
                 text = read_text_config(folder)  # the family names them otherwise
                 return cls(text["vocab_size"], text["max_position_embeddings"])
             raise UserError(

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from peers.engines.config import is_described, read_text_config
+from peers.engines.architecture import describe, is_described
+from peers.engines.config import read_text_config
 from peers.engines.tokenizer import check_tokenizer
 from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
 from peers.environments.chat import Chat
@@ -202,7 +203,7 @@ def probe_run(
     config = read_text_config(folder)
     check_tokenizer(folder, config["vocab_size"])
     _check_tokens(manifest, config, longest, largest, where)
-    replays = is_described(config) and config.get("num_experts")
+    replays = is_described(config) and describe(config).experts
     if manifest.objective.router_replay and not replays:
         raise UserError(
             f"{where}: objective.router_replay is true, but the model is no mixture of experts "

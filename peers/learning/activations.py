@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
-from peers.engines.config import is_described
+from peers.engines.architecture import is_described
 from peers.engines.loading import decoder_layers
 from peers.learning.live import LiveMemory
 from peers.learning.packing import Rows

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.engines.architecture import describe
-from peers.engines.config import is_described
+from peers.engines.architecture import FULL, SLIDING, describe, is_described
 from peers.engines.loading import caps_scores
 from peers.learning.packing import Rows
 
@@ -32,11 +31,11 @@ def fastest_attention(model: Any, device: torch.device, half_precision: bool = F
 
 
 def windows_of(config: Any) -> dict[str, int | None]:
-    """The window of each kind of layer, where the family is described; else none is known."""
+    """The window of each kind of layer, where the model is described; else none is known."""
     known = config.to_dict()
     if not is_described(known):
         return {}
-    return {layer.kind: layer.window for layer in describe(known).layers}
+    return {FULL if each is None else SLIDING: each for each in describe(known).windows}
 
 
 def why_not(attention: str, device: torch.device, half_precision: bool = False) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.engines.config import is_described
+from peers.engines.architecture import is_described
 from swarm.errors import UserError
 
 NOT_RECORDED = -1

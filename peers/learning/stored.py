@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from peers.engines.config import is_described
 from peers.engines.experts import fused_names
 from peers.engines.loading import load_policy
 from peers.engines.model import open_weights
@@ -101,8 +100,6 @@ class ConvertedWeights(StoredWeights):
 def open_stored(folder: Path, model: Any) -> StoredWeights:
     """The weights in a folder by the names of the model's parameters; raises `UserError`."""
     stored = StoredWeights(folder)
-    if is_described(model.config.to_dict()):
-        return stored
     names = (
         name for name, _ in model.named_parameters() if not name.endswith((".lora_a", ".lora_b"))
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peers.engines.adapter_config import base_of, is_adapter
-from peers.engines.architecture import describe
-from peers.engines.config import read_supported_config
+from peers.engines.config import read_text_config
+from peers.engines.fitting import facts_of
 from peers.engines.model import INDEX_FILE, StoredTensors, weight_files
 from peers.engines.tokenizer import check_tokenizer, copy_tokenizer
 from peers.learning.durable import whole_folder
@@ -36,6 +36,9 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 RECIPE_FILE = "merge.json"
 """What was merged and how, in the folder of the result."""
 
+
+LENGTHS = {"length_max", "max_position_embeddings"}
+"""Facts of a model in which those that are merged may differ."""
 
 _UNCOMPARED = ("truncation", "padding", "version")
 """Parts of tokenizer.json that change no token's meaning."""
@@ -154,7 +157,7 @@ def check(recipe: Recipe, out: Path) -> None:
 
 def _is_used(folder: Path) -> Callable[[str], bool]:
     """Whether a model reads a tensor: a tied head is stored by some programs and read by none."""
-    tied = describe(read_supported_config(folder)).tied
+    tied = read_text_config(folder).get("tie_word_embeddings")
     return lambda name: (
         not name.endswith(".rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
     )
@@ -163,17 +166,17 @@ def _is_used(folder: Path) -> Callable[[str], bool]:
 def _check_alike(folders: Sequence[Path], stored: Sequence[StoredTensors]) -> None:
     """Raise `UserError` unless all checkpoints have one architecture and one tokenizer."""
     first = folders[0]
-    model = describe(read_supported_config(first))
-    check_tokenizer(base_of(first), model.vocabulary_size)
+    model = facts_of(first)
+    check_tokenizer(base_of(first), read_text_config(first)["vocab_size"])
     tokenizer = _tokenizer(first)
     for folder, tensors in zip(folders[1:], stored[1:], strict=True):
-        other = describe(read_supported_config(folder))
-        for field in fields(model):
-            ours, theirs = getattr(model, field.name), getattr(other, field.name)
-            if field.name != "length_max" and ours != theirs:
+        other = facts_of(folder)
+        for name in sorted((model.keys() | other.keys()) - LENGTHS):
+            ours, theirs = model.get(name), other.get(name)
+            if ours != theirs:
                 raise UserError(
                     f"{folder} is a model of another architecture than {first}: "
-                    f"{field.name.replace('_', ' ')} is {theirs!s:.80}, not {ours!s:.80}; only "
+                    f"{name.replace('_', ' ')} is {theirs!s:.80}, not {ours!s:.80}; only "
                     "checkpoints of one architecture can be merged"
                 )
         _check_shapes(first, stored[0], folder, tensors)

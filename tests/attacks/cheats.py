@@ -19,7 +19,7 @@ from peers.calibration.calibrate import EngineClass
 from peers.calibration.work import HandedIn, Workload, prove, seed_of
 from peers.calibration.work import Work as HonestWork
 from peers.engines.batch import generate, requests_for
-from peers.engines.config import read_supported_config
+from peers.engines.config import read_config
 from peers.engines.engine import Engine, Piece
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import gumbel_noise
@@ -89,7 +89,7 @@ class RandomWorkload(GradedWorkload):
 
     def __init__(self, folder: Path, sampling: Sampling) -> None:
         self.sampling = sampling
-        self._vocabulary: int = read_supported_config(folder)["vocab_size"]
+        self._vocabulary: int = read_config(folder)["vocab_size"]
 
     def work(self, number: int, name: str = "calibration") -> Work:
         seed, sampling = seed_of(number, name), self.sampling

@@ -20,7 +20,7 @@ from benchmarks.evidence import (
 )
 from peers.calibration.calibrate import EngineClass
 from peers.calibration.thresholds import propose
-from peers.engines.config import read_supported_config
+from peers.engines.config import read_config
 from tests.calibration.test_calibrate import rounded_sample
 
 
@@ -41,7 +41,7 @@ def test_cheats_have_another_model(bench: Bench) -> None:
     usual = EngineClass("float32", "cpu").engine(bench.model).prefill(text, [[4, 117]]).states[0]
     for write, layers, alike in ((with_window, 4, True), (without_layer, 3, False)):
         folder = bench.changed(write.__name__, partial(write, bench))
-        assert read_supported_config(folder)["num_hidden_layers"] == layers
+        assert read_config(folder)["num_hidden_layers"] == layers
         found = EngineClass("float32", "cpu").engine(folder).prefill(text, [[4, 117]]).states[0]
         same = np.allclose(found[0], usual[0], atol=1e-4)
         assert same == alike, "a window changes nothing before it is full"

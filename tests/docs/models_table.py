@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from peers.engines.families import FAMILIES
+from peers.engines.architecture import FAMILIES
 from tests.docs.pages import ROOT
 from tests.engines.test_general import FAMILIES as GENERAL
 from tests.engines.test_general import MORE
@@ -18,13 +18,11 @@ GENERAL_TABLE = re.compile(r"(?<=\n)\| Trainer's rows \| `model_type` \|.*\n(?:\
 def table() -> str:
     """The table, made from the families."""
     rows = [
-        "| Family | `model_type` | Beyond Llama | Engine | Trainer and SFT |",
-        "|---|---|---|---|---|",
+        "| Family | `model_type` | Beyond Llama |",
+        "|---|---|---|",
     ]
     for name, family in FAMILIES.items():
-        capped = "attn_logit_softcapping" in family.defaults
-        trainer = "yes; on a CPU with `eager` attention" if capped else "yes"
-        rows.append(f"| {family.title} | `{name}` | {family.notes} | yes | {trainer} |")
+        rows.append(f"| {family.title} | `{name}` | {family.notes} |")
     return "\n".join(rows) + "\n"
 
 

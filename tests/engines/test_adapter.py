@@ -32,7 +32,7 @@ Policies = Callable[[str], list[Path]]
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
-    "llama-bias-tied": {"targets": ("q_proj", "v_proj", "down_proj")},
+    "llama-tied": {"targets": ("q_proj", "v_proj", "down_proj")},
     "qwen3-moe": {"targets": ATTENTION},
 }
 

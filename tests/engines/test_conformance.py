@@ -12,7 +12,7 @@ from tests.engines.conformance import BF16, Conformance
 
 
 class TestNative(Conformance):
-    families = ("qwen2-tied", "qwen2", "gemma2", "mistral-window", "qwen3-moe")
+    families = ("qwen2-tied", "qwen2", "mistral-window", "qwen3-moe")
 
     def make(self, folder: Path, policy: int = 0) -> Engine:
         return NativeEngine(folder, policy=policy)

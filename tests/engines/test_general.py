@@ -275,7 +275,7 @@ def test_memory_is_planned_whatever_a_config_says_of_heads(
 
 @pytest.mark.parametrize("family", ["bart", "opt", "rwkv"])
 def test_a_family_that_cannot_generate_here_is_one_sentence(family: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot generate here .*; use vLLM for it"):
+    with pytest.raises(UserError, match=r"cannot generate here"):
         GeneralEngine(policy_of(family, tmp_path))
 
 

@@ -62,7 +62,7 @@ def assert_equal(found: Prefill, expected: Prefill) -> None:
         torch.testing.assert_close(mine, alone, atol=1e-3, rtol=0.01)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "mistral-window", "gemma2", "gemma3", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["qwen2", "mistral-window", "qwen2-window", "qwen3-moe"])
 def test_a_batch_equals_each_row_alone(name: str, tmp_path: Path) -> None:
     """No row sees another's tokens, within windows and beyond."""
     save_random(SUPPORTED[name], tmp_path, seed=3)

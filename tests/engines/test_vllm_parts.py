@@ -11,7 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from peers.engines.architecture import describe
 from peers.engines.config import read_config
 from peers.engines.engine import Capabilities
 from peers.engines.native import NativeEngine
@@ -101,7 +100,7 @@ def test_a_settings_table_reaches_vllms_arguments(tiny: Path) -> None:
         "quantise": "fp8",
     }
     settings = PeerSettings(tables={"inference": table}).of("inference", InferenceSettings)
-    model = describe(read_config(tiny))
+    model = read_config(tiny)
     cuda = torch.device("cuda")
     made = engine_arguments(tiny, model, cuda, torch.bfloat16, settings.hardware)
     assert made["gpu_memory_utilization"] == 0.5
@@ -120,7 +119,7 @@ def test_a_settings_table_reaches_vllms_arguments(tiny: Path) -> None:
 
 
 def test_the_cache_on_a_cpu_has_a_bound(tiny: Path) -> None:
-    model = describe(read_config(tiny))
+    model = read_config(tiny)
 
     def cache(hardware: Hardware) -> int:
         arguments = engine_arguments(tiny, model, CPU, torch.float32, hardware)
@@ -128,7 +127,7 @@ def test_the_cache_on_a_cpu_has_a_bound(tiny: Path) -> None:
         return int(arguments["kv_cache_memory_bytes"])
 
     assert cache(Hardware()) == CPU_CACHE_BYTES_MIN, "64 rows of 256 tokens are 17 MB"
-    long = dataclasses.replace(model, length_max=1 << 20, layers=model.layers * 32)
+    long = {**model, "max_position_embeddings": 1 << 20, "num_hidden_layers": 64}
     free = engine_arguments(tiny, long, CPU, torch.float32, Hardware(memory_share=1e-6))
     assert free["kv_cache_memory_bytes"] == CPU_CACHE_BYTES_MIN
 

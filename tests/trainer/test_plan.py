@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
-from transformers import GemmaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from peers.engines.loading import blank
 from peers.learning.activations import Pass, activations
@@ -169,9 +169,9 @@ def test_each_rank_with_divided_matrices_holds_what_was_planned(
     [
         Qwen2Config(num_hidden_layers=6, num_key_value_heads=2, max_position_embeddings=256),
         Qwen3Config(num_hidden_layers=2, num_key_value_heads=1, head_dim=24),
-        GemmaConfig(num_hidden_layers=5, num_key_value_heads=4, head_dim=32),
+        LlamaConfig(num_hidden_layers=5, num_key_value_heads=4, head_dim=32),
     ],
-    ids=["qwen2", "qwen3", "gemma"],
+    ids=["qwen2", "qwen3", "llama"],
 )
 def test_activations_are_what_a_pass_saves(
     config: PretrainedConfig, checkpointing: str, tmp_path: Path

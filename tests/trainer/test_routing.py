@@ -35,7 +35,7 @@ from tests.trainer.test_sharded import Weights, close, everything
 REPLAY = settings(router_replay=True, learning_rate=0.05, warmup_steps=0)
 
 
-@pytest.fixture(scope="module", params=["qwen3-moe", "qwen2-moe"])
+@pytest.fixture(scope="module", params=["qwen3-moe", "qwen3-moe-window"])
 def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mixture")
     make_policy(folder, seed=3)  # its tokenizer
@@ -119,9 +119,6 @@ class Literal(torch.nn.Module):
                 total = total + weight * (
                     self.block.experts.down_proj[expert] @ (F.silu(gate) * up)
                 )
-            if hasattr(self.block, "shared_expert"):
-                share = torch.sigmoid(self.block.shared_expert_gate(state))
-                total = total + share * self.block.shared_expert(state)
             rows.append(total)
         return torch.stack(rows)[None]
 

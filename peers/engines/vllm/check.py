@@ -12,8 +12,11 @@ from pathlib import Path
 
 import torch
 
+from peers.engines.architecture import is_described
 from peers.engines.batch import generate, requests_for
+from peers.engines.config import read_config
 from peers.engines.engine import Engine
+from peers.engines.general import GeneralEngine
 from peers.engines.memory import need_of
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import gumbel_noise, judge_margins
@@ -81,7 +84,8 @@ def check_engine_agrees(engine: Engine, folder: Path) -> Agreement | None:
             file=sys.stderr,
         )
         return None
-    native = NativeEngine(folder, "cpu", getattr(torch, capabilities.dtype))
+    own = NativeEngine if is_described(read_config(folder)) else GeneralEngine
+    native = own(folder, "cpu", getattr(torch, capabilities.dtype))
     found = compare(engine, native)
     limits = LIMITS[capabilities.precision]
     if not found.within(limits):

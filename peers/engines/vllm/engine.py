@@ -10,7 +10,7 @@ import importlib.metadata
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from peers.engines.adapter_config import base_of
-from peers.engines.architecture import Architecture, describe
-from peers.engines.config import read_supported_config
+from peers.engines.config import read_text_config
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
-from peers.engines.fitting import check_same, check_shapes
-from peers.engines.model import merged_folder
+from peers.engines.fitting import check_same, facts_of
+from peers.engines.memory import position_bytes
+from peers.engines.model import merged_folder, open_weights
 from peers.engines.vllm.check import check_engine_agrees
 from swarm.errors import UserError
 from swarm.jobs import Hardware
@@ -91,24 +91,24 @@ class VllmEngine:
 
     def __init__(self, folder: Path, policy: int, hardware: Hardware) -> None:
         """Load the policy in `folder`; raises `UserError` for an unsupported model or setting."""
-        self._model = model = describe(read_supported_config(folder))
+        config, self._facts = read_text_config(folder), facts_of(folder)
+        _, self._shapes = open_weights(folder)
         device = find_device(hardware.device)
         dtype = find_dtype(hardware.dtype, device)
         self._dtype = dtype
-        check_shapes(model, folder)
         self._policy = policy
         self._serials = itertools.count()
         self._live: dict[int, _Live] = {}
         """By the caller's id."""
         self._by_serial: dict[int, _Live] = {}
-        if model.hidden_size < TOP_VALUES:
+        if config["hidden_size"] < TOP_VALUES:
             raise UserError(
-                f"{folder} has a hidden size of {model.hidden_size}; with vLLM it must be at least "
-                f"{TOP_VALUES}: use --engine native"
+                f"{folder} has a hidden size of {config['hidden_size']}; with vLLM it must be at "
+                f"least {TOP_VALUES}: use --engine native"
             )
         prepare(hardware)
-        arguments = engine_arguments(folder, model, device, dtype, hardware)
-        self._llm = _start(arguments, model, device)
+        arguments = engine_arguments(folder, config, device, dtype, hardware)
+        self._llm = _start(arguments, config, device)
         if not any(self._call("swarm_install")):
             raise UserError(
                 f"vLLM's {type(self._llm).__name__} has no head or no logits processor to hook; "
@@ -121,8 +121,8 @@ class VllmEngine:
             version=importlib.metadata.version(_distribution()),
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
-            vocabulary_size=model.vocabulary_size,
-            hidden_size=model.hidden_size,
+            vocabulary_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
             length_max=settings.model_config.max_model_len,
             slots=settings.scheduler_config.max_num_seqs,
             in_flight=True,
@@ -199,8 +199,18 @@ class VllmEngine:
     def load_weights(self, folder: Path, policy: int) -> None:
         """See `Engine`. Running requests go on: their caches are computed again from their tokens
         with the new weights."""
-        check_same(self._model, folder)
-        check_shapes(self._model, folder)
+        check_same(self._facts, folder)
+        _, shapes = open_weights(folder)
+        other = sorted(
+            name
+            for name in shapes.keys() | self._shapes.keys()
+            if shapes.get(name) != self._shapes.get(name)
+        )
+        if other:
+            raise UserError(
+                f"{folder} holds another model than the one loaded: tensor {other[0]} has shape "
+                f"{shapes.get(other[0])}, not {self._shapes.get(other[0])}"
+            )
         if self._live:
             counts: dict[int, int] = {}
             for part in self._call("swarm_counts"):
@@ -263,7 +273,7 @@ class VllmEngine:
 
 def engine_arguments(
     folder: Path,
-    model: Architecture,
+    config: Mapping[str, Any],
     device: torch.device,
     dtype: torch.dtype,
     hardware: Hardware,
@@ -285,7 +295,7 @@ def engine_arguments(
         "speculative_config": None,
         "enforce_eager": on_cpu or not hardware.cuda_graphs,
         "enable_prefix_caching": True,
-        "max_model_len": hardware.length_max or model.length_max,
+        "max_model_len": hardware.length_max or config["max_position_embeddings"],
         "tensor_parallel_size": hardware.tensor_parallel,
         "pipeline_parallel_size": hardware.pipeline_parallel,
         "gpu_memory_utilization": hardware.memory_share,
@@ -300,15 +310,15 @@ def engine_arguments(
         arguments["max_num_seqs"] = hardware.slots
     if on_cpu:
         arguments["max_num_seqs"] = hardware.slots or 64
-        arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(model, dtype, arguments, hardware)
+        arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(config, dtype, arguments, hardware)
     return arguments
 
 
 def _cpu_cache_bytes(
-    model: Architecture, dtype: torch.dtype, arguments: dict[str, Any], hardware: Hardware
+    config: Mapping[str, Any], dtype: torch.dtype, arguments: dict[str, Any], hardware: Hardware
 ) -> int:
     """A cache for all slots at full length, within bounds and the memory share."""
-    token = 2 * len(model.layers) * model.kv_heads * model.head_size * dtype.itemsize
+    token = position_bytes(config, dtype)
     block = 128  # tokens in vLLM's blocks on a CPU
     rows: int = arguments["max_num_seqs"] * -(-arguments["max_model_len"] // block) * block
     share = int(hardware.memory_share * free_memory_bytes())
@@ -316,13 +326,15 @@ def _cpu_cache_bytes(
     return max(CPU_CACHE_BYTES_MIN, min(most, rows * token + block * token))
 
 
-def _start(arguments: dict[str, Any], model: Architecture, device: torch.device) -> Any:
+def _start(arguments: dict[str, Any], config: Mapping[str, Any], device: torch.device) -> Any:
     """Start vLLM's engine; its own reasons for refusing become one sentence."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     if device.type == "cpu":
-        _check_head_size(model.head_size)
+        _check_head_size(
+            config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        )
     try:
         return LLMEngine.from_engine_args(EngineArgs(**arguments))
     except (ValueError, RuntimeError, AssertionError, torch.OutOfMemoryError) as error:
