@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
@@ -98,48 +98,32 @@ def run_campaign(
     console = console or Console(stderr=True)
     campaign = Campaign(scenario, peers)
     started = shown = time.monotonic()
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(jobs, mp_context=context)
-    left = iter(seeds)
-    running: dict[Future[tuple[Result, float]], int] = {}
-
-    def fill() -> None:
-        while len(running) < 2 * jobs:
-            seed = next(left, None)
-            if seed is None:
-                return
-            running[executor.submit(run_seed, scenario, peers, seed)] = seed
-
+    executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     try:
-        fill()
-        while running:
-            finished, _ = wait(running, timeout=LINE_SECONDS, return_when=FIRST_COMPLETED)
-            for future in sorted(finished, key=lambda future: running[future]):
-                seed = running.pop(future)
-                try:
-                    result, virtual = future.result()
-                except BrokenProcessPool:
-                    result, virtual = Result(seed, ["its process died"], "", ""), 0.0
-                campaign.done += 1
-                campaign.virtual_seconds += virtual
-                if result.violations:
-                    campaign.failed.append(result)
-                    console.print(f"seed {seed}: {result.violations[0]}", soft_wrap=True)
-                    console.print(f"  replay: {campaign.replay(seed)}", soft_wrap=True)
-            fill()
+        running = {executor.submit(run_seed, scenario, peers, seed): seed for seed in seeds}
+        for future in as_completed(running):
+            seed = running[future]
+            try:
+                result, virtual = future.result()
+            except BrokenProcessPool:
+                result, virtual = Result(seed, ["its process died"], "", ""), 0.0
+            campaign.done += 1
+            campaign.virtual_seconds += virtual
+            if result.violations:
+                campaign.failed.append(result)
+                console.print(f"seed {seed}: {result.violations[0]}", soft_wrap=True)
+                console.print(f"  replay: {campaign.replay(seed)}", soft_wrap=True)
             now = time.monotonic()
-            if now - shown >= LINE_SECONDS or not running:
+            if now - shown >= LINE_SECONDS or campaign.done == len(seeds):
                 shown = now
                 rate = campaign.done / (now - started)
-                ahead = (len(seeds) - campaign.done) / rate if rate else 0.0
                 console.print(
                     f"{campaign.done:,} of {len(seeds):,} seeds, {len(campaign.failed)} failed, "
-                    f"{rate:.2f} seeds/s, {readable_seconds(ahead)} left"
+                    f"{rate:.2f} seeds/s, "
+                    f"{readable_seconds((len(seeds) - campaign.done) / rate)} left"
                 )
     except KeyboardInterrupt:
         campaign.interrupted = True
-        for future in running:
-            future.cancel()
     finally:
         executor.shutdown(wait=not campaign.interrupted, cancel_futures=True)
     campaign.failed.sort(key=lambda result: result.seed)

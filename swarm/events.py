@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from swarm.sentences import listed, sentence
+from swarm.terminal.output import plain
 from swarm.terminal.strict_json import to_json as encode
 from swarm.terminal.untrusted import shown
 from swarm.world import World
@@ -84,21 +85,11 @@ class Rationed:
         self._events.emit(name, **fields, untold=untold)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return value
-
-
 def to_json(event: Event) -> str:
     """Encode an event as one line of JSON: event, time, peer, then the fields."""
     return encode(
         {"event": event.name, "time": round(event.wall_time, 3), "peer": event.peer}
-        | {name: _plain(value) for name, value in event.fields.items()}
+        | plain(event.fields)
     )
 
 

@@ -191,8 +191,4 @@ def as_otlp(submission: str, spans: list[Span]) -> dict[str, Any]:
 
 
 def _attribute(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return {"key": key, "value": {"stringValue": printable(str(value))}}
-    if isinstance(value, int):
-        return {"key": key, "value": {"intValue": str(value)}}
-    return {"key": key, "value": {"doubleValue": value}}
+    return {"key": key, "value": {"stringValue": printable(str(value))}}

@@ -26,6 +26,8 @@ def plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
     return value
 
 

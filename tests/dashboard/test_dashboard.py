@@ -101,10 +101,10 @@ def test_a_trainer_changes_no_others_figures_and_fills_no_memory() -> None:
     history.learn_training(msgspec.structs.replace(published(4), figures=None), order(5))
     again = msgspec.structs.replace(published(3, entropy=2.0), lineage=1)
     history.learn_training(again, order(5))
-    assert {step: each.figures.entropy for step, each in history.trained.items()} == {2: 1.25}
+    assert {step: told.entropy for step, (_, told) in history.trained.items()} == {2: 1.25}
     checkpoint = CheckpointReference(lineage=1, step=4, digest=bytes(32), size_bytes=1)
     history.learn_training(again, order(5, checkpoint=checkpoint))
-    assert history.trained[2].figures.entropy == 2.0, "the newer lineage counts"
+    assert history.trained[2][1].entropy == 2.0, "the newer lineage counts"
     for step in range(3 * STEPS_KEPT):
         history.learn_training(published(step + 1), order(step))
     assert len(history.trained) <= STEPS_KEPT

@@ -65,22 +65,6 @@ class WorkerFigures:
     """Tokens of accepted and quarantined submissions; an eviction may void them later."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trainer's figures of one step."""
-
-    lineage: int
-    figures: TrainingFigures
-
-
-@dataclass(frozen=True)
-class NotAccepted:
-    """A verdict other than accepted."""
-
-    by: str
-    verdict: Verdict
-
-
 class History:
     """Figures of the verdicts read so far. Memory is bounded, whatever the run's length."""
 
@@ -88,9 +72,11 @@ class History:
         self.steps: dict[int, StepFigures] = {}
         self.workers: OrderedDict[str, WorkerFigures] = OrderedDict()
         """The one heard last comes last."""
-        self.refusals: deque[NotAccepted] = deque(maxlen=REFUSALS_KEPT)
-        self.trained: dict[int, Trained] = {}
-        """By step, of which the figures are: the policy that it made is one higher."""
+        self.refusals: deque[tuple[str, Verdict]] = deque(maxlen=REFUSALS_KEPT)
+        """The newest verdicts other than accepted, and whose they are."""
+        self.trained: dict[int, tuple[int, TrainingFigures]] = {}
+        """(lineage, figures) by step, of which the figures are: the policy that it made is one
+        higher."""
         self.complete_from = 0
         """Step from which on the workers' figures lack no verdict."""
         self.open_seconds = 0.0
@@ -144,8 +130,8 @@ class History:
         if entry.figures is None or not max(0, first) <= step <= order.step + AHEAD_MAX:
             return
         held = self.trained.get(step)
-        if held is None or held.lineage < entry.lineage <= order.lineage:
-            self.trained[step] = Trained(entry.lineage, entry.figures)
+        if held is None or held[0] < entry.lineage <= order.lineage:
+            self.trained[step] = entry.lineage, entry.figures
             _forget(self.trained, first)
 
     def learn_order(self, order: StepOrder, now: float) -> None:
@@ -158,7 +144,7 @@ class History:
     def usual_seconds(self) -> float | None:
         """Median time of the newest steps, by the trainers' word; None until one is known."""
         newest = sorted(self.trained)[-USUAL_STEPS:]
-        times = [self.trained[step].figures.seconds for step in newest]
+        times = [self.trained[step][1].seconds for step in newest]
         known = [each for each in times if each is not None]
         return statistics.median(known) if known else None
 
@@ -170,7 +156,7 @@ class History:
 
     def _learn_worker(self, verdict: Verdict, by: str) -> None:
         if verdict.outcome != "accepted":
-            self.refusals.append(NotAccepted(by, verdict))
+            self.refusals.append((by, verdict))
         worker = self.workers.setdefault(verdict.worker, WorkerFigures())
         self.workers.move_to_end(verdict.worker)
         if len(self.workers) > WORKERS_MAX:

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from swarm.look.dashboard.history import History, NotAccepted, WorkerFigures
+from swarm.look.dashboard.history import History, WorkerFigures
 from swarm.look.dashboard.idle import why_trainer, why_worker
 from swarm.look.onlooker import RunStatus
 from swarm.look.refusals import REFUSALS, UNKNOWN
 from swarm.sentences import numbered
 from swarm.shardcast.fetch.job import source_mark
 from swarm.terminal.untrusted import printable
-from swarm.wire.messages import Arrival, Present
+from swarm.wire.messages import Arrival, Present, Verdict
 
 PROBLEMS_SHOWN = 12
 
@@ -159,7 +159,7 @@ def snapshot_of(
             number: _step_row(history, number)
             for number in sorted(history.steps.keys() | history.trained.keys())
         },
-        refusals=[_refusal_row(each) for each in reversed(history.refusals)],
+        refusals=[_refusal_row(*each) for each in reversed(history.refusals)],
     )
 
 
@@ -231,7 +231,7 @@ def _step_row(history: History, number: int) -> StepRow:
             "length": _short(step.tokens / step.completions) if step.completions else None,
         }
     if trained is not None:
-        told = trained.figures
+        _, told = trained
         found |= {"batch_reward": _short(told.reward), "batch_length": _short(told.length)}
         found |= {name: _short(getattr(told, name)) for name in TRAINERS_FIGURES}
     return StepRow(**found)
@@ -242,12 +242,11 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _refusal_row(found: NotAccepted) -> RefusalRow:
-    verdict = found.verdict
+def _refusal_row(by: str, verdict: Verdict) -> RefusalRow:
     refusal = REFUSALS.get(verdict.failed, UNKNOWN)
     return RefusalRow(
         worker=printable(verdict.worker),
-        by=printable(found.by),
+        by=printable(by),
         step=verdict.step,
         submission=verdict.submission.hex(),
         outcome=verdict.outcome,

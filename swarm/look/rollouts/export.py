@@ -19,8 +19,6 @@ from swarm.terminal.strict_json import to_json
 ROWS_PER_WRITE = 256
 """Rollouts held in memory while a table is written."""
 
-ROWS_PER_FILE = 16_384
-
 JSON_LINES = ".jsonl"
 
 _TURN = pa.struct(
@@ -133,16 +131,10 @@ def write_parquet(rows: Iterator[dict[str, Any]], to: Path, schema: pa.Schema) -
     data = to / "data"
     data.mkdir(parents=True)
     count = 0
-    for number in itertools.count():
-        part = list(itertools.islice(rows, ROWS_PER_WRITE))
-        if not part:
-            break
-        with pq.ParquetWriter(
-            data / f"train-{number:05}.parquet", schema, compression="zstd"
-        ) as writer:
-            for written in _pieces(part, rows):
-                writer.write_table(pa.Table.from_pylist(written, schema=schema))
-                count += len(written)
+    with pq.ParquetWriter(data / "train-00000.parquet", schema, compression="zstd") as writer:
+        while part := list(itertools.islice(rows, ROWS_PER_WRITE)):
+            writer.write_table(pa.Table.from_pylist(part, schema=schema))
+            count += len(part)
     return count
 
 
@@ -152,16 +144,6 @@ def _write_folder(rollouts: Iterable[SeenRollout], to: Path) -> int:
     text = f"{count:,} rollouts of a Swarm run, one per row. Texts come from untrusted workers."
     write_card(to, "Rollouts", replace(ROLLOUTS, text=text))
     return count
-
-
-def _pieces(first: list[Any], rows: Iterator[Any]) -> Iterator[list[Any]]:
-    """The rows of one file, some at a time."""
-    left = ROWS_PER_FILE
-    part = first
-    while part:
-        yield part
-        left -= len(part)
-        part = list(itertools.islice(rows, min(left, ROWS_PER_WRITE)))
 
 
 def write_card(to: Path, title: str, table: Table) -> None:
