@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from peers.engines.architecture import describe, is_described
 from peers.engines.config import read_text_config
 from peers.engines.tokenizer import check_tokenizer
 from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
@@ -203,12 +202,6 @@ def probe_run(
     config = read_text_config(folder)
     check_tokenizer(folder, config["vocab_size"])
     _check_tokens(manifest, config, longest, largest, where)
-    replays = is_described(config) and describe(config).experts
-    if manifest.objective.router_replay and not replays:
-        raise UserError(
-            f"{where}: objective.router_replay is true, but the model is no mixture of experts "
-            "whose choice can be replayed; remove it"
-        )
     return [*warnings, *_warnings(manifest, where)]
 
 

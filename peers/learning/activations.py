@@ -110,7 +110,7 @@ def _run(scorer: Scorer, layers: torch.nn.ModuleList, asked: Pass) -> Activation
         _fake(model, asked.dtype)
         flat = torch.zeros(asked.tokens, dtype=torch.int64)
         row = torch.zeros(1, asked.tokens, dtype=torch.int64)
-        rows = Rows(row, row, row, False, flat, flat, flat, flat, flat, flat)
+        rows = Rows(row, row, row, False, flat, flat, flat, flat, flat)
         known = [*model.parameters(), *model.buffers(), flat, row]
         with LiveMemory(known, ignored) as live:
             log_pi, entropy = scorer(rows, entropy_gradient=True)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from peers.learning.objective import advantages
 from peers.learning.ranks import Ranks
-from peers.learning.routing import NOT_RECORDED
 from swarm.wire.manifest import Objective
 
 
@@ -122,9 +121,6 @@ class AcceptedGroups:
     token_advantage: Tensor | None = None
     """Advantage of each completion token, fp32 [n], in host memory; None: each has its
     completion's, which follows from the group's rewards."""
-    experts: Tensor | None = None
-    """Experts that the generating policy chose for each token, int16 [T, layers, k]; None unless
-    they are replayed, and until scored. `NOT_RECORDED` for tokens of a policy not in `scored`."""
 
     def __post_init__(self) -> None:
         self.informative = informative(self.rewards, self.kept)
@@ -143,15 +139,6 @@ class AcceptedGroups:
         kept = torch.zeros_like(values) if self.log_mu is None else self.log_mu
         self.log_mu = torch.where(own, values, kept)
         self.scored.add(policy)
-
-    def add_experts(self, policy: int, experts: Tensor) -> None:
-        """Take the experts [T, layers, k] that a policy chose for the tokens that it sampled; the
-        oldest policy's for those of prompts and environments, too."""
-        own = ~self.sampled if policy == self.policies[0] else torch.zeros_like(self.sampled)
-        own[self.sampled] = self.token_policies == policy
-        if self.experts is None:
-            self.experts = torch.full_like(experts, NOT_RECORDED)
-        self.experts[own] = experts[own]
 
     def tokens_in(self, groups: Collection[int]) -> int:
         """Completion tokens of some groups, on all ranks together."""
@@ -182,13 +169,6 @@ class AcceptedGroups:
         return Completions(
             reward=rewards[chosen], group=self._group[chosen], here=(chosen.cumsum(0) - 1)[here]
         )
-
-    def experts_of(self, groups: Collection[int]) -> Tensor | None:
-        """The experts of the tokens of some groups."""
-        if self.experts is None:
-            return None
-        here = _among(self._group[self.rows], groups)
-        return self.experts[here.repeat_interleave(self.lengths)]
 
     def of(self, groups: Collection[int], values: Tensor) -> Tensor:
         """Values [n] of this rank's completion tokens → those of some groups."""

@@ -58,8 +58,6 @@ class Learner:
         self._published: dict[int, Mapping[str, Tensor]] = {}
         """Policies written since the last `begin_save`."""
         self._generator = torch.Generator().manual_seed(settings.seed)
-        if settings.objective.router_replay:
-            self.policy.scorer.routing.check(settings.sharding.compile)
         self.process: ProcessModel | None = None
         """The model of process rewards, if the objective has them; part of the state."""
         self._refer()
@@ -80,8 +78,6 @@ class Learner:
 
         Only objective, optimiser, schedule and length limit may differ.
         """
-        if settings.objective.router_replay:
-            self.policy.scorer.routing.check(settings.sharding.compile)
         self.settings = settings
         self.policy.follow(settings.optimiser)
         self._refer()

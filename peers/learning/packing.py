@@ -4,8 +4,7 @@ There are two layouts. *Padded*: one sequence per row, rows of similar length to
 the end, where causal attention cannot see it. *Packed*: several whole sequences per row, placed by
 first-fit decreasing; positions restart, and attention stays within a sequence. A CPU has no
 attention kernel for packed rows, so there the layout with the smaller estimated cost is used.
-Identical sequences of a batch are computed once, and collect the gradients of all copies, unless
-each has routing of its own (`routing.py`).
+Identical sequences of a batch are computed once, and collect the gradients of all copies.
 """
 
 from __future__ import annotations
@@ -61,9 +60,6 @@ class Rows:
     """For each completion token of `index`, which of the m results belongs to it, int64 [k]."""
     index: Tensor
     """Indices among the batch's completion tokens, int64 [k]; completions are whole."""
-    input: Tensor
-    """Index among the batch's tokens of each token in the flattened rows, int64 [R · S]; −1 is
-    padding. Of identical sequences, the first."""
     starts: Tensor
     """Where each sequence of the first row begins, and where the last ends, int32; known here, so
     that no pass has to ask a GPU."""
@@ -86,8 +82,6 @@ class _Sequence:
     sampled: Tensor
     """Indices of the completion tokens in `tokens`, int64."""
     temperature: float
-    start: int
-    """Index of its first token among the batch's tokens; that of the first copy."""
     copies: list[int]
     """Index of each copy's first completion token among the batch's completion tokens."""
 
@@ -96,17 +90,15 @@ class _Sequence:
         return len(self.tokens) - 1
 
 
-def lay_out(
-    batch: Batch, layout: Layout | None = None, tokens_max: int = 0, merge: bool = True
-) -> list[Rows]:
+def lay_out(batch: Batch, layout: Layout | None = None, tokens_max: int = 0) -> list[Rows]:
     """Lay a batch out in forward passes of at most `tokens_max` tokens each.
 
     A longer sequence has a pass to itself. `layout` None takes the cheaper layout on a CPU, and
-    `tokens_max` 0 is `PASS_TOKENS_MAX`. `merge`: compute identical sequences once.
+    `tokens_max` 0 is `PASS_TOKENS_MAX`.
     """
     most = tokens_max or PASS_TOKENS_MAX
     passes = []
-    for sequences in _by_temperature(_distinct(batch, merge)):
+    for sequences in _by_temperature(_distinct(batch)):
         padded, packed = _pad(sequences, most), _pack(sequences, most)
         cheaper = _cost(padded, masked=False) <= _cost(packed, masked=True)
         if layout == "padded" or (layout is None and cheaper):
@@ -128,16 +120,15 @@ def empty_rows() -> Rows:
         target=one[0],
         source=none,
         index=none,
-        input=one[0] - 1,
         starts=torch.tensor([0, 1], dtype=torch.int32),
     )
 
 
-def lay_out_flat(batch: Batch, tokens_max: int = 0, merge: bool = True) -> list[Rows]:
+def lay_out_flat(batch: Batch, tokens_max: int = 0) -> list[Rows]:
     """Lay a batch out with one long packed row per pass, for kernels that skip masked blocks."""
     most = tokens_max or PASS_TOKENS_MAX
     passes = []
-    for sequences in _by_temperature(_distinct(batch, merge)):
+    for sequences in _by_temperature(_distinct(batch)):
         bins = first_fit([sequence.inputs for sequence in sequences], most)
         passes += [_rows([[sequences[index] for index in some]], packed=True) for some in bins]
     return passes
@@ -162,10 +153,10 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-def _distinct(batch: Batch, merge: bool) -> list[_Sequence]:
-    """A batch's sequences, where they are merged without repeats, in order of first appearance."""
-    found: dict[tuple[float, bytes, bytes, int], _Sequence] = {}
-    first = start = 0
+def _distinct(batch: Batch) -> list[_Sequence]:
+    """A batch's sequences without repeats, in order of first appearance."""
+    found: dict[tuple[float, bytes, bytes], _Sequence] = {}
+    start = 0
     for tokens, mask, temperature in zip(
         batch.split(batch.tokens),
         batch.split(batch.sampled),
@@ -173,12 +164,10 @@ def _distinct(batch: Batch, merge: bool) -> list[_Sequence]:
         strict=True,
     ):
         # With the mask: the same tokens may be another conversation, whose turns end elsewhere.
-        alone = 0 if merge else start
-        key = (temperature, tokens.numpy().tobytes(), mask.numpy().tobytes(), alone)
+        key = (temperature, tokens.numpy().tobytes(), mask.numpy().tobytes())
         sampled = mask.nonzero()[:, 0]
-        sequence = found.setdefault(key, _Sequence(tokens, sampled, temperature, first, []))
+        sequence = found.setdefault(key, _Sequence(tokens, sampled, temperature, []))
         sequence.copies.append(start)
-        first += len(tokens)
         start += len(sampled)
     return list(found.values())
 
@@ -242,7 +231,6 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
     tokens = torch.zeros(len(rows), width, dtype=torch.int64)
     positions = torch.zeros_like(tokens)
     sequence = torch.full_like(tokens, -1)
-    inputs = torch.full_like(tokens, -1)
     predictor, target, source, index = [], [], [], []
     computed = 0
     for row, members in enumerate(rows):
@@ -252,7 +240,6 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
             tokens[row, here] = member.tokens[:-1]
             positions[row, here] = torch.arange(member.inputs)
             sequence[row, here] = number
-            inputs[row, here] = torch.arange(member.start, member.start + member.inputs)
             # A token is predicted by the one before it, hence −1; each sequence begins with a
             # prompt. Copies share one result, to which each adds its gradient.
             wanted = member.tokens[member.sampled]
@@ -274,7 +261,6 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
         target=torch.cat(target),
         source=torch.cat(source),
         index=torch.cat(index),
-        input=inputs.flatten(),
         starts=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32),
         longest=max(lengths),
         temperature=rows[0][0].temperature,

@@ -17,7 +17,7 @@ from torch import Tensor
 from peers.engines.loading import decoder_layers
 from peers.learning.host import HostMemory, Weights
 from peers.learning.packing import Rows
-from peers.learning.policy import TrainedPolicy, record_passes, score_passes
+from peers.learning.policy import TrainedPolicy, score_passes
 from peers.learning.scorer import Scorer
 from peers.learning.sharding import local, rest, shard
 from peers.learning.stored import StoredPart
@@ -89,16 +89,6 @@ class PastPolicies:
         """
         with self._loaded(weights) as scorer:
             return [score_passes(scorer, passes) for passes in batches]
-
-    def record(
-        self, weights: Mapping[str, Tensor], batches: Sequence[tuple[Sequence[Rows], int]]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """The same, and the experts that these weights choose, int16 [tokens, layers, k].
-
-        `batches`: each batch's passes, and its number of tokens.
-        """
-        with self._loaded(weights) as scorer:
-            return [record_passes(scorer, passes, tokens) for passes, tokens in batches]
 
     @contextmanager
     def _loaded(self, weights: Mapping[str, Tensor]) -> Iterator[Scorer]:

@@ -21,7 +21,6 @@ from peers.learning.host import Weights
 from peers.learning.optimisers import begin_state, make_optimiser
 from peers.learning.packing import Rows, empty_rows, lay_out, lay_out_flat
 from peers.learning.ranks import Ranks
-from peers.learning.routing import NOT_RECORDED
 from peers.learning.scorer import Scorer
 from peers.learning.settings import LearnerSettings
 from peers.learning.sharding import local, rest, shard, whole
@@ -98,32 +97,27 @@ class TrainedPolicy:
         for group in self.optimiser.param_groups:
             group.update(betas=(numbers.beta1, numbers.beta2), weight_decay=numbers.weight_decay)
 
-    def passes(self, batch: Batch, merge: bool = True) -> list[Rows]:
+    def passes(self, batch: Batch) -> list[Rows]:
         """The forward passes over a batch, on this rank's device.
 
-        `merge`: compute identical sequences once. Every rank makes the same number of passes, since
-        each pass is a collective: a rank with fewer rows adds empty passes.
+        Every rank makes the same number of passes, since each pass is a collective: a rank with
+        fewer rows adds empty passes.
         """
         passes: list[Rows] = []
         if len(batch):
             if not self.scorer.packs:
-                passes = lay_out(batch, "padded", self._pass_tokens, merge)
+                passes = lay_out(batch, "padded", self._pass_tokens)
             elif self._flat:
-                passes = lay_out_flat(batch, self._pass_tokens, merge)
+                passes = lay_out_flat(batch, self._pass_tokens)
             else:
-                passes = lay_out(batch, None, self._pass_tokens, merge)
+                passes = lay_out(batch, None, self._pass_tokens)
         (most,) = self.ranks.max([len(passes)])
         passes += [empty_rows()] * (int(most) - len(passes))
         return [rows.to(self.ranks.device) for rows in passes]
 
-    def score(
-        self, passes: Sequence[Rows], experts: Sequence[Tensor | None] | None = None
-    ) -> Tensor:
-        """Log-probabilities of a batch's completion tokens under the weights as they are.
-
-        `experts`: those to replay in each pass.
-        """
-        return score_passes(self.scorer, passes, experts)
+    def score(self, passes: Sequence[Rows]) -> Tensor:
+        """Log-probabilities of a batch's completion tokens under the weights as they are."""
+        return score_passes(self.scorer, passes)
 
     # --- weights -----------------------------------------------------------------------------
 
@@ -268,35 +262,11 @@ def _part(parameter: Tensor, key: str) -> str:
 
 
 @torch.no_grad()
-def score_passes(
-    scorer: Scorer, passes: Sequence[Rows], experts: Sequence[Tensor | None] | None = None
-) -> Tensor:
-    """Log-probabilities of the passes' completion tokens with a scorer's weights, fp32 [n].
-
-    `experts`: those to replay in each pass.
-    """
+def score_passes(scorer: Scorer, passes: Sequence[Rows]) -> Tensor:
+    """Log-probabilities of the passes' completion tokens with a scorer's weights, fp32 [n]."""
     values = torch.empty(sum(len(rows.index) for rows in passes), device=passes[0].index.device)
-    for rows, chosen in zip(passes, experts or [None] * len(passes), strict=True):
-        report()
-        with scorer.routing.replaying(chosen, rows.index.device):
-            values[rows.index] = scorer(rows, entropy=False)[0]
-    rest(scorer)
-    return values
-
-
-@torch.no_grad()
-def record_passes(scorer: Scorer, passes: Sequence[Rows], tokens: int) -> tuple[Tensor, Tensor]:
-    """The log-probabilities of `score_passes`, and the experts that the scorer's model chose for
-    each of the batch's `tokens` tokens: int16 [tokens, layers, k], in host memory."""
-    values = torch.empty(sum(len(rows.index) for rows in passes), device=passes[0].index.device)
-    found: list[tuple[Tensor, Tensor]] = []
     for rows in passes:
         report()
-        with scorer.routing.recording() as chosen:
-            values[rows.index] = scorer(rows, entropy=False)[0]
-        found.append((rows.input, torch.stack(chosen, dim=1).to(torch.int16)))
+        values[rows.index] = scorer(rows, entropy=False)[0]
     rest(scorer)
-    experts = torch.full((tokens, *found[0][1].shape[1:]), NOT_RECORDED, dtype=torch.int16)
-    for index, here in ((index.cpu(), here.cpu()) for index, here in found):
-        experts[index[index >= 0]] = here[index >= 0]
-    return values, experts
+    return values

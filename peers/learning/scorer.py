@@ -18,7 +18,6 @@ from peers.engines.loading import body_of, caps_scores
 from peers.learning.attention import attention_arguments, windows_of
 from peers.learning.batch import Batch
 from peers.learning.packing import LAYOUTS, Layout, Rows, lay_out
-from peers.learning.routing import Routing
 from swarm.errors import UserError
 
 LOGITS_MAX = {"cpu": 1 << 25, "cuda": 1 << 28}
@@ -50,8 +49,6 @@ class Scorer(torch.nn.Module):
         self._windows = windows_of(model.config)
         self.packs = bool(self._windows)
         """Whether packed rows give what each sequence gives alone; see `find_layout`."""
-        self.routing = Routing(model)
-        """Records or replays the model's experts."""
         self.model = model
         output = model.get_output_embeddings()
         output.forward = functools.partial(_product, output)

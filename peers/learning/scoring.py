@@ -15,7 +15,6 @@ from peers.learning.packing import Rows
 from peers.learning.past import PastPolicies
 from peers.learning.policy import TrainedPolicy
 from peers.learning.ranks import Ranks
-from peers.learning.routing import NOT_RECORDED
 from peers.learning.settings import LearnerSettings
 
 ENGINE_DIFFERENCE_MAX = 0.1
@@ -43,25 +42,18 @@ def score(
     # With several optimiser steps, passes after the first are those of weights that have moved.
     one_step = settings.optimiser.optimiser_steps == 1
     own = step if one_step and _publishes_exactly(policy) else -1  # left to the training pass
-    replay = settings.objective.router_replay
     given = [each for each in given if each.informative]
     laid_out: dict[int, list[Rows]] = {}
 
     def passes(each: AcceptedGroups) -> list[Rows]:
         if id(each) not in laid_out:
             batch = each.batch(each.informative, settings.objective)
-            laid_out[id(each)] = policy.passes(batch, merge=not replay)
+            laid_out[id(each)] = policy.passes(batch)
         return laid_out[id(each)]
 
     for number in sorted({policy for each in given for policy in each.policies} - {own}):
         some = [each for each in given if number in each.policies and number not in each.scored]
-        if some and replay:
-            batches = [(passes(each), len(each.tokens)) for each in some]
-            recorded = past.record(past.held[number], batches)
-            for each, (values, experts) in zip(some, recorded, strict=True):
-                each.add_log_mu(number, values)
-                each.add_experts(number, experts)
-        elif some:
+        if some:
             scores = past.score(past.held[number], [passes(each) for each in some])
             for each, values in zip(some, scores, strict=True):
                 each.add_log_mu(number, values)
@@ -110,9 +102,6 @@ class ScoredBatch:
     """Advantage of each token, fp32 [n]; in most runs that of its completion."""
     completion: Tensor
     """Index of each token's completion, of B, int64 [n]."""
-    experts: Sequence[Tensor | None]
-    """For each pass, the experts to replay, int16 [R · S, layers, k], in host memory; None: the
-    routers choose."""
 
     def tokens(self, rows: Rows, log_pi: Tensor, entropy: Tensor) -> Tokens:
         """The tokens of one pass, as the objective sees them."""
@@ -148,7 +137,7 @@ def assemble(
     objective = settings.objective
     batches = [each.batch(groups, objective) for each, groups in part]
     batch = join(batches)
-    passes = policy.passes(batch, merge=not objective.router_replay)
+    passes = policy.passes(batch)
     learner = current if current is not None and _publishes_exactly(policy) else -1
     on_policy = torch.cat(
         [each.of(groups, each.token_policies) == learner for each, groups in part]
@@ -166,10 +155,9 @@ def assemble(
             ]
         )
 
-    experts = _experts(part, batches, passes)
     log_start = None
     if settings.schedule.old == "step_start" and current is None:
-        log_start = policy.score(passes, experts)  # not as published, which may be rounded
+        log_start = policy.score(passes)  # not as published, which may be rounded
     group, _ = part[0]
     full = settings.schedule.groups_per_step * len(group.rewards[0])
     return ScoredBatch(
@@ -188,29 +176,7 @@ def assemble(
         reported=joined("reported", none),
         advantage=joined("token_advantage", of_completions).to(device),
         completion=batch.per_token(torch.arange(len(batch))).to(device),
-        experts=experts,
     )
-
-
-def _experts(
-    part: Part, batches: Sequence[Batch], passes: Sequence[Rows]
-) -> Sequence[Tensor | None]:
-    """The experts to replay in each pass."""
-    found = [each.experts_of(groups) for each, groups in part]
-    shape = next((each.shape[1:] for each in found if each is not None), None)
-    if shape is None:
-        return [None] * len(passes)
-    none = torch.full((1, *shape), NOT_RECORDED, dtype=torch.int16)  # of padding: index −1
-    flat = torch.cat(
-        [
-            none.expand(len(batch.tokens), *shape) if some is None else some
-            for batch, some in zip(batches, found, strict=True)
-        ]
-        + [none]
-    )
-    by_pass = [flat[rows.input.cpu()] for rows in passes]
-    # Only from page-locked memory a copy to a GPU is asynchronous.
-    return [each.pin_memory() for each in by_pass] if passes[0].input.is_cuda else by_pass
 
 
 def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, float]:

@@ -71,16 +71,15 @@ class GrpoStep:
         sums: dict[str, Tensor] = {}
         self.policy.optimiser.zero_grad()
         scorer = self.policy.scorer
-        for rows, experts in zip(batch.passes, batch.experts, strict=True):  # k tokens each
+        for rows in batch.passes:  # k tokens each
             report()
-            with scorer.routing.replaying(experts, ranks.device):
-                log_pi, entropy = scorer(  # fp32 [k] each
-                    rows, entropy_gradient=bool(goal.entropy_coefficient)
-                )
-                tokens = batch.tokens(rows, log_pi, entropy)
-                loss, metrics = objectives.loss(goal, tokens, batch.totals)
-                # Each rank's loss is its share of the batch's; FSDP averages the gradients.
-                (loss * ranks.parts).backward()  # type: ignore[no-untyped-call]
+            log_pi, entropy = scorer(  # fp32 [k] each
+                rows, entropy_gradient=bool(goal.entropy_coefficient)
+            )
+            tokens = batch.tokens(rows, log_pi, entropy)
+            loss, metrics = objectives.loss(goal, tokens, batch.totals)
+            # Each rank's loss is its share of the batch's; FSDP averages the gradients.
+            (loss * ranks.parts).backward()  # type: ignore[no-untyped-call]
             for name, value in metrics.items():
                 sums[name] = sums[name] + value if name in sums else value
 

@@ -179,9 +179,6 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     kl_by_ratio: bool = False
     """Weight the KL term by the ratio to the generating policy: its gradient is then the exact one,
     that of KL(policy ‖ base). By default it is that of KL(base ‖ policy)."""
-    router_replay: bool = False
-    """Train with the experts that the generating policy chose for each token; only for mixtures of
-    experts."""
     advantage: Literal["group", "rloo"] = "group"
     """What a completion's reward is compared with. group: the mean of its group. rloo: the mean of
     the group's other completions, never divided by a standard deviation."""

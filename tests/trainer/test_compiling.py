@@ -19,7 +19,7 @@ from peers.learning.sharding import shard
 from peers.trainer.service import TrainerService
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
-from tests.engines.families import SIZES, SUPPORTED, save_random
+from tests.engines.families import SIZES, save_random
 from tests.trainer.test_packing import spread_batch
 from tests.trainer.test_scored_families import gradients, scored
 from tests.trainer.test_service import start
@@ -52,9 +52,3 @@ def test_without_a_compiler_it_is_refused(base: Path, monkeypatch: pytest.Monkey
     job = start(base, sharding=Sharding(compile=True))
     with pytest.raises(UserError, match=r"trainer\.compile: no C\+\+ compiler was found"):
         trio.run(TrainerService().start, job)
-
-
-def test_replayed_routers_are_not_compiled(tmp_path: Path) -> None:
-    model = save_random(SUPPORTED["qwen3-moe"], tmp_path, seed=2)
-    with pytest.raises(UserError, match="compile cannot be used in a run with"):
-        Scorer(model).routing.check(compiled=True)

@@ -45,9 +45,7 @@ def test_scores_are_those_of_a_model_of_its_own(base: Path) -> None:
                 expected[rows.index] = Scorer(model)(rows, entropy=False)[0]
         (found,) = learner.past.score(learner.past.held[policy], [passes])
         assert torch.equal(found, expected)
-    assert torch.equal(
-        learner.policy.score(passes, [None] * len(passes)), expected
-    )  # policy 2 is the learner
+    assert torch.equal(learner.policy.score(passes), expected)  # policy 2 is the learner
 
 
 def test_the_spare_model_holds_memory_only_while_it_scores(

@@ -191,9 +191,7 @@ def test_activations_are_what_a_pass_saves(
             recompute(layer, keeps)
     row = torch.randint(0, 300, (tokens,))
     order = torch.arange(tokens)
-    rows = Rows(
-        row[None], order[None], row[None] * 0, False, order, row, order, order, order, order
-    )
+    rows = Rows(row[None], order[None], row[None] * 0, False, order, row, order, order, order)
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
     known = [*model.parameters(), *model.buffers(), row, order, *vars(rows).values()]
