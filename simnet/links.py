@@ -19,7 +19,7 @@ import trio
 from simnet.bulk import BulkPlane
 from simnet.lines import Line
 from simnet.seeded import derive
-from swarm.transport import ConnectionEvent, Framing, StreamError, limits
+from swarm.transport import ConnectionEvent, StreamError, limits
 from swarm.transport.base import Handler
 from swarm.transport.room import Origin, is_full, least_useful, origin_of, surplus
 from swarm.wire.identity import Identity, PeerId
@@ -36,7 +36,10 @@ SILENCE_SECONDS = limits.CONNECTION_PING_SECONDS + limits.CONNECTION_PONG_SECOND
 
 _MASK = (1 << 64) - 1
 _HEAD_BYTES = 3
-"""Size of the type and length before most frames."""
+"""Size of the length before most frames."""
+
+_FRAME_COST_BYTES = 64
+"""Window that a frame uses beside its bytes."""
 
 
 def mix(number: int) -> int:
@@ -305,41 +308,37 @@ class Connection:
 
 
 class SimulatedStream:
-    """One end of a stream: `swarm.transport.Stream`, with the credit, bounds and failures of
-    `swarm.transport.framing`, but without encoding frames to bytes."""
+    """One end of a stream: `swarm.transport.Stream`, with the bounds and failures of
+    `swarm.transport.framing` and the window of yamux, but without encoding frames to bytes."""
 
     __slots__ = (
         "_changed",
         "_connection",
         "_consumed",
-        "_credit",
         "_failure",
         "_frame_bytes_max",
-        "_framing",
         "_granted",
         "_local_ended",
         "_queue",
         "_remote_ended",
         "_turn",
+        "_window",
         "far",
         "peer",
         "protocol",
     )
 
-    def __init__(
-        self, connection: Connection, protocol: str, framing: Framing, frame_bytes_max: int
-    ) -> None:
+    def __init__(self, connection: Connection, protocol: str, frame_bytes_max: int) -> None:
         self.peer: PeerId = connection.peer.peer_id
         self.protocol = protocol
         self.far: SimulatedStream
         self._connection = connection
-        self._framing = framing
         self._frame_bytes_max = frame_bytes_max
         self._queue: list[bytes] = []
         self._changed: trio.Event | None = None
-        self._turn: trio.Lock | None = None  # one sender at a time waits for credit
-        self._credit = limits.STREAM_CREDIT_BYTES  # bytes that this side may still send
-        self._granted = limits.STREAM_CREDIT_BYTES  # the other side may still send these
+        self._turn: trio.Lock | None = None  # one sender at a time waits for window
+        self._window = limits.STREAM_WINDOW_BYTES  # bytes that this side may still send
+        self._granted = limits.STREAM_WINDOW_BYTES  # the other side may still send these
         self._consumed = 0  # received, not yet granted again
         self._local_ended = False
         self._remote_ended = False
@@ -353,16 +352,16 @@ class SimulatedStream:
         if not frame:
             raise ValueError("a frame is never empty")
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._framing is Framing.DELIMITED or (self._credit > 0 and not self._is_turn_taken()):
+        if self._window > 0 and not self._is_turn_taken():
             self._put(frame)
             return
         async with self._take_turn():
-            await self._wait_for_credit()
+            await self._wait_for_window()
             self._put(frame)
 
     async def receive(self) -> bytes | None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._consumed * 2 >= limits.STREAM_CREDIT_BYTES:
+        if self._consumed * 2 >= limits.STREAM_WINDOW_BYTES:
             self._grant()
         while not self._queue:
             if self._remote_ended:
@@ -371,7 +370,7 @@ class SimulatedStream:
                 raise self._error(self._failure)
             await self._change()
         frame = self._queue.pop(0)
-        self._consumed += len(frame) + limits.FRAME_COST_BYTES
+        self._consumed += len(frame) + _FRAME_COST_BYTES
         return frame
 
     async def end(self) -> None:
@@ -393,11 +392,6 @@ class SimulatedStream:
 
     # --- the transport's side ---
 
-    async def wait_remote_end(self) -> None:
-        """Return once the other side has ended or the stream failed."""
-        while not self._remote_ended and self._failure is None:
-            await self._change()
-
     def break_(self, reason: str) -> None:
         """Fail the stream: the other side reset it, or the connection ended."""
         if self._failure is None and not self._over:
@@ -413,7 +407,7 @@ class SimulatedStream:
 
     def _put(self, frame: bytes) -> None:
         self._check_writable()
-        self._credit -= len(frame) + limits.FRAME_COST_BYTES
+        self._window -= len(frame) + _FRAME_COST_BYTES
         connection = self._connection
         connection.send(len(frame) + _HEAD_BYTES, self.far._take, frame)
         for _ in range(connection.duplicates(self.protocol)):
@@ -430,21 +424,21 @@ class SimulatedStream:
                 f"{self._frame_bytes_max} allowed"
             )
         elif self._granted <= 0:
-            self._fail("broke the framing: sent more than it had credit for")
+            self._fail("broke the framing: sent more than the window allows")
         else:
-            self._granted -= len(frame) + limits.FRAME_COST_BYTES
+            self._granted -= len(frame) + _FRAME_COST_BYTES
             self._queue.append(frame)
             self._wake()
 
     def _grant(self) -> None:
-        """Grant new credit for consumed bytes, half a window at a time."""
+        """Grant new window for consumed bytes, half a window at a time."""
         consumed, self._consumed = self._consumed, 0
         self._granted += consumed
-        if self._framing is Framing.SWARM and not self._remote_ended and self._failure is None:
-            self._connection.send(_HEAD_BYTES, self.far._take_credit, consumed)
+        if not self._remote_ended and self._failure is None:
+            self._connection.send(_HEAD_BYTES, self.far._take_window, consumed)
 
-    def _take_credit(self, credit: int) -> None:
-        self._credit += credit
+    def _take_window(self, granted: int) -> None:
+        self._window += granted
         self._wake()
 
     def _end(self) -> None:
@@ -472,15 +466,15 @@ class SimulatedStream:
     def _is_turn_taken(self) -> bool:
         return self._turn is not None and self._turn.locked()
 
-    async def _wait_for_credit(self) -> None:
+    async def _wait_for_window(self) -> None:
         seconds = limits.STREAM_SEND_DEADLINE_SECONDS
         with trio.move_on_after(seconds) as scope:
-            while self._credit <= 0:
+            while self._window <= 0:
                 self._check_writable()
                 await self._change()
         if scope.cancelled_caught:
             self.reset_now()
-            raise self._error(f"has read nothing for {seconds:g} s")
+            raise self._error(f"has not read for {seconds:g} s")
 
     def _check_writable(self) -> None:
         if self._failure is not None:

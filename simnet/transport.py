@@ -10,7 +10,6 @@ from simnet.links import Connection, Endpoint, SimulatedStream
 from swarm.transport import (
     ConnectError,
     DialFailure,
-    Framing,
     Reachability,
     Stream,
     StreamError,
@@ -189,9 +188,7 @@ class SimulatedTransport(Endpoint):
         if connection is not None:
             connection.close("the connection was closed")
 
-    async def open_stream(
-        self, peer: PeerId, protocol: str, framing: Framing = Framing.SWARM
-    ) -> Stream:
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         connection = self.connections.get(peer)
         if connection is None:
             await trio.lowlevel.checkpoint()
@@ -200,21 +197,21 @@ class SimulatedTransport(Endpoint):
             await connection.round_trip()
             if self.connections.get(peer) is not connection or connection.peer.gone:
                 raise StreamError(f"stream {protocol} with {peer}: the connection was lost")
-            return self._start_stream(connection, protocol, framing)
+            return self._start_stream(connection, protocol)
         raise StreamError(
             f"stream {protocol} with {peer}: no answer within "
             f"{limits.STREAM_OPEN_DEADLINE_SECONDS:g} s"
         )
 
-    def _start_stream(self, connection: Connection, protocol: str, framing: Framing) -> Stream:
+    def _start_stream(self, connection: Connection, protocol: str) -> Stream:
         remote = connection.peer
         served = remote._handlers.get(protocol)
         if served is None:
             raise StreamError(
                 f"stream {protocol} with {remote.peer_id}: the peer does not speak it"
             )
-        near = SimulatedStream(connection, protocol, framing, limits.FRAME_BYTES_MAX)
-        far = SimulatedStream(connection.twin, protocol, served.framing, served.frame_bytes_max)
+        near = SimulatedStream(connection, protocol, limits.FRAME_BYTES_MAX)
+        far = SimulatedStream(connection.twin, protocol, served.frame_bytes_max)
         near.far, far.far = far, near
         handler = remote._admit_stream(self.peer_id, protocol)
         if handler is None:

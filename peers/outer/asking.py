@@ -1,6 +1,6 @@
 """The outer protocol: a trainer asks another for round records.
 
-On `/swarm/outer/1.0.0`, framing SWARM, a request is one frame `[digest, count]`, and the answer one
+On `/swarm/outer/2.0.0`, a request is one frame `[digest, count]`, and the answer one
 frame with an array of envelopes: the record of that digest and its ancestors, newest first.
 """
 
@@ -22,7 +22,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messages import Digest
 from swarm.wire.outer import RoundRecord
 
-PROTOCOL = "/swarm/outer/1.0.0"
+PROTOCOL = "/swarm/outer/2.0.0"
 
 RECORDS_MAX = 16
 """Records in one answer, which has about 10 KB for each at 64 trainers."""
@@ -60,8 +60,7 @@ def serve(peer: RunNode, chain: Chain, trusts: Callable[[str], bool]) -> None:
         except (StreamError, trio.TooSlowError, *DECODE_ERRORS) as error:
             peer.node.events.emit("outer.not_answered", remote=stream.peer, reason=str(error))
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await stream.reset()
+            await stream.reset()
 
     peer.node.transport.serve(PROTOCOL, answer, frame_bytes_max=RECORDS_MAX * ENVELOPE_BYTES_MAX)
 
@@ -79,8 +78,7 @@ async def ask(peer: RunNode, other: PeerId, digest: bytes) -> list[Envelope]:
                 await stream.send(msgspec.msgpack.encode(_Request(digest, RECORDS_MAX)))
                 raw = await stream.receive()
             finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                    await stream.reset()
+                await stream.reset()
         found = [open_envelope(each) for each in msgspec.msgpack.decode(raw or b"", type=_Answer)]
     except trio.TooSlowError as error:
         raise PeerError(f"{other} did not answer within {ASK_SECONDS:g} s") from error

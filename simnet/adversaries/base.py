@@ -15,7 +15,7 @@ from swarm.gossip.topics import RUN, WORK, Push
 from swarm.kademlia import wire
 from swarm.node.run_node import RunNode
 from swarm.roles import Role
-from swarm.transport import BlobReference, Framing, Source, Stream, Transport
+from swarm.transport import BlobReference, Source, Stream, Transport
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import Identity
 from swarm.wire.messages import Checkpoint, Message, StepOrder
@@ -101,7 +101,7 @@ def answer_dht(transport: Transport, answer: Callable[[wire.Message], wire.Messa
                 await stream.send(wire.encode(said))
 
     cast(Any, transport)._handlers.pop(wire.PROTOCOL, None)
-    transport.serve(wire.PROTOCOL, serve, Framing.DELIMITED)
+    transport.serve(wire.PROTOCOL, serve)
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """Epidemic gossip of one run: spreads signed envelopes to all peers that follow their topic.
 
-Protocol `/swarm/gossip/1.0.0`, framing SWARM, one stream per pair of neighbours, usually opened by
+Protocol `/swarm/gossip/2.0.0`, one stream per pair of neighbours, usually opened by
 the peer whose id sorts first. Frames are msgpack arrays whose first element is a tag:
 
 - `hello`: run id, wall time in ms, topics followed, some peer records (so that a

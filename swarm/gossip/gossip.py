@@ -268,8 +268,7 @@ class Gossip:
             self._events.emit("gossip.neighbour_lost", remote=peer, reason=str(error))
         finally:
             self._slots.leave(neighbour)
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await stream.reset()
+            await stream.reset()
 
     def _say_hello(self, neighbour: Neighbour) -> None:
         """Greet: the side that was asked does so only once it has given a slot, so that its `hello`

@@ -29,7 +29,7 @@ from swarm.wire.messages import (
 )
 from swarm.wire.outer import OuterStatus, RoundRecord
 
-PROTOCOL = "/swarm/gossip/1.0.0"
+PROTOCOL = "/swarm/gossip/2.0.0"
 
 DIGESTS_MAX = 512
 """Digests in one frame."""

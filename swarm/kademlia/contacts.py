@@ -20,7 +20,7 @@ from swarm.kademlia import wire
 from swarm.kademlia.lookup import Lookup, LookupResult
 from swarm.kademlia.routing_table import BUCKET_SIZE, CONTACT_FRESH_SECONDS, RoutingTable, key_id
 from swarm.kademlia.wire import Message, MessageType, Neighbour
-from swarm.transport import Framing, Stream, StreamError, Transport
+from swarm.transport import Stream, StreamError, Transport
 from swarm.wire.identity import PeerId, peer_id_bytes
 from swarm.world import World
 
@@ -72,7 +72,7 @@ class Requests:
                     while await stream.receive() is not None:
                         pass  # some implementations echo the message
             except BaseException:
-                await _reset(stream)
+                await stream.reset()
                 raise
             return
         raise self._late(to, message)
@@ -81,7 +81,7 @@ class Requests:
         """Reset the streams kept for reuse."""
         while self._idle:
             _, idle = self._idle.popitem()
-            await _reset(idle.stream)
+            await idle.stream.reset()
 
     async def _ask(self, to: Neighbour, message: Message) -> Message:
         data = wire.encode(message)
@@ -92,12 +92,12 @@ class Requests:
             except StreamError:
                 idle = None  # closed since the last request: try a new stream
         if idle is not None:
-            await _reset(idle.stream)
+            await idle.stream.reset()
         return await self._exchange(await self._open(to), data, message)
 
     async def _open(self, to: Neighbour) -> Stream:
         await self._transport.connect(to.peer, to.addresses)
-        return await self._transport.open_stream(to.peer, wire.PROTOCOL, Framing.DELIMITED)
+        return await self._transport.open_stream(to.peer, wire.PROTOCOL)
 
     async def _exchange(self, stream: Stream, data: bytes, message: Message) -> Message:
         try:
@@ -111,7 +111,7 @@ class Requests:
                     f"{stream.peer} answered {message.type.name} with {answer.type.name}"
                 )
         except BaseException:
-            await _reset(stream)
+            await stream.reset()  # it must not give the next request an old answer
             raise
         await self._keep(stream)
         return answer
@@ -127,18 +127,12 @@ class Requests:
             surplus.append(self._idle.popitem(last=False)[1])
         for idle in surplus:
             if idle is not None:
-                await _reset(idle.stream)
+                await idle.stream.reset()
 
     def _late(self, to: Neighbour, message: Message) -> DeadlineError:
         return DeadlineError(
             f"{to.peer} did not answer {message.type.name} within {REQUEST_SECONDS_MAX:g} s"
         )
-
-
-async def _reset(stream: Stream) -> None:
-    """Reset a stream, even when cancelled: it must not give the next request an old answer."""
-    with trio.move_on_after(1, shield=True):
-        await stream.reset()
 
 
 CONTACT_SILENT_SECONDS = 120.0

@@ -17,7 +17,7 @@ from swarm.kademlia.wire import (
     Neighbour,
     Record,
 )
-from swarm.transport import Framing, Stream
+from swarm.transport import Stream
 from swarm.transport.rates import TokenBucket, TokenBuckets
 from swarm.wire.identity import PeerId, peer_id_bytes
 
@@ -51,7 +51,7 @@ class Server:
     def start(self) -> None:
         """Serve the protocol from now on."""
         self._contacts.transport.serve(
-            wire.PROTOCOL, self._serve, Framing.DELIMITED, frame_bytes_max=MESSAGE_BYTES_MAX
+            wire.PROTOCOL, self._serve, frame_bytes_max=MESSAGE_BYTES_MAX
         )
 
     async def _serve(self, stream: Stream) -> None:

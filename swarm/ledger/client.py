@@ -157,8 +157,7 @@ async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[Ledge
         yield LedgerClient(stream)
         await stream.end()
     finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            await stream.reset()
+        await stream.reset()
 
 
 async def own_head(client: LedgerClient) -> Envelope:

@@ -1,4 +1,4 @@
-"""Requests and answers of the ledger protocol: `/swarm/ledger/1.0.0`, framing SWARM.
+"""Requests and answers of the ledger protocol: `/swarm/ledger/2.0.0`.
 
 A stream carries one request at a time. Requests and answers are msgpack arrays `[tag, fields…]`,
 one per frame. The client checks everything against a head that the log's owner signed. A trusted
@@ -45,7 +45,7 @@ FAULT_BYTES_MAX = 512 * 1024
 REQUEST_SECONDS = 10.0
 """Deadline of one request; also the time that a server waits for the next request on a stream."""
 
-PROTOCOL = "/swarm/ledger/1.0.0"
+PROTOCOL = "/swarm/ledger/2.0.0"
 
 _Owner = Annotated[str, Meta(max_length=64)]
 

@@ -1,6 +1,6 @@
 """Exchange of run manifests between peers.
 
-Over `/swarm/runs/1.0.0` a peer hands out the manifests that it knows, also an older version by its
+Over `/swarm/runs/2.0.0` a peer hands out the manifests that it knows, also an older version by its
 digest, and accepts newer ones.
 """
 
@@ -21,7 +21,7 @@ from swarm.wire.messenger import REQUEST_DEADLINE_SECONDS
 MANIFESTS_MAX = 256
 """Most run manifests in one answer, each of at most 64 KiB."""
 
-PROTOCOL = "/swarm/runs/1.0.0"
+PROTOCOL = "/swarm/runs/2.0.0"
 
 BOOTSTRAP_SECONDS = 15.0
 """Interval at which a trusted peer compares manifests with the bootstrap peers: an owner hands a
@@ -97,27 +97,28 @@ async def ask_for_manifests(
     found: dict[str, Envelope] = {}
     outgrown: list[Outgrown] = []
     problem: UserError | None = None
-    frames = 0
     try:
         with trio.fail_after(REQUEST_DEADLINE_SECONDS):
             stream = await transport.open_stream(peer, PROTOCOL)
-            await stream.send(asked)
-            await stream.end()
-            while (raw := await stream.receive()) is not None:
-                if frames == MANIFESTS_MAX:
-                    await stream.reset()
-                    break
-                frames += 1
-                try:
-                    envelope = check_manifest(raw, f"what {peer} sent")
-                    found[run_id(envelope)] = envelope
-                except Outgrown as error:
-                    outgrown.append(error)
-                except UserError as error:
-                    # One owner's manifest that this build cannot read hides nobody else's.
-                    problem = error
+            try:
+                await stream.send(asked)
+                await stream.end()
+                raws: list[bytes] = []
+                while len(raws) < MANIFESTS_MAX and (raw := await stream.receive()) is not None:
+                    raws.append(raw)
+            finally:
+                await stream.reset()
     except trio.TooSlowError as error:
         raise DeadlineError(f"{peer} did not list its runs in time") from error
+    for raw in raws:
+        try:
+            envelope = check_manifest(raw, f"what {peer} sent")
+            found[run_id(envelope)] = envelope
+        except Outgrown as error:
+            outgrown.append(error)
+        except UserError as error:
+            # One owner's manifest that this build cannot read hides nobody else's.
+            problem = error
     if problem is not None and not found and not outgrown:
         raise PeerError(str(problem)) from problem
 

@@ -8,7 +8,7 @@ contract suite runs against both.
 For other rooms:
 
 - `__init__`: Arrived, BlobReference, BlobTransport, BulkService, ConnectError, ConnectionEvent,
-  DialFailure, FetchError, Framing, OpenBlob, Reachability, Refused, Source, Stream, StreamError,
+  DialFailure, FetchError, OpenBlob, Reachability, Refused, Source, Stream, StreamError,
   Traffic, Transport, fetch_in_turn, fetch_one, refusal
 - `base`: BaseTransport, Handler
 - `http`: limits
@@ -52,7 +52,6 @@ __all__ = [
     "ConnectionEvent",
     "DialFailure",
     "FetchError",
-    "Framing",
     "OpenBlob",
     "Reachability",
     "Refused",
@@ -135,16 +134,6 @@ def refusal(name: str, status: int, reason: str) -> FetchError:
     )
 
 
-class Framing(enum.Enum):
-    """How a stream of bytes is divided into messages."""
-
-    SWARM = "swarm"
-    """Swarm's own: length-prefixed frames, an END frame, credit. Ending without END is a reset."""
-
-    DELIMITED = "delimited"
-    """An unsigned-varint length before each message; may end without END. kad-dht uses it."""
-
-
 class Reachability(enum.Enum):
     """How other peers reach this one."""
 
@@ -160,25 +149,28 @@ class Reachability(enum.Enum):
 
 
 class Stream(Protocol):
-    """A bidirectional stream of frames to one authenticated peer."""
+    """A bidirectional stream of frames to one authenticated peer.
+
+    Whoever opened it calls `reset` in the end, which does nothing to a stream that both have ended.
+    """
 
     peer: PeerId
     protocol: str
 
     async def send(self, frame: bytes) -> None:
-        """Send one non-empty frame; waits for the reader's credit. Raises `StreamError`."""
+        """Send one non-empty frame; waits for a reader that is far behind. Raises `StreamError`."""
         ...
 
     async def receive(self) -> bytes | None:
-        """The next frame, or None after the other side's END. Raises `StreamError`."""
+        """The next frame, or None after the other side's end. Raises `StreamError`."""
         ...
 
     async def end(self) -> None:
-        """Send END: this side sends no more frames. Receiving continues."""
+        """End this side: it sends no more frames. Receiving continues."""
         ...
 
     async def reset(self) -> None:
-        """Tear the stream down at once, both ways. Never raises."""
+        """Tear the stream down at once, both ways, even when cancelled. Never raises."""
         ...
 
 
@@ -386,9 +378,7 @@ class Transport(BlobTransport, Protocol):
         """A new subscription to connection events; a subscriber that lags loses its oldest."""
         ...
 
-    async def open_stream(
-        self, peer: PeerId, protocol: str, framing: Framing = Framing.SWARM
-    ) -> Stream:
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """Open a stream to a connected peer; raises `StreamError` if it lacks the protocol."""
         ...
 
@@ -396,7 +386,6 @@ class Transport(BlobTransport, Protocol):
         self,
         protocol: str,
         handler: StreamHandler,
-        framing: Framing = Framing.SWARM,
         *,
         frame_bytes_max: int = 1 << 20,
     ) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
@@ -16,7 +14,6 @@ from swarm.errors import PeerError
 from swarm.transport import (
     BulkService,
     ConnectionEvent,
-    Framing,
     Stream,
     StreamHandler,
     Traffic,
@@ -30,7 +27,7 @@ from swarm.world import Disk, World
 log = logging.getLogger(__name__)
 
 STREAMS_HELD_BYTES_MAX = 64 << 20
-"""Received on all streams and not yet read; an honest stream holds a frame or two. Beyond it the
+"""Bytes of unfinished frames on all streams; an honest one is soon finished. Beyond it the
 fullest stream of the peer that holds most is reset, strangers first."""
 
 STREAMS_PER_PEER_MAX = 64
@@ -43,18 +40,11 @@ CONNECTION_EVENTS_MAX = 1024
 """Events kept for a subscriber that lags: more than a peer has connections."""
 
 
-class _ServedStream(Stream, Protocol):
-    async def wait_remote_end(self) -> None:
-        """Return once the other side has ended or the stream failed."""
-        ...
-
-
 @dataclass(frozen=True)
 class Handler:
     """One served protocol."""
 
     run: StreamHandler
-    framing: Framing
     frame_bytes_max: int
 
 
@@ -79,7 +69,8 @@ class BaseTransport:
         """Number of vouched peers after those whose time is over were last forgotten."""
         self._keeps_many = False
         self._served_streams: Counter[PeerId] = Counter()
-        self._streams: dict[FramedStream, None] = {}
+        self._holding: dict[FramedStream, None] = {}
+        """Streams with bytes of unfinished frames."""
         self._held_bytes = 0
         self._subscribers: list[
             tuple[
@@ -91,14 +82,13 @@ class BaseTransport:
         self,
         protocol: str,
         handler: StreamHandler,
-        framing: Framing = Framing.SWARM,
         *,
         frame_bytes_max: int = limits.FRAME_BYTES_MAX,
     ) -> None:
         """Answer a protocol; `ValueError` if it is answered already."""
         if protocol in self._handlers:
             raise ValueError(f"{protocol} is served already")
-        self._handlers[protocol] = Handler(handler, framing, frame_bytes_max)
+        self._handlers[protocol] = Handler(handler, frame_bytes_max)
 
     def serve_bulk(self, service: BulkService) -> None:
         """Answer the bulk plane; `ValueError` if it is answered already."""
@@ -167,44 +157,27 @@ class BaseTransport:
         """Whether a peer is vouched for without end, as the run's trainers and validators are."""
         return self._vouched_until.get(peer, 0.0) == math.inf
 
-    def _opened_stream(
-        self, carrier: ByteStream, peer: PeerId, protocol: str, framing: Framing
-    ) -> FramedStream:
+    def _opened_stream(self, carrier: ByteStream, peer: PeerId, protocol: str) -> FramedStream:
         """Wrap a stream that this peer opened."""
-        stream = FramedStream(
-            carrier, peer=peer, protocol=protocol, framing=framing, on_held=self._on_held
-        )
+        return FramedStream(carrier, peer=peer, protocol=protocol, on_held=self._on_held)
 
-        async def pump() -> None:
-            with self._counted(stream):
-                await stream.pump()
-
-        self._nursery.start_soon(pump, name=f"pump {protocol} {peer}")
-        return stream
-
-    @contextmanager
-    def _counted(self, stream: FramedStream) -> Iterator[None]:
-        """Count what a stream holds until the block ends."""
-        self._streams[stream] = None
-        try:
-            yield
-        finally:
-            stream.stop_counting()
-            del self._streams[stream]
-
-    def _on_held(self, change_bytes: int) -> None:
+    def _on_held(self, stream: FramedStream, change_bytes: int) -> None:
         """Count bytes that streams hold; beyond the limit, reset the fullest stream of the peer
         that holds most, strangers first."""
         self._held_bytes += change_bytes
+        if not stream.held_bytes:
+            self._holding.pop(stream, None)
+            return
+        self._holding[stream] = None
         if self._held_bytes > STREAMS_HELD_BYTES_MAX:
             held: Counter[PeerId] = Counter()
-            for stream in self._streams:
-                held[stream.peer] += stream.held_bytes
+            for each in self._holding:
+                held[each.peer] += each.held_bytes
             peer = max(held, key=lambda peer: (not self._is_vouched(peer), held[peer]))
-            own = (stream for stream in self._streams if stream.peer == peer)
-            max(own, key=lambda stream: stream.held_bytes).drop(
-                "the streams of this peer hold too many bytes"
-            )
+            own = (each for each in self._holding if each.peer == peer)
+            fullest = max(own, key=lambda each: each.held_bytes)
+            fullest.drop("the streams of this peer hold too many bytes")
+            self._nursery.start_soon(fullest.reset)
 
     def _admit_stream(self, peer: PeerId, protocol: str) -> Handler | None:
         """The handler for a stream that `peer` opened, or None to refuse the stream.
@@ -228,26 +201,23 @@ class BaseTransport:
             carrier,
             peer=peer,
             protocol=protocol,
-            framing=handler.framing,
             frame_bytes_max=handler.frame_bytes_max,
             on_held=self._on_held,
         )
         try:
-            async with trio.open_nursery() as nursery:
-                with self._counted(stream):
-                    nursery.start_soon(stream.pump)
-                    await self._handle_stream(stream, handler)
+            await self._handle_stream(stream, handler)
         finally:
             self._release_stream(peer)
 
     @staticmethod
-    async def _handle_stream(stream: _ServedStream, handler: Handler) -> None:
+    async def _handle_stream(stream: Stream, handler: Handler) -> None:
         """Run a handler, then end or reset its stream. Raises nothing but cancellation."""
         try:
             await handler.run(stream)
             await stream.end()
             with trio.move_on_after(limits.STREAM_LINGER_SECONDS):
-                await stream.wait_remote_end()
+                while await stream.receive() is not None:
+                    pass
         except Exception as error:
             _report(error, stream.peer, stream.protocol)
         finally:

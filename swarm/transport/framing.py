@@ -1,35 +1,20 @@
-"""Division of a byte stream into frames, and the credit that bounds what a reader must hold.
+"""Division of a byte stream into frames: `varint(length) payload`, as kad-dht has it.
 
-`SWARM` framing, one byte of type first:
-
-    00 varint(length) payload    DATA, length ≥ 1
-    01                           END: the sender sends no more DATA
-    02 varint(bytes)             CREDIT: that many more bytes of DATA may be sent
-
-Varints are unsigned LEB128, minimal, at most four bytes. A DATA frame costs its payload plus
-`FRAME_COST_BYTES`. Each side starts with `STREAM_CREDIT_BYTES` of credit and may send while its
-credit is above zero, so one frame may overdraw it. A frame that arrives without credit is a
-violation and resets the stream. A byte stream that ends without END was cut off: libp2p shows the
-sudden death of a peer as a clean end.
-
-`DELIMITED` framing is `varint(length) payload` and a clean end: what kad-dht speaks. It has no
-credit, so a stream whose sender is more than `STREAM_CREDIT_BYTES` ahead of the reader is reset.
+Varints are unsigned LEB128, minimal, at most four bytes. A side ends the stream by ending its bytes
+after a whole frame; bytes that end otherwise were cut off. How much a sender may be ahead of the
+reader is the carrier's affair (yamux: a window of 256 KiB), since bytes are read only when a frame
+is wanted.
 """
 
 from __future__ import annotations
 
-import enum
-import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import trio
 
-from swarm.transport import Framing, StreamError, limits
+from swarm.transport import StreamError, limits
 from swarm.wire.identity import PeerId
-
-log = logging.getLogger(__name__)
 
 VARINT_BYTES_MAX = 4
 """Enough for lengths below 2^28; every limit on a frame is far below that."""
@@ -43,7 +28,7 @@ class ByteStream(Protocol):
         ...
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`, or raise; cancelling never leaves half a write behind."""
+        """Write all of `data`, or raise; a write that is cancelled half way breaks the stream."""
         ...
 
     async def close_write(self) -> None: ...
@@ -51,12 +36,6 @@ class ByteStream(Protocol):
     async def reset(self) -> None:
         """Never raises."""
         ...
-
-
-class FrameKind(enum.IntEnum):
-    DATA = 0
-    END = 1
-    CREDIT = 2
 
 
 class FrameError(ValueError):
@@ -93,88 +72,29 @@ def decode_varint(buffer: bytes | bytearray, start: int) -> tuple[int, int] | No
     raise FrameError(f"a varint is longer than {VARINT_BYTES_MAX} bytes")
 
 
-def encode_data(framing: Framing, payload: bytes) -> bytes:
-    """Encode one DATA frame."""
-    head = encode_varint(len(payload))
-    return head + payload if framing is Framing.DELIMITED else b"\x00" + head + payload
+def encode_frame(payload: bytes) -> bytes:
+    return encode_varint(len(payload)) + payload
 
 
-def encode_credit(credit_bytes: int) -> bytes:
-    """Encode one CREDIT frame."""
-    return b"\x02" + encode_varint(credit_bytes)
-
-
-END_FRAME = b"\x01"
-
-
-class Decoder:
-    """Turns bytes into frames. Holds at most one unfinished frame of `frame_bytes_max`."""
-
-    def __init__(self, framing: Framing, frame_bytes_max: int) -> None:
-        self._framing = framing
-        self._frame_bytes_max = frame_bytes_max
-        self._buffer = bytearray()
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes received of an unfinished frame."""
-        return len(self._buffer)
-
-    def clear(self) -> None:
-        self._buffer.clear()
-
-    def feed(self, data: bytes) -> list[tuple[FrameKind, bytes, int]]:
-        """Frames completed by `data`: (kind, payload of DATA, bytes of CREDIT).
-
-        Raises `FrameError`; the decoder cannot be used afterwards.
-        """
-        buffer = self._buffer
-        buffer += data
-        frames: list[tuple[FrameKind, bytes, int]] = []
-        position = 0
-        try:
-            while position < len(buffer):
-                parsed = self._parse(position)
-                if parsed is None:
-                    break
-                frame, position = parsed
-                frames.append(frame)
-        finally:
-            del buffer[:position]
-        return frames
-
-    def _parse(self, position: int) -> tuple[tuple[FrameKind, bytes, int], int] | None:
-        buffer = self._buffer
-        kind = FrameKind.DATA
-        if self._framing is Framing.SWARM:
-            if buffer[position] > FrameKind.CREDIT:
-                raise FrameError(f"frame type {buffer[position]} is unknown")
-            kind = FrameKind(buffer[position])
-            position += 1
-            if kind is FrameKind.END:
-                return (kind, b"", 0), position
-        head = decode_varint(buffer, position)
-        if head is None:
-            return None
-        length, position = head
-        if kind is FrameKind.CREDIT:
-            return (kind, b"", length), position
-        if length > self._frame_bytes_max:
-            raise FrameError(f"a frame of {length} bytes, at most {self._frame_bytes_max} allowed")
-        if length == 0 and self._framing is Framing.SWARM:
-            raise FrameError("an empty frame")
-        end = position + length
-        if end > len(buffer):
-            return None
-        return (kind, bytes(memoryview(buffer)[position:end]), 0), end
+def take_frame(buffer: bytearray, frame_bytes_max: int) -> bytes | None:
+    """Take the first frame out of received bytes; None if more are needed. Raises `FrameError`."""
+    head = decode_varint(buffer, 0)
+    if head is None:
+        return None
+    length, start = head
+    if length > frame_bytes_max:
+        raise FrameError(f"a frame of {length} bytes, at most {frame_bytes_max} allowed")
+    if start + length > len(buffer):
+        return None
+    frame = bytes(memoryview(buffer)[start : start + length])
+    del buffer[: start + length]
+    return frame
 
 
 class FramedStream:
-    """`swarm.transport.Stream` over any `ByteStream`.
+    """`swarm.transport.Stream` over any `ByteStream`. Any number of tasks may send, one receives.
 
-    `pump` must run in a task of the transport from the start: it always drains the carrier (yamux
-    resets a stream whose reader stalls), into a queue that credit bounds. `on_held` is called with
-    each change of `held_bytes`, in bytes.
+    `on_held` is called with each change of `held_bytes`, in bytes.
     """
 
     def __init__(
@@ -183,30 +103,20 @@ class FramedStream:
         *,
         peer: PeerId,
         protocol: str,
-        framing: Framing = Framing.SWARM,
         frame_bytes_max: int = limits.FRAME_BYTES_MAX,
-        on_held: Callable[[int], None] = lambda change_bytes: None,
+        on_held: Callable[[FramedStream, int], None] = lambda stream, change_bytes: None,
     ) -> None:
         self.peer = peer
         self.protocol = protocol
         self._carrier = carrier
-        self._framing = framing
-        self._decoder = Decoder(framing, frame_bytes_max)
+        self._frame_bytes_max = frame_bytes_max
         self._on_held = on_held
+        self._buffer = bytearray()
         self.held_bytes = 0
-        """Bytes of frames that `receive` has not returned yet, an unfinished frame included."""
-        self._queued = 0
-        self._queue: deque[bytes] = deque()
-        self._changed = trio.Event()
-        self._send_lock = trio.Lock()  # one sender at a time waits for credit
-        self._write_lock = trio.Lock()  # CREDIT passes while a sender waits
-        self._pump_scope = trio.CancelScope()
-        self._credit = limits.STREAM_CREDIT_BYTES  # what we may still send
-        self._granted = limits.STREAM_CREDIT_BYTES  # what the other side may still send
-        self._consumed = 0  # taken by `receive`, not yet granted again
+        """Bytes read from the carrier that `receive` has not returned yet."""
+        self._sending = trio.Lock()  # frames of several senders do not mix
         self._local_ended = False
         self._remote_ended = False
-        self._write_closed = False
         self._failure: str | None = None
 
     # --- the Stream interface ---
@@ -214,188 +124,77 @@ class FramedStream:
     async def send(self, frame: bytes) -> None:
         if not frame:
             raise ValueError("a frame is never empty")
-        data = encode_data(self._framing, frame)
-        async with self._send_lock:
+        async with self._sending:
             self._check_writable()
-            if self._framing is Framing.DELIMITED:
-                await self._write(data)
-            else:
-                await self._wait_for_credit()
-                await self._write(data, len(frame) + limits.FRAME_COST_BYTES)
+            try:
+                await self._carrier.write(encode_frame(frame))
+            except StreamError as error:
+                raise self._broken(error) from error
 
     async def receive(self) -> bytes | None:
         await trio.lowlevel.checkpoint()
-        # Grant before taking a frame, not after, so that a cancelled `receive` loses none.
-        if self._consumed * 2 >= limits.STREAM_CREDIT_BYTES:
-            await self._grant()
-        while not self._queue:
-            if self._remote_ended:
-                return None
-            if self._failure is not None:
-                raise self._error(self._failure)
-            await self._changed.wait()
-        frame = self._queue.popleft()
-        self._consumed += len(frame) + limits.FRAME_COST_BYTES
-        self._queued -= len(frame)
-        self._count_held()
-        return frame
+        try:
+            while not self._remote_ended:
+                if self._failure is not None:
+                    raise self._error(self._failure)
+                frame = take_frame(self._buffer, self._frame_bytes_max)
+                if frame is None:
+                    await self._read()
+                else:
+                    self._count_held()
+                    return frame
+        except FrameError as error:
+            await self._reset(f"broke the framing: {error}")
+            raise self._error(f"broke the framing: {error}") from error
+        return None
 
     async def end(self) -> None:
-        async with self._send_lock:
-            if self._local_ended:
-                return
-            self._check_writable()
-            if self._framing is Framing.SWARM:
-                await self._write(END_FRAME)
-            self._local_ended = True
-        # This side must still send CREDIT while the other side sends, so a SWARM stream closes
-        # its carrier only when both sides have sent END.
-        if self._framing is Framing.DELIMITED:
-            await self._close_write()
-        if self._remote_ended:
-            await self._finish()
+        async with self._sending:
+            if not self._local_ended:
+                self._check_writable()
+                self._local_ended = True
+                try:
+                    await self._carrier.close_write()
+                except StreamError as error:
+                    raise self._broken(error) from error
 
     async def reset(self) -> None:
-        if self._failure is None and not self._over:
-            self.drop("reset by this side")
-            await self._carrier.reset()
+        if not (self._local_ended and self._remote_ended):
+            await self._reset("reset by this side")
 
     # --- the transport's side ---
 
     def drop(self, reason: str) -> None:
-        """Discard the held frames and fail the stream; `pump` then resets it."""
-        self._queue.clear()
-        self._queued = 0
-        self._decoder.clear()
-        self._fail(reason)
+        """Discard what is held, and fail the stream, which the transport then resets."""
+        self._failure = self._failure or reason
+        self._buffer.clear()
         self._count_held()
-
-    def stop_counting(self) -> None:
-        """Report no further change of what is held."""
-        self._on_held(-self.held_bytes)
-        self._on_held = lambda change_bytes: None
-
-    async def pump(self) -> None:
-        """Drain the carrier until the stream is over. Never raises `StreamError`."""
-        try:
-            with self._pump_scope:
-                await self._drain()
-            if self._pump_scope.cancelled_caught:
-                await self._carrier.reset()  # failed, or only the other side's close is missing
-        except FrameError as error:
-            log.debug("%s on %s broke the framing: %s", self.peer, self.protocol, error)
-            self._fail(f"broke the framing: {error}")
-            await self._carrier.reset()
-        except StreamError as error:
-            if not self._over:
-                self._fail(str(error))
-            await self._carrier.reset()  # else libp2p keeps its entry of a broken stream
-        except BaseException:
-            self._fail("this peer is shutting down")
-            raise
-
-    async def wait_remote_end(self) -> None:
-        """Return once the other side has ended or the stream failed."""
-        while not self._remote_ended and self._failure is None:
-            await self._changed.wait()
 
     # --- inside ---
 
-    @property
-    def _over(self) -> bool:
-        return self._local_ended and self._remote_ended
-
-    async def _drain(self) -> None:
-        while True:
+    async def _read(self) -> None:
+        """Read more bytes, or note the end."""
+        try:
             data = await self._carrier.read()
-            if not data:
-                if not self._remote_ended:
-                    if self._framing is Framing.SWARM or self._decoder.partial_bytes:
-                        raise StreamError("broke off without END")
-                    self._remote_ended = True
-                    self._wake()
-                if self._local_ended:
-                    await self._finish()
-                return
-            for kind, payload, credit in self._decoder.feed(data):
-                self._take(kind, payload, credit)
+            if not data and self._buffer:
+                raise StreamError("broke off within a frame")
+        except StreamError as error:
+            failure = self._broken(error)
+            await self._reset(str(error))  # else libp2p keeps its entry of a broken stream
+            raise failure from error
+        if self._failure is None:  # not dropped meanwhile
+            self._buffer += data
+            self._remote_ended = not data
             self._count_held()
-            if self._over:
-                await self._finish()
-
-    def _take(self, kind: FrameKind, payload: bytes, credit: int) -> None:
-        if kind is FrameKind.CREDIT:
-            self._credit += credit
-            if self._credit > limits.STREAM_CREDIT_BYTES:
-                raise FrameError("more credit granted than was used")
-        elif self._remote_ended:
-            raise FrameError("a frame after END")
-        elif kind is FrameKind.END:
-            self._remote_ended = True
-        else:
-            if self._granted <= 0:
-                raise FrameError("sent more than it had credit for")
-            self._granted -= len(payload) + limits.FRAME_COST_BYTES
-            self._queue.append(payload)
-            self._queued += len(payload)
-        self._wake()
 
     def _count_held(self) -> None:
-        held = self._queued + self._decoder.partial_bytes
-        change, self.held_bytes = held - self.held_bytes, held
+        change, self.held_bytes = len(self._buffer) - self.held_bytes, len(self._buffer)
         if change:
-            self._on_held(change)
+            self._on_held(self, change)
 
-    async def _grant(self) -> None:
-        """Grant credit for the consumed bytes, half a window at a time."""
-        async with self._write_lock:
-            consumed, self._consumed = self._consumed, 0
-            self._granted += consumed
-            if self._framing is Framing.DELIMITED or self._remote_ended or self._failure:
-                return
-            try:
-                await self._carrier.write(encode_credit(consumed))
-            except StreamError as error:
-                self._fail(str(error))  # frames already queued can still be received
-
-    async def _wait_for_credit(self) -> None:
-        if self._credit > 0:
-            return
-        seconds = limits.STREAM_SEND_DEADLINE_SECONDS
-        with trio.move_on_after(seconds) as scope:
-            while self._credit <= 0:
-                await self._changed.wait()
-                self._check_writable()
-        if scope.cancelled_caught:
-            await self.reset()
-            raise self._error(f"has read nothing for {seconds:g} s")
-
-    async def _write(self, data: bytes, cost: int = 0) -> None:
-        async with self._write_lock:
-            self._check_writable()
-            self._credit -= cost
-            try:
-                await self._carrier.write(data)
-            except StreamError as error:
-                self._fail(str(error))
-                raise self._error(str(error)) from error
-
-    async def _close_write(self) -> None:
-        async with self._write_lock:
-            if self._write_closed or self._failure is not None:
-                return
-            self._write_closed = True
-            try:
-                await self._carrier.close_write()
-            except StreamError as error:
-                log.debug("closing %s with %s: %s", self.protocol, self.peer, error)
-
-    async def _finish(self) -> None:
-        """Close after END from both sides; wait a bounded time for the other side's close."""
-        await self._close_write()
-        self._pump_scope.deadline = min(
-            self._pump_scope.deadline, trio.current_time() + limits.STREAM_LINGER_SECONDS
-        )
+    async def _reset(self, reason: str) -> None:
+        self.drop(reason)
+        await self._carrier.reset()
 
     def _check_writable(self) -> None:
         if self._failure is not None:
@@ -403,15 +202,10 @@ class FramedStream:
         if self._local_ended:
             raise ValueError("this side has said END already")
 
-    def _fail(self, reason: str) -> None:
-        if self._failure is None:
-            self._failure = reason
-        self._pump_scope.cancel()
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+    def _broken(self, error: StreamError) -> StreamError:
+        """Note that the carrier broke; the first reason is the one to raise."""
+        self._failure = self._failure or str(error)
+        return self._error(self._failure)
 
     def _error(self, reason: str) -> StreamError:
         return StreamError(f"stream {self.protocol} with {self.peer}: {reason}")

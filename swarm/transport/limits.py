@@ -5,18 +5,14 @@ from __future__ import annotations
 FRAME_BYTES_MAX = 1 << 20
 """Largest frame received on a stream that this peer opened; a served protocol names its own."""
 
-STREAM_CREDIT_BYTES = 256 * 1024
-"""Bytes that a sender may have unread at the other side: one yamux window, so a drained stream
-never waits for yamux. One frame may overdraw it, so any frame size fits."""
-
-FRAME_COST_BYTES = 64
-"""Credit charged for each frame beside its bytes: bounds the number of tiny frames queued."""
+STREAM_WINDOW_BYTES = 256 * 1024
+"""Bytes that a sender may have unread at the other side: one yamux window."""
 
 STREAM_SEND_DEADLINE_SECONDS = 30.0
-"""A reader that grants no credit for this long is stuck; the stream is reset."""
+"""A reader that has not made room for a frame for this long is stuck; the stream is reset."""
 
 STREAM_LINGER_SECONDS = 10.0
-"""Wait for the other side's END after the handler of a served stream has returned."""
+"""Wait for the other side's end after the handler of a served stream has returned."""
 
 STREAM_OPEN_DEADLINE_SECONDS = 10.0
 """Opening a stream: negotiating its protocol takes one or two round trips."""
@@ -70,4 +66,4 @@ STREAM_WRITE_SECONDS = 8.0
 give a stream up after 5 to 10 s."""
 
 CLOSE_SECONDS = 2.0
-"""Closing all connections when a peer ends."""
+"""Closing all connections when a peer ends, or resetting a stream."""

@@ -1,6 +1,6 @@
 """Signed requests and replies between two peers, over one stream each way while they have any.
 
-The protocol is `/swarm/message/1.0.0`, the framing SWARM. A frame is msgpack `[id, envelopes]`. The
+The protocol is `/swarm/message/2.0.0`. A frame is msgpack `[id, envelopes]`. The
 requester chooses `id` and the reply repeats it. The first envelope of a request is the message;
 further ones support it, for example an admission. The peer at the other end of the stream must have
 signed the message, so that it cannot replay another peer's. A repeated event is handled again,
@@ -53,7 +53,7 @@ LINE_SECONDS = 15.0
 heartbeats; an older one would keep its connection from being closed for a peer that needs it more.
 """
 
-PROTOCOL = "/swarm/message/1.0.0"
+PROTOCOL = "/swarm/message/2.0.0"
 
 _Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 
@@ -203,8 +203,7 @@ class Messenger:
                 del self._lines[peer]
             for channel in line.waiting.values():
                 channel.close()
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await line.stream.reset()
+            await line.stream.reset()
 
     async def _serve(self, stream: Stream) -> None:
         limit = trio.Semaphore(REQUESTS_OPEN_MAX)

@@ -22,8 +22,7 @@ from swarm.shardcast.manifest import (
     ManifestPiece,
     piece_size_for,
 )
-from swarm.transport import Framing
-from swarm.transport.framing import END_FRAME, encode_credit, encode_data
+from swarm.transport.framing import encode_frame
 from swarm.transport.http.messages import Ask, proof_message
 from swarm.wire.envelope import Envelope, seal
 from swarm.wire.identity import Identity, peer_id_bytes
@@ -106,12 +105,8 @@ def computed() -> Mapping[str, str]:
         "peer id of seed 00…00": OWNER.peer_id,
         "peer id of seed 00 01 02 … 1f": WORKER.peer_id,
         "multihash bytes of the first peer id": peer_id_bytes(OWNER.peer_id).hex(),
-        "DATA frame of `hello`": encode_data(Framing.SWARM, b"hello").hex(),
-        "DATA frame of 300 zero bytes, first 4 bytes": encode_data(Framing.SWARM, bytes(300))[
-            :4
-        ].hex(),
-        "END frame": END_FRAME.hex(),
-        "CREDIT frame of 131072": encode_credit(131072).hex(),
+        "frame of `hello`": encode_frame(b"hello").hex(),
+        "frame of 300 zero bytes, first 4 bytes": encode_frame(bytes(300))[:4].hex(),
         "envelope": sealed.raw.hex(),
         "envelope digest": sealed.digest.hex(),
         "content digest": content_digest(sealed).hex(),

@@ -13,16 +13,8 @@ import trio.testing
 from blake3 import blake3
 from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
 
-from swarm.transport import BlobReference, FetchError, Framing, Traffic
-from swarm.transport.framing import (
-    END_FRAME,
-    Decoder,
-    FrameError,
-    FrameKind,
-    encode_credit,
-    encode_data,
-    encode_varint,
-)
+from swarm.transport import BlobReference, FetchError, Traffic
+from swarm.transport.framing import FrameError, encode_frame, encode_varint, take_frame
 from swarm.transport.http.client import Connection
 from swarm.transport.http.messages import answer_head, blob_request, request_head
 from swarm.transport.http.pace import Broken
@@ -152,37 +144,24 @@ def _answers() -> list[bytes]:
 
 
 def check_framing(raw: bytes) -> None:
-    """Cut bytes into frames, in parts; the first byte chooses the framing and the parts."""
-    framing = (Framing.SWARM, Framing.DELIMITED)[raw[0] & 1 if raw else 0]
-    step, stream = 1 + (raw[0] >> 1 if raw else 0), raw[1:]
-    decoder = Decoder(framing, 1000)
-    rebuilt = b""
+    """Cut bytes into frames, in parts; the first byte chooses the parts."""
+    step, stream = 1 + (raw[0] if raw else 0), raw[1:]
+    buffer, rebuilt = bytearray(), b""
     for start in range(0, len(stream), step):
-        part = stream[start : start + step]
+        buffer += stream[start : start + step]
         try:
-            frames = decoder.feed(part)
+            while (frame := take_frame(buffer, 1000)) is not None:
+                assert len(frame) <= 1000
+                rebuilt += encode_frame(frame)
         except FrameError:
             return
-        for kind, payload, credit in frames:
-            if kind is FrameKind.DATA:
-                assert len(payload) <= 1000
-                rebuilt += encode_data(framing, payload)
-            else:
-                rebuilt += END_FRAME if kind is FrameKind.END else encode_credit(credit)
-        read = stream[: start + len(part)]
-        assert decoder.partial_bytes <= 1005
-        assert rebuilt == read[: len(read) - decoder.partial_bytes]
+        assert len(buffer) <= 1005
+        assert rebuilt + buffer == stream[: start + step]
 
 
 def _framed() -> list[bytes]:
-    sent = [b"hello", bytes(300), b"x"]
-    swarm = [encode_data(Framing.SWARM, each) for each in sent]
-    delimited = [encode_data(Framing.DELIMITED, each) for each in [*sent, b""]]
-    return [
-        b"\x06" + b"".join([*swarm, encode_credit(131_072), END_FRAME]),
-        b"\x0f" + b"".join(delimited),
-        b"\x00\x00" + encode_varint(1001),
-    ]
+    sent = [b"hello", bytes(300), b"x", b""]
+    return [b"\x06" + b"".join(map(encode_frame, sent)), b"\x00" + encode_varint(1001)]
 
 
 # --- libp2p ---

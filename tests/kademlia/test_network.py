@@ -15,7 +15,7 @@ from swarm.kademlia.publishing import REPUBLISH_SECONDS
 from swarm.kademlia.records import InvalidRecord
 from swarm.kademlia.routing_table import CONTACT_FRESH_SECONDS, key_id, node_id
 from swarm.kademlia.wire import Message, MessageType, Neighbour, Record
-from swarm.transport import ConnectError, Framing
+from swarm.transport import ConnectError
 from swarm.wire.identity import Identity, peer_id_bytes
 from tests.kademlia.harness import Peer, closest, good, run, swarm
 
@@ -117,7 +117,7 @@ async def test_invalid_records_are_refused_and_disbelieved():
         with pytest.raises(InvalidRecord):
             await peers[0].dht.put(b"/unknown/x", good(1))
         victim = peers[4]
-        stream = await peers[0].transport.open_stream(victim.id, wire.PROTOCOL, Framing.DELIMITED)
+        stream = await peers[0].transport.open_stream(victim.id, wire.PROTOCOL)
         for key, value in ((KEY, b"forged"), (b"/other/x", good(1)), (KEY, good(1, -1))):
             message = Message(MessageType.PUT_VALUE, key, Record(key, value))
             await stream.send(wire.encode(message))
@@ -183,7 +183,7 @@ async def test_nobody_can_announce_another_as_provider():
             key,
             provider_peers=tuple(Neighbour(peer.id, (peer.address,)) for peer in peers),
         )
-        stream = await peers[1].transport.open_stream(peers[0].id, wire.PROTOCOL, Framing.DELIMITED)
+        stream = await peers[1].transport.open_stream(peers[0].id, wire.PROTOCOL)
         await stream.send(wire.encode(message))
         await stream.end()
         assert await stream.receive() is None

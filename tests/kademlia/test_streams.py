@@ -10,7 +10,7 @@ from swarm.kademlia import serving, wire
 from swarm.kademlia.routing_table import CONTACT_FAILURES_MAX
 from swarm.kademlia.serving import INBOUND_IDLE_SECONDS
 from swarm.kademlia.wire import RECORD_BYTES_MAX, Message, MessageType
-from swarm.transport import Framing, Stream, StreamError
+from swarm.transport import Stream, StreamError
 from swarm.wire.identity import peer_id_bytes
 from tests.kademlia.harness import Peer, closest, good, run, swarm
 
@@ -29,7 +29,7 @@ class GenericNode:
         self.values: dict[bytes, bytes] = {}
         self._peer = peer
         self._closes_after_each = closes_after_each
-        peer.transport.serve(wire.PROTOCOL, self._serve, Framing.DELIMITED)
+        peer.transport.serve(wire.PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
         self.streams += 1
@@ -85,7 +85,7 @@ async def test_a_node_that_resets_a_provider_key_still_shows_the_way():
                     return
                 await stream.send(wire.encode(Message(request.type, closer_peers=(near,))))
 
-        other.transport.serve(wire.PROTOCOL, serve, Framing.DELIMITED)
+        other.transport.serve(wire.PROTOCOL, serve)
         await hidden.dht.provide(KEY)
         assert await peer.dht.bootstrap([other.address]) == 2
         peer.dht.table.failed(hidden.id)
@@ -102,7 +102,7 @@ async def test_a_generic_client_is_served():
         peers = await net.fill(3)
         client = await net.start(server=False)
         await client.transport.connect(peers[0].id, [peers[0].address])
-        stream = await client.transport.open_stream(peers[0].id, wire.PROTOCOL, Framing.DELIMITED)
+        stream = await client.transport.open_stream(peers[0].id, wire.PROTOCOL)
         record = oracle.Record(key=KEY, value=good(1))
         put = oracle.Message(type=oracle.Message.PUT_VALUE, key=KEY, record=record)
         await stream.send(put.SerializeToString())
@@ -122,9 +122,7 @@ async def test_garbage_resets_the_stream_and_nothing_else(garbage):
     async with swarm() as net:
         peers = await net.fill(2)
         for _ in range(3):
-            stream = await peers[1].transport.open_stream(
-                peers[0].id, wire.PROTOCOL, Framing.DELIMITED
-            )
+            stream = await peers[1].transport.open_stream(peers[0].id, wire.PROTOCOL)
             await stream.send(garbage)
             with pytest.raises(StreamError):
                 await stream.receive()
@@ -150,7 +148,7 @@ async def test_silent_and_surplus_streams_are_reset(monkeypatch):
         await client.transport.connect(server.id, [server.address])
 
         async def open_one() -> Stream:
-            stream = await client.transport.open_stream(server.id, wire.PROTOCOL, Framing.DELIMITED)
+            stream = await client.transport.open_stream(server.id, wire.PROTOCOL)
             await stream.send(PING)
             assert wire.decode(await stream.receive() or b"").type is MessageType.PING
             return stream
@@ -185,7 +183,7 @@ async def test_who_asks_without_end_waits_and_others_do_not(monkeypatch):
 
         async def open_one(client: Peer) -> Stream:
             await client.transport.connect(server.id, [server.address])
-            return await client.transport.open_stream(server.id, wire.PROTOCOL, Framing.DELIMITED)
+            return await client.transport.open_stream(server.id, wire.PROTOCOL)
 
         async def ask(stream: Stream) -> None:
             nonlocal size, given

@@ -129,7 +129,7 @@ async def test_nothing_is_kept_of_those_who_came_and_went(tmp_path) -> None:
         assert not events[-1].connected
         assert not bob._swarm.connections
         assert bob._swarm.peerstore.peer_data_map.keys() == {bob._swarm.get_peer_id()}
-        assert not bob._streams
+        assert not bob._holding
 
 
 async def test_whoever_has_the_same_key_is_no_other_peer(tmp_path) -> None:

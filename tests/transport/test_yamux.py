@@ -186,15 +186,14 @@ async def test_more_than_a_window_arrives_whole_while_it_is_read() -> None:
         assert not far.streams
 
 
-async def test_a_writer_waits_for_a_reader_that_lags() -> None:
+async def test_a_writer_waits_for_a_reader_that_lags_and_is_never_cut_off() -> None:
     async with pair() as (near, far):
         stream = await near.open_stream()
         there = await far.accept_stream()
+        await stream.write(bytes(WINDOW_BYTES - 10))
         with trio.move_on_after(60) as scope:
-            await stream.write(bytes(2 * WINDOW_BYTES))
-        assert scope.cancelled_caught
-        assert far.unread_bytes == WINDOW_BYTES
-        await stream.reset()
+            await stream.write(bytes(20))
+        assert scope.cancelled_caught  # half way: the other half would garble what comes after
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(MuxedStreamReset):
             await there.read()

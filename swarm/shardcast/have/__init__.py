@@ -1,6 +1,6 @@
 """The exchange of piece announcements: neighbours announce to each other what they hold.
 
-Protocol `/swarm/have/1.0.0`, framing SWARM, one stream each way; the receiver sends nothing on it.
+Protocol `/swarm/have/2.0.0`, one stream each way; the receiver sends nothing on it.
 A frame is a msgpack array of tagged entries, each about one checkpoint, named by its manifest's
 digest:
 

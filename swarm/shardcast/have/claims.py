@@ -3,7 +3,7 @@
 A claim only decides which source is asked for which piece. So a lie costs one refused request, and
 lowers the liar's success rate as a source.
 
-The frames in which neighbours announce their pieces (`/swarm/have/1.0.0`).
+The frames in which neighbours announce their pieces (`/swarm/have/2.0.0`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ each contribution of some rounds."""
 CLAIMED_PIECES_MAX = 16 * limits.CHECKPOINT_PIECES_MAX
 """Pieces of all checkpoints remembered per neighbour: 128 KiB."""
 
-PROTOCOL = "/swarm/have/1.0.0"
+PROTOCOL = "/swarm/have/2.0.0"
 
 _BITMAP_BYTES_MAX = limits.CHECKPOINT_PIECES_MAX // 8
 _INDICES_MAX = 4096

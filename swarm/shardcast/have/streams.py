@@ -240,8 +240,7 @@ class HaveExchange:
                     with trio.fail_after(DEADLINE_SECONDS):
                         await stream.send(encode(some))
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await stream.reset()
+            await stream.reset()
 
     async def _listen(self, stream: Stream) -> None:
         peer = stream.peer
@@ -273,7 +272,7 @@ class HaveExchange:
                         if claim is not None:
                             self._announcer.note_progress(peer, entry.manifest, claim)
                     self.claims.changed(peer, {entry.manifest for entry in entries})
-                    # A burst is read at once; a neighbour that goes on so fast runs out of credit.
+                    # A burst is read at once; a neighbour that goes on so fast has to wait.
                     await frames.spend(1)
         except (StreamError, *DECODE_ERRORS) as error:
             self._events.emit("shardcast.neighbour_silent", remote=peer, reason=str(error))

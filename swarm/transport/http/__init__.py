@@ -16,7 +16,7 @@ answer that peers exchange thousands of times: one regular expression matches ea
 h11: they leave by sendfile and arrive by recv_into, straight into the sink, which hashes them.
 Mirrors may also be `https://`; only clients speak it.
 
-A peer without a usable HTTP address answers the same requests over a stream, `/swarm/blob/1.0.0`:
+A peer without a usable HTTP address answers the same requests over a stream, `/swarm/blob/2.0.0`:
 `Ask`, then `Answer` and DATA frames (get), or `Answer`, DATA frames from the client and a second
 `Answer` (put).
 

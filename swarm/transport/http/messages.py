@@ -11,7 +11,7 @@ import msgspec
 from swarm.transport import FetchError
 from swarm.wire.identity import PeerId
 
-BLOB_PROTOCOL = "/swarm/blob/1.0.0"
+BLOB_PROTOCOL = "/swarm/blob/2.0.0"
 PROOF_DOMAIN = b"swarm/1/bulk-proof\x00"
 CHALLENGE_BYTES = 32
 

@@ -289,7 +289,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
     def idle(self) -> bool:
         """See `swarm.transport.room.Held`."""
         old = trio.current_time() - self.opened_at >= limits.CONNECTION_GRACE_SECONDS
-        return old and not self.streams and not self.needed
+        return old and not self.muxed_conn.streams and not self.needed
 
     @property
     def needed(self) -> bool:

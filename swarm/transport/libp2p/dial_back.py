@@ -27,7 +27,7 @@ from swarm.wire.identity import PeerId
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "/swarm/dial-back/1.0.0"
+PROTOCOL = "/swarm/dial-back/2.0.0"
 
 FRAME_BYTES_MAX = 1024
 """A question and an answer have about 50 bytes."""

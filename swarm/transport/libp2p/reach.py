@@ -132,8 +132,10 @@ class Reach:
         with self._awaiting(peer) as seen:
             try:
                 stream = await self._transport.open_stream(peer, PROTOCOL)
-                answer = await ask(stream, self._asked_ports())
-                await stream.end()
+                try:
+                    answer = await ask(stream, self._asked_ports())
+                finally:
+                    await stream.reset()
             except StreamError:
                 return None
             if answer.refused or not answer.host:

@@ -24,7 +24,6 @@ from swarm.transport import (
     ConnectError,
     ConnectionEvent,
     DialFailure,
-    Framing,
     Reachability,
     Source,
     Stream,
@@ -114,13 +113,12 @@ class Libp2pBytes:
         return b""
 
     async def write(self, data: bytes) -> None:
-        # Shielded: half a message would garble the rest of the stream.
-        with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+        with trio.move_on_after(limits.STREAM_SEND_DEADLINE_SECONDS):
             with _breaking():
                 await self._stream.write(data)
             return
         await self.reset()
-        raise StreamError(f"nothing could be sent for {limits.STREAM_WRITE_SECONDS:g} s")
+        raise StreamError(f"has not read for {limits.STREAM_SEND_DEADLINE_SECONDS:g} s")
 
     async def close_write(self) -> None:
         self._write_closed = True
@@ -130,7 +128,7 @@ class Libp2pBytes:
             await self._forget()
 
     async def reset(self) -> None:
-        with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+        with trio.move_on_after(limits.CLOSE_SECONDS, shield=True):
             try:
                 await self._stream.reset()
             except BROKEN_STREAM as error:
@@ -449,9 +447,7 @@ class Libp2pTransport(BaseTransport):
 
     # --- streams ---
 
-    async def open_stream(
-        self, peer: PeerId, protocol: str, framing: Framing = Framing.SWARM
-    ) -> Stream:
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         await trio.lowlevel.checkpoint()
         if peer not in self._connections:
             raise StreamError(f"stream {protocol} with {peer}: not connected")
@@ -472,18 +468,17 @@ class Libp2pTransport(BaseTransport):
                 raise StreamError(
                     f"stream {protocol} with {peer}: the connection broke ({reason_of(error)})"
                 ) from error
-            return self._opened_stream(Libp2pBytes(stream), peer, protocol, framing)
+            return self._opened_stream(Libp2pBytes(stream), peer, protocol)
         raise StreamError(f"stream {protocol} with {peer}: no answer within {seconds:g} s")
 
     def serve(
         self,
         protocol: str,
         handler: Any,
-        framing: Framing = Framing.SWARM,
         *,
         frame_bytes_max: int = limits.FRAME_BYTES_MAX,
     ) -> None:
-        super().serve(protocol, handler, framing, frame_bytes_max=frame_bytes_max)
+        super().serve(protocol, handler, frame_bytes_max=frame_bytes_max)
         self._host.set_stream_handler(TProtocol(protocol), self._on_stream)
 
     async def _on_stream(self, stream: INetStream) -> None:

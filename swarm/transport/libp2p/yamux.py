@@ -44,9 +44,8 @@ MUXER_STREAMS_MAX = 256
 """Streams that the other side of a connection may have open: a role uses ten, our protocols allow
 64 together, and the circuits of a relay come on top."""
 
-MUXER_UNREAD_BYTES_MAX = 4 << 20
-"""Unread bytes of one connection. Our protocols drain their streams into their own bounded queues,
-so a connection seldom holds more than a window."""
+MUXER_UNREAD_BYTES_MAX = 16 << 20
+"""Unread bytes of one connection: the windows of the 64 streams that our protocols allow a peer."""
 
 UNREAD_BYTES_MAX = 64 << 20
 """Unread bytes of all connections together."""
@@ -166,20 +165,31 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
         return data
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`, waiting for the other side to grant window."""
+        """Write all of `data`, waiting for the other side to grant window.
+
+        If it is cancelled half way, the stream is reset: the rest of it would be garbled.
+        """
         view = memoryview(data)
-        while view:
-            while not self._send_window and not self.closed and not self._send_ended:
-                await self._writers.park()
-            if self.closed:
-                raise MuxedStreamReset("the stream was reset")
-            if self._send_ended:
-                raise MuxedStreamClosed("the stream was ended by this side")
-            size = min(len(view), self._send_window, _FRAME_BYTES_MAX)
-            # Before the await: another writer must not spend the same window.
-            self._send_window -= size
-            await self.muxed_conn.send(DATA, 0, self.number, size, view[:size])
-            view = view[size:]
+        begun = False
+        try:
+            while view:
+                while not self._send_window and not self.closed and not self._send_ended:
+                    await self._writers.park()
+                if self.closed:
+                    raise MuxedStreamReset("the stream was reset")
+                if self._send_ended:
+                    raise MuxedStreamClosed("the stream was ended by this side")
+                size = min(len(view), self._send_window, _FRAME_BYTES_MAX)
+                # Before the await: another writer must not spend the same window.
+                self._send_window -= size
+                begun = True
+                await self.muxed_conn.send(DATA, 0, self.number, size, view[:size])
+                view = view[size:]
+        except trio.Cancelled:
+            if begun:
+                with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+                    await self.reset()
+            raise
 
     async def close(self) -> None:
         """End this side's half of the stream."""
