@@ -6,7 +6,6 @@ does not hold, for example another peer's, is played again from the tokens in th
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from swarm.jobs.inference import Probe
 from swarm.rollouts.rollout import Segment
 from swarm.rollouts.rollouts import bounded
 from swarm.wire.turns import EpisodeGrade, tokens_digest
+from swarm.world.recent import Recent
 from swarm.world.tasks import JobThread, in_job_thread
 
 EPISODES_KEPT = 4096
@@ -56,7 +56,7 @@ class EnvironmentPeerService:
         self._environments = Environments()
         for reference in setup.environments:
             self._environments.of(reference)
-        self._tasks: OrderedDict[tuple[bytes, int], GroupTask] = OrderedDict()
+        self._tasks: Recent[tuple[bytes, int], GroupTask] = Recent(TASKS_KEPT)
         self._going = States(EPISODES_KEPT)
         self._thread = JobThread()
 
@@ -136,8 +136,6 @@ class EnvironmentPeerService:
             )
             drawn = self._environments.task(order.environments, *key, order.step, room)
             self._tasks[key] = drawn
-            if len(self._tasks) > TASKS_KEPT:
-                self._tasks.popitem(last=False)
         return drawn
 
     def _check_prompt(self, drawn: GroupTask, segments: Sequence[Sequence[int]]) -> None:

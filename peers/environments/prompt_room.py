@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import msgspec
 from peers.engines.config import read_config, read_text_config
 from peers.environments.interface import Prompt, UnusableTask, as_text, messages_of
 from swarm.errors import DECODE_ERRORS, UserError
+from swarm.world.recent import Recent
 
 if TYPE_CHECKING:
     from peers.environments.renderer import Renderer
@@ -60,8 +60,8 @@ class PromptRoom:
     renderer: Renderer
     tokens_max: int | None = None
     """None: any length."""
-    _kept: OrderedDict[tuple[Prompt, str], list[int]] = field(
-        default_factory=OrderedDict, repr=False
+    _kept: Recent[tuple[Prompt, str], list[int]] = field(
+        default_factory=lambda: Recent(PROMPTS_KEPT), repr=False
     )
     """Of the last prompts, because a drawn prompt is encoded next. With the text of its variables:
     1, 1.0 and true are equal to Python, and templates write them differently."""
@@ -79,12 +79,7 @@ class PromptRoom:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; raises `UnusableTask` for one that the model cannot be given."""
         key = prompt, repr(getattr(prompt, "variables", ()))
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self._encoded(prompt)
-            while len(self._kept) > PROMPTS_KEPT:
-                self._kept.popitem(last=False)
-        return found
+        return self._kept.of(key, lambda: self._encoded(prompt))
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         shown, limit = f"the prompt {as_text(prompt)!r:.80}", self.tokens_max

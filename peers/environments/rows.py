@@ -11,7 +11,6 @@ import mmap
 import os
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
@@ -22,6 +21,7 @@ import msgspec
 from blake3 import blake3
 
 from swarm.errors import UserError
+from swarm.world.recent import Recent
 
 SUFFIXES = (".parquet", ".jsonl")
 FOLDERS_VARIABLE = "SWARM_DATASETS"
@@ -269,18 +269,14 @@ class ParquetRows:
         ]
         self._starts = [0, *accumulate(counts)]
         self.count = self._starts[-1]
-        self._groups: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
+        self._groups: Recent[tuple[int, tuple[str, ...]], Any] = Recent(GROUPS_KEPT)
 
     def row(self, index: int, columns: Sequence[str]) -> Row:
         group = bisect_right(self._starts, index) - 1
         key = (group, tuple(columns))
-        if key not in self._groups:
-            wanted = list(columns) or None
-            self._groups[key] = self._file.read_row_group(group, columns=wanted)
-            while len(self._groups) > GROUPS_KEPT:
-                self._groups.popitem(last=False)
-        self._groups.move_to_end(key)
-        return _plain(self._groups[key], index - self._starts[group], columns)
+        wanted = list(columns) or None
+        read = self._groups.of(key, lambda: self._file.read_row_group(group, columns=wanted))
+        return _plain(read, index - self._starts[group], columns)
 
 
 def _plain(table: Any, index: int, wanted: Sequence[str]) -> Row:

@@ -7,7 +7,6 @@ has judged it. Delivery is idempotent.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Admission, AdmissionRefused, Submission, Verdict
 from swarm.wire.messenger import REQUEST_ENVELOPES_MAX, first
+from swarm.world.recent import Recent
 
 COMPLAINT_SECONDS = 30.0
 """Seconds before the same event about a validator is emitted again."""
@@ -54,7 +54,7 @@ class Deliveries:
         self._events = peer.node.events
         self._verdicts: dict[bytes, trio.Event] = {}
         """Events by digest of the submission, set once it is judged."""
-        self._receipts: OrderedDict[tuple[int, int, int], Envelope] = OrderedDict()
+        self._receipts: Recent[tuple[int, int, int], Envelope] = Recent(RECEIPTS_KEPT)
         """The last acknowledgements and logged verdicts, by lineage, step and number. A validator
         acknowledges a number only if it knows that the one before was acknowledged or judged."""
         self._outbox = Outbox(peer.node, peer.run.id)
@@ -305,8 +305,6 @@ class Deliveries:
         named = receipt_in(self._run, receipt, self._peer.peer_id)
         if named is not None:
             self._receipts[named.lineage, named.step, named.number] = receipt
-            if len(self._receipts) > RECEIPTS_KEPT:
-                self._receipts.popitem(last=False)
 
     async def on_verdict(
         self, envelope: Envelope, _supporting: Sequence[Envelope]

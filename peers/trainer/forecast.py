@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from typing import Literal
 
 from peers.trainer.pool import GroupLabel
 from swarm.wire.envelope import EVENT_LIFETIME_SECONDS
+from swarm.world.recent import Recent
 
 SMOOTHING = 0.1
 """Weight of the newest submission in the running share of groups kept."""
@@ -80,20 +80,20 @@ class Forecast:
         self._announced: dict[Offer, tuple[int, float]] = {}
         """Groups of the submissions that a validator holds and has not judged yet, and since when.
         """
-        self._late: OrderedDict[Offer, float] = OrderedDict()
+        self._late: Recent[Offer, float] = Recent(JUDGED_MAX)
         """Submissions that left the forecast without a verdict, and since when they were in it."""
         self._longest_check_seconds = 0.0
         """The longest recent time from an acknowledgement to the verdict."""
-        self._judged: OrderedDict[Offer, float] = OrderedDict()
+        self._judged: Recent[Offer, float] = Recent(JUDGED_MAX)
         """The last submissions judged, and when: an acknowledgement may arrive after the verdict.
         """
         self._judged_since_order = 0
         """Verdicts since the newest order or revision."""
         self._wasted_since_order = 0
         """Submissions since then that serve no batch, although they spent their workers' quota."""
-        self._wasteful: OrderedDict[str, None] = OrderedDict()
+        self._wasteful: Recent[str, None] = Recent(WORKERS_MAX)
         """Workers whose last judged submission was refused."""
-        self._reliable: OrderedDict[str, None] = OrderedDict()
+        self._reliable: Recent[str, None] = Recent(WORKERS_MAX)
         """Workers whose last judged submission was accepted."""
 
     def announce(self, offer: Offer, groups: int, now: float, *, has_stake: bool) -> bool:
@@ -124,17 +124,16 @@ class Forecast:
             recent = RECENT_SHARE * self._longest_check_seconds
             self._longest_check_seconds = max(recent, now - since)
         self._judged[offer] = now
-        self._judged.move_to_end(offer)
-        if len(self._judged) > JUDGED_MAX:
-            self._judged.popitem(last=False)
         if outcome == "refused" and worker in self._wasteful:
             return
         self._judged_since_order += 1
         self._wasted_since_order += outcome != "accepted"
         if outcome == "refused":
-            _move(worker, self._reliable, self._wasteful)
+            self._reliable.pop(worker, None)
+            self._wasteful[worker] = None
         elif outcome == "accepted":
-            _move(worker, self._wasteful, self._reliable)
+            self._wasteful.pop(worker, None)
+            self._reliable[worker] = None
 
     def settle(self, offer: Offer) -> None:
         """Remove a submission that is in the pool, or never will be."""
@@ -155,8 +154,6 @@ class Forecast:
         late = [offer for offer, (_, since) in self._announced.items() if now - since > longest]
         for offer in late:
             _, self._late[offer] = self._announced.pop(offer)
-            if len(self._late) > JUDGED_MAX:
-                self._late.popitem(last=False)
         self.waste(len(late))
         return len(late)
 
@@ -178,11 +175,3 @@ class Forecast:
         With `refill`, even an accepted submission may have no group that counts.
         """
         return self._wasted_since_order + (self._judged_since_order if refill else 0) > 0
-
-
-def _move(worker: str, before: OrderedDict[str, None], after: OrderedDict[str, None]) -> None:
-    before.pop(worker, None)
-    after[worker] = None
-    after.move_to_end(worker)
-    if len(after) > WORKERS_MAX:
-        after.popitem(last=False)

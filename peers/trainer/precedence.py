@@ -12,7 +12,7 @@ would delay every acceptance that it comes before, for the whole run.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +30,7 @@ from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Verdict
 from swarm.world.observable import Observable
+from swarm.world.recent import Recent
 
 ACKNOWLEDGED_KEPT = 4096
 """Acknowledgements whose time is remembered; the oldest is forgotten first."""
@@ -78,7 +79,7 @@ class Precedence:
         self._peer = peer
         self._store = store
         self._refusals = refusals
-        self._acknowledged: OrderedDict[tuple[str, Key], float] = OrderedDict()
+        self._acknowledged: Recent[tuple[str, Key], float] = Recent(ACKNOWLEDGED_KEPT)
         """When each validator's acknowledgement of a submission was heard."""
         self._silent: Counter[str] = Counter()
         """Waits for each validator that ran out since it was last heard."""
@@ -89,8 +90,6 @@ class Precedence:
         self._silent.pop(envelope.sender, None)
         key = (envelope.sender, (message.worker, message.submission))
         self._acknowledged.setdefault(key, self._peer.node.world.now())
-        if len(self._acknowledged) > ACKNOWLEDGED_KEPT:
-            self._acknowledged.popitem(last=False)
 
     async def wait(self, judge: str, verdict: Verdict) -> None:
         """Wait until no validator before `judge` in rank may still refuse what it accepted."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from swarm.run.work import OrderBook
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Checkpoint, Verdict
+from swarm.world.recent import Recent
 
 TURNED_DOWN_KEPT = 1024
 """Refused announcements whose answer is remembered; an older one is examined again if repeated."""
@@ -37,7 +37,7 @@ class Docket:
         """Slots whose submission was acknowledged or judged by any validator."""
         self._verdicts = HeardVerdicts(ranked=[validator])
         """The verdicts of all validators."""
-        self._turned_down: OrderedDict[Key, Envelope] = OrderedDict()
+        self._turned_down: Recent[Key, Envelope] = Recent(TURNED_DOWN_KEPT)
         """Answers to the last refused announcements; a repeated one gets the same answer."""
 
     # --- verdicts ----------------------------------------------------------------------------
@@ -74,8 +74,6 @@ class Docket:
     def turn_down(self, key: Key, envelope: Envelope) -> None:
         """Remember the refusal of an announcement."""
         self._turned_down[key] = envelope
-        if len(self._turned_down) > TURNED_DOWN_KEPT:
-            self._turned_down.popitem(last=False)
 
     def hear(self, envelope: Envelope) -> list[tuple[str, str]]:
         """Take note of any validator's verdict or acknowledgement, this one's included.

@@ -17,8 +17,9 @@ from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
 from peers.validator.records import Records
 from peers.validator.statistics import (
+    PACES_MAX,
     Duplicates,
-    Paces,
+    Pace,
     draw_secret,
     prefill_wanted,
     rows_sampled,
@@ -41,6 +42,7 @@ from swarm.run.work import submission_order
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import CheckpointReference, Verdict
 from swarm.world import ChildDied, ChildError
+from swarm.world.recent import Recent
 from swarm.world.restarts import Restarts
 
 ROWS_SAMPLED = 4
@@ -82,7 +84,7 @@ class Examiner:
         self._disk = peer.node.disk
         self._secret = draw_secret(peer)
         self._records = records
-        self._paces = Paces()
+        self._paces: Recent[str, Pace] = Recent(PACES_MAX)
         self._duplicates = Duplicates()
         self._prefill_restarts = prefill_restarts
         self._loaded: list[CheckpointReference] = []
@@ -192,7 +194,7 @@ class Examiner:
             group_digests=inspected.group_digests,
             tokens=inspected.tokens,
             duplicates=self._duplicates,
-            pace=self._paces.of(case.worker),
+            pace=self._paces.of(case.worker, Pace),
             now=self._peer.node.world.now(),
         )
         if outcome.failed:

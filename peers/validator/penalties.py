@@ -10,13 +10,13 @@ doubles the pause in which nothing of the worker is accepted.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from swarm.run.heard_verdicts import verdict_in
 from swarm.transport.rates import TokenBucket, TokenBuckets
 from swarm.wire.envelope import Envelope
 from swarm.world import World
+from swarm.world.recent import Recent
 
 NO_WASTE = ("stale", "admission")
 """Checks that fail for reasons that say nothing of the submission."""
@@ -59,7 +59,7 @@ class Penalties:
         """`here` is this validator's id."""
         self._world = world
         self._here = here
-        self._wastes: OrderedDict[str, _Wastes] = OrderedDict()
+        self._wastes: Recent[str, _Wastes] = Recent(WORKERS_REMEMBERED_MAX)
         self._refusals = TokenBuckets(REFUSALS_PER_SECOND, REFUSALS_BURST, WORKERS_REMEMBERED_MAX)
         self._strangers = TokenBucket(STRANGERS_REFUSALS_PER_SECOND, STRANGERS_REFUSALS_BURST)
 
@@ -78,10 +78,7 @@ class Penalties:
         """Count a waste at the wall time `when`; None: now."""
         now = self._world.wall_time()
         when = now if when is None else min(when, now)
-        wastes = self._wastes.setdefault(worker, _Wastes())
-        self._wastes.move_to_end(worker)
-        if len(self._wastes) > WORKERS_REMEMBERED_MAX:
-            self._wastes.popitem(last=False)
+        wastes = self._wastes.of(worker, _Wastes)
         if when - wastes.last > WASTES_KEPT_SECONDS:
             wastes.count = 0
         wastes.count += 1

@@ -8,7 +8,6 @@ no verdict within the run's limit, because the worker may be unable to reach it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import trio
@@ -23,6 +22,7 @@ from swarm.run.work import judges_of
 from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, AdmissionRefused, StepOrder, Submission, Verdict
+from swarm.world.recent import Recent
 
 QUESTION_SHARE = 1 / 2
 """Deadline for an earlier validator's answer, as a part of `acknowledgement_seconds`: the worker
@@ -38,7 +38,7 @@ class Precedence:
     def __init__(self, peer: RunNode, docket: Docket) -> None:
         self._peer = peer
         self._docket = docket
-        self._sent_away: OrderedDict[Key, float] = OrderedDict()
+        self._sent_away: Recent[Key, float] = Recent(SENT_AWAY_KEPT)
         """When each submission was first announced here too early."""
         self._silent_until: dict[str, float] = {}
         """Validators that did not answer, and until when they are not asked again."""
@@ -63,8 +63,6 @@ class Precedence:
             answer = await self._answer_of(validator, announced)
             if answer is not None:
                 self._sent_away.setdefault(key, now)
-                if len(self._sent_away) > SENT_AWAY_KEPT:
-                    self._sent_away.popitem(last=False)
                 return answer
         return None
 

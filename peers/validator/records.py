@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from swarm.ledger.evidence import Standing, WorkerEvidence
 from swarm.node.trusted import TrustedPart
 from swarm.run.run import Run
+from swarm.world.recent import Recent
 
 READ_MAX = 8192
 """Workers whose evidence is kept in memory, a few kilobytes each: more than a run has at a time.
@@ -35,8 +35,7 @@ class Records:
     def __init__(self, run: Run, trusted: TrustedPart, read_max: int = READ_MAX) -> None:
         self._run = run
         self._trusted = trusted
-        self._read_max = read_max
-        self._read: OrderedDict[str, _Read] = OrderedDict()
+        self._read: Recent[str, _Read] = Recent(read_max)
         """By worker; the last one asked for comes last."""
 
     def standing(self, worker: str) -> Standing:
@@ -49,14 +48,12 @@ class Records:
         since = (reinstated, tables.starts())
         read = self._read.get(worker)
         if read is None or read.since != since:
-            read = self._read[worker] = _Read(since)
+            read = _Read(since)
             for log in self._run.manifest.validator_ids():
                 start, sealed = tables.capitals_of(worker, log, reinstated.get(log, -1) + 1)
                 read.evidence.begin(log, sealed)
                 read.next[log] = max(start, reinstated.get(log, 0))
-            if len(self._read) > self._read_max:
-                self._read.popitem(last=False)
-        self._read.move_to_end(worker)
+        self._read[worker] = read
         for log in self._run.manifest.validator_ids():
             for index, evidence in tables.evidence_on(worker, log, read.next.get(log, 0)):
                 read.evidence.add(log, evidence)

@@ -114,19 +114,3 @@ class Pace:
             return 0.0
         self.tokens += tokens
         return self.tokens / max(1.0, now - self.started)
-
-
-class Paces:
-    """The paces of the workers that were heard last."""
-
-    def __init__(self, workers_max: int = PACES_MAX) -> None:
-        self._workers_max = workers_max
-        self._paces: OrderedDict[str, Pace] = OrderedDict()
-
-    def of(self, worker: str) -> Pace:
-        """The pace of a worker, which is now the last one heard."""
-        pace = self._paces.setdefault(worker, Pace())
-        self._paces.move_to_end(worker)
-        if len(self._paces) > self._workers_max:
-            self._paces.popitem(last=False)
-        return pace

@@ -329,13 +329,13 @@ class Gossip:
                 self._receive(neighbour, frame.envelope)
             elif isinstance(frame, Have):
                 for digest in frame.digests:
-                    neighbour.knows.add(digest)
+                    neighbour.knows[digest] = None
                 self._ask(neighbour, frame.digests)
             elif isinstance(frame, Want):
                 for digest in frame.digests:
                     kept = self._store.get(digest)
                     if kept is not None and kept.topic in neighbour.topics:
-                        neighbour.wanted.add(digest)
+                        neighbour.wanted[digest] = None
                         neighbour.supplied_until.pop(kept.sender, None)
                 self._wake(neighbour)
             elif isinstance(frame, Shown):
@@ -397,7 +397,7 @@ class Gossip:
                 digest, _ = owed.popitem(last=False)
                 kept = self._store.get(digest)
                 if kept is not None:
-                    neighbour.knows.add(digest)
+                    neighbour.knows[digest] = None
                     if owed is neighbour.wanted:
                         neighbour.answer_bytes -= len(kept.raw)
                     return Push(kept.raw)
@@ -411,7 +411,7 @@ class Gossip:
         neighbour.offers.pop(digest, None)
         held = self._store.get(digest)
         if held is not None:  # skip the usual duplicates before any check
-            neighbour.knows.add(digest)
+            neighbour.knows[digest] = None
             if digest in neighbour.pushed:  # both copies crossed: each has another source
                 neighbour.supplied_until[held.sender] = self._world.now() + SUPPLIED_SECONDS
             return
@@ -419,7 +419,7 @@ class Gossip:
             envelope = self._gate.admit(raw, TOPICS)
         except Dropped as dropped:
             if dropped.cause == "duplicate":
-                neighbour.knows.add(digest)
+                neighbour.knows[digest] = None
             elif (
                 dropped.cause in FORGED
                 or self._is_out_of_time(neighbour, dropped.cause, raw)
@@ -427,7 +427,7 @@ class Gossip:
             ):
                 neighbour.invalid += 1
             return
-        neighbour.knows.add(envelope.digest)
+        neighbour.knows[envelope.digest] = None
         self._accept(envelope)
 
     def _is_out_of_time(self, neighbour: Neighbour, cause: str, raw: bytes) -> bool:
@@ -469,10 +469,10 @@ class Gossip:
             self._world.random.shuffle(candidates)
             candidates.sort(key=self._slots.rank, reverse=True)
         for neighbour in candidates[:EAGER]:
-            neighbour.knows.add(digest)
-            neighbour.news.add(digest)
+            neighbour.knows[digest] = None
+            neighbour.news[digest] = None
             if routine:
-                neighbour.pushed.add(digest)
+                neighbour.pushed[digest] = None
             self._wake(neighbour)
 
     def _offer(self, neighbour: Neighbour, digests: Mapping[str, Sequence[bytes]]) -> None:
@@ -486,7 +486,7 @@ class Gossip:
             if digest not in knows
         ]
         for digest in missing:
-            knows.add(digest)
+            knows[digest] = None
         for chunk in chunks(missing):
             self._post(neighbour, Have(chunk))
 
@@ -504,7 +504,7 @@ class Gossip:
             if self._store.get(digest) is not None:
                 continue
             if self._asked.get(digest, now) > now:
-                neighbour.offers.add(digest)
+                neighbour.offers[digest] = None
                 continue
             wanted.append(digest)
             if trusted:

@@ -6,7 +6,7 @@ A `Neighbour` is a peer with an open gossip stream.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import trio
@@ -17,26 +17,13 @@ from swarm.transport import Stream, Transport
 from swarm.wire.envelope import BAN_SECONDS, ENVELOPE_BYTES_MAX
 from swarm.wire.identity import PeerId
 from swarm.world import World
+from swarm.world.recent import Recent
 
 PUSHED_MAX = 64
 """A few seconds of routine announcements: copies cross within a round trip."""
 
 KNOWN_SWEPT_MIN = 1024
 """Fewer known digests are not swept: 0.2 MB per neighbour."""
-
-
-class Remembered(OrderedDict[bytes, None]):
-    """The last added digests, oldest first, at most `most`."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def add(self, digest: bytes) -> None:
-        self[digest] = None
-        self.move_to_end(digest)
-        if len(self) > self._most:
-            self.popitem(last=False)
 
 
 class Neighbour:
@@ -55,10 +42,10 @@ class Neighbour:
         self.follows: frozenset[str] = frozenset()
         self.topics: frozenset[str] = frozenset()
         """The topics it follows that it is allowed to get."""
-        self.knows = Remembered(2 * EVENTS_MAX)
+        self.knows: Recent[bytes, None] = Recent(2 * EVENTS_MAX)
         self._sweep_at = KNOWN_SWEPT_MIN
         """Number of known digests at which those that are no longer kept are next removed."""
-        self.pushed = Remembered(PUSHED_MAX)
+        self.pushed: Recent[bytes, None] = Recent(PUSHED_MAX)
         """The last routine announcements pushed to it."""
         self.supplied_until: dict[str, float] = {}
         """Senders whose routine announcements it gets from others as early as from this peer, and
@@ -69,14 +56,14 @@ class Neighbour:
         self.scope = trio.CancelScope()
         self.outbox: deque[Frame] = deque()
         """Frames to send before `news` and `wanted`."""
-        self.news = Remembered(EVENTS_MAX)
+        self.news: Recent[bytes, None] = Recent(EVENTS_MAX)
         """Announcements to send, in this order."""
-        self.wanted = Remembered(EVENTS_MAX)
+        self.wanted: Recent[bytes, None] = Recent(EVENTS_MAX)
         """Announcements it asked for, in its order; sent when there is no news."""
         self.answer_bytes = ENVELOPE_BYTES_MAX
         """Bytes of `wanted` that it still gets before the next tick, unless it is trusted. Without
         this limit it could ask for the same again and again, and start new conversations for it."""
-        self.offers = Remembered(EVENTS_MAX)
+        self.offers: Recent[bytes, None] = Recent(EVENTS_MAX)
         """Announcements it offered that were just requested from a trusted neighbour."""
         self.writing = False
 
@@ -166,9 +153,9 @@ class Slots:
         """When to look for peers to start a conversation with."""
         self._transport = transport
         self._world = world
-        self._refusals: OrderedDict[PeerId, Refusal] = OrderedDict()
+        self._refusals: Recent[PeerId, Refusal] = Recent(REFUSALS_MAX)
         """Peers that refused to talk, or that have to start the conversation."""
-        self._spent: OrderedDict[PeerId, float] = OrderedDict()
+        self._spent: Recent[PeerId, float] = Recent(REFUSALS_MAX)
         """Strangers whose time is over, and until when they get no slot."""
 
     def rank(self, neighbour: Neighbour) -> int:
@@ -265,8 +252,6 @@ class Slots:
                 neighbour.topics = neighbour.follows & {RUN}
             elif now - neighbour.since > STRANGER_SECONDS:
                 self._spent[neighbour.peer] = now + FULL_SECONDS
-                if len(self._spent) > REFUSALS_MAX:
-                    self._spent.popitem(last=False)
                 self.leave(neighbour)
 
     # --- which side starts -------------------------------------------------------------------
@@ -280,10 +265,7 @@ class Slots:
             self._refusal(peer).retry_at = self._world.now() + YIELD_SECONDS
 
     def _refusal(self, peer: PeerId) -> Refusal:
-        refusal = self._refusals.setdefault(peer, Refusal())
-        if len(self._refusals) > REFUSALS_MAX:
-            self._refusals.popitem(last=False)
-        return refusal
+        return self._refusals.setdefault(peer, Refusal())
 
     def lacks(self) -> int:
         """How many more conversations with untrusted peers to start now."""

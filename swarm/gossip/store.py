@@ -9,6 +9,7 @@ from swarm.gossip.topics import LASTING, RUN, STATES_FIRST, TOPICS
 from swarm.wire.envelope import Envelope
 from swarm.wire.messages import StateMessage
 from swarm.world import World
+from swarm.world.recent import Recent
 
 EVENTS_MAX = 16_384
 """Events kept for neighbours that lack them: the messages of validators about 25 submissions per
@@ -38,7 +39,7 @@ class Store:
         self._events: OrderedDict[bytes, Kept] = OrderedDict()
         """Oldest first."""
         self._events_bytes = 0
-        self._lasting: OrderedDict[bytes, Kept] = OrderedDict()
+        self._lasting: Recent[bytes, Kept] = Recent(EVENTS_MAX)
         """Lasting events, oldest first."""
         self._states: dict[bytes, Kept] = {}
         self._newest: dict[tuple[int, str], bytes] = {}
@@ -59,8 +60,6 @@ class Store:
         kept = Kept(envelope.raw, topic, envelope.body.expires_ms, envelope.sender)
         if isinstance(message, LASTING):
             self._lasting[digest] = kept
-            if len(self._lasting) > EVENTS_MAX:
-                self._lasting.popitem(last=False)
         elif isinstance(message, StateMessage):
             kind = (STATES_FIRST.index(type(message)), envelope.sender)
             self._states.pop(self._newest.get(kind, b""), None)

@@ -23,6 +23,7 @@ from swarm.kademlia.wire import Message, MessageType, Neighbour
 from swarm.transport import Stream, StreamError, Transport
 from swarm.wire.identity import PeerId, peer_id_bytes
 from swarm.world import World
+from swarm.world.recent import Recent
 
 REQUEST_SECONDS_MAX = 10.0
 """Deadline of one request, its connection included."""
@@ -168,7 +169,7 @@ class Contacts:
         self.requests = Requests(transport, world)
         self._send_check, self._receive_check = trio.open_memory_channel[Neighbour](CHECKS_MAX)
         self._send_newcomer, self.newcomers = trio.open_memory_channel[PeerId](CHECKS_MAX)
-        self._checked: OrderedDict[PeerId, float] = OrderedDict()
+        self._checked: Recent[PeerId, float] = Recent(CHECKS_REMEMBERED_MAX)
 
     def itself(self) -> Neighbour:
         return Neighbour(self.peer_id, tuple(self.transport.addresses()))
@@ -251,7 +252,7 @@ class Contacts:
         `proven` addresses, given by a person, are kept even if the peer does not name them: a
         router may forward its port.
         """
-        self._remember_check(neighbour.peer)
+        self._checked[neighbour.peer] = self.world.now()
         try:
             answer = await self.requests.ask(
                 neighbour, Message(MessageType.FIND_NODE, peer_id_bytes(neighbour.peer))
@@ -284,13 +285,7 @@ class Contacts:
             self._send_check.send_nowait(neighbour)
         except trio.WouldBlock:
             return  # the queue is full: the peer will send requests again
-        self._remember_check(neighbour.peer)
-
-    def _remember_check(self, peer: PeerId) -> None:
-        self._checked[peer] = self.world.now()
-        self._checked.move_to_end(peer)
-        if len(self._checked) > CHECKS_REMEMBERED_MAX:
-            self._checked.popitem(last=False)
+        self._checked[neighbour.peer] = self.world.now()
 
     def _note_answer(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         known = peer in self.table

@@ -12,7 +12,7 @@ import trio
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
-from swarm.node.searches import SEARCH_SECONDS_MAX, Search, Searches
+from swarm.node.searches import SEARCH_SECONDS_MAX, SEARCHES_MAX, Search
 from swarm.run.changes import changes
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.manifest import content_digest, manifest_in
@@ -27,6 +27,7 @@ from swarm.wire.identity import Identity, PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Message, PeerRecord
 from swarm.world import Compute, Database, Disk, World
+from swarm.world.recent import Recent
 
 
 class Departure:
@@ -101,7 +102,7 @@ class Node:
     _records_bytes: int = 0
     _refused: dict[str, RunManifest] = field(default_factory=dict)
     """The last refused manifest of each run."""
-    _searches: Searches = field(default_factory=Searches)
+    _searches: Recent[PeerId, Search] = field(default_factory=lambda: Recent(SEARCHES_MAX))
     _met: dict[PeerId, list[str]] = field(default_factory=dict)
     """Peers and addresses in the file `PEERS_MET`."""
 
@@ -270,12 +271,13 @@ class Node:
         Raises a `PeerError` that names the peer.
         """
         if peer not in self.transport.connected():
-            search, began = self._searches.of(peer), self.world.now()
+            search, began = self._searches.of(peer, Search), self.world.now()
             async with search.lock:
                 if peer not in self.transport.connected():
                     await self._look_in_turn(peer, search, began)
-        if (forgotten := self._searches.end(peer)) is not None:
-            self.learn_record(forgotten)  # who asks this peer for pieces reads it
+        ended = self._searches.pop(peer, None)
+        if ended is not None and ended.forgotten is not None:
+            self.learn_record(ended.forgotten)  # who asks this peer for pieces reads it
 
     async def fetch_file(self, peer: PeerId, wanted: BlobReference, path: str) -> None:
         """Fetch a file by its hash from one peer, and put it at `path`. Not yet durable.

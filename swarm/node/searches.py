@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import trio
 
 from swarm.wire.envelope import Envelope
-from swarm.wire.identity import PeerId
 
 PAUSE_SECONDS_MIN = 5.0
 PAUSE_SECONDS_MAX = 60.0
@@ -50,22 +48,3 @@ class Search:
         """Note that the DHT was searched in vain."""
         self.again_at = now + self._pause_seconds
         self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
-
-
-class Searches:
-    """The searches for the peers that are not connected."""
-
-    def __init__(self) -> None:
-        self._by_peer: OrderedDict[PeerId, Search] = OrderedDict()
-
-    def of(self, peer: PeerId) -> Search:
-        search = self._by_peer.setdefault(peer, Search())
-        self._by_peer.move_to_end(peer)
-        if len(self._by_peer) > SEARCHES_MAX:
-            self._by_peer.popitem(last=False)
-        return search
-
-    def end(self, peer: PeerId) -> Envelope | None:
-        """Note that a peer is connected; returns its record, if that was forgotten meanwhile."""
-        search = self._by_peer.pop(peer, None)
-        return search.forgotten if search is not None else None

@@ -7,13 +7,13 @@ that failed is tried again later. A new source is assumed to be as fast as the f
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.shardcast import limits
 from swarm.transport import Source
 from swarm.world import World
+from swarm.world.recent import Recent
 
 SOURCE_HEALING = 0.01
 """Added to every source's success rate per observation, capped at 1 (INTELLECT-2)."""
@@ -64,22 +64,18 @@ class SourceBook:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._records: Recent[str, _Record] = Recent(SOURCES_KNOWN_MAX)
         self._observations = 0
 
     def _record(self, name: str) -> _Record:
-        record = self._records.get(name)
-        if record is None:
-            fastest = max(
-                (known.bandwidth for known in self._records.values() if known.measured),
-                default=limits.SOURCE_BANDWIDTH_INITIAL,
-            )
-            record = self._records[name] = _Record(1.0, fastest, self._observations)
-            if len(self._records) > SOURCES_KNOWN_MAX:
-                self._records.popitem(last=False)  # the least recently used
-        else:
-            self._records.move_to_end(name)
-        return record
+        return self._records.of(name, self._newcomer)
+
+    def _newcomer(self) -> _Record:
+        fastest = max(
+            (known.bandwidth for known in self._records.values() if known.measured),
+            default=limits.SOURCE_BANDWIDTH_INITIAL,
+        )
+        return _Record(1.0, fastest, self._observations)
 
     def success_rate(self, name: str) -> float:
         """Averaged share of requests that succeeded, plus the healing since; in [0, 1]."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from math import inf
 
 import trio
+
+from swarm.world.recent import Recent
 
 HOUR = 3600.0
 
@@ -71,22 +72,14 @@ class TokenBuckets:
     def __init__(self, per_second: float, burst: float, names_max: int) -> None:
         self._per_second = per_second
         self._burst = burst
-        self._names_max = names_max
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._buckets: Recent[str, TokenBucket] = Recent(names_max)
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def of(self, name: str) -> TokenBucket:
         """Return the bucket of `name`; a new, full one if the name is not remembered."""
-        bucket = self._buckets.get(name)
-        if bucket is not None:
-            self._buckets.move_to_end(name)
-            return bucket
-        bucket = self._buckets[name] = TokenBucket(self._per_second, self._burst)
-        if len(self._buckets) > self._names_max:
-            self._buckets.popitem(last=False)
-        return bucket
+        return self._buckets.of(name, lambda: TokenBucket(self._per_second, self._burst))
 
 
 @dataclass(frozen=True)

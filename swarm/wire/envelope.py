@@ -28,6 +28,7 @@ from swarm.wire.manifest import NEEDS_INDEX, RunManifest
 from swarm.wire.messages import Count, Message, PeerRecord, StateMessage
 from swarm.wire.protocol import PROTOCOL_VERSION, ProtocolVersion
 from swarm.world import Database, World
+from swarm.world.recent import Recent
 
 ENVELOPE_VERSION = 1
 """Version of the envelope itself, which has never changed. Envelopes of another are dropped."""
@@ -374,7 +375,7 @@ class Gate:
         """Number of remembered events at which expired ones are next removed."""
         self._states: dict[tuple[str, str], _Newest] = {}
         """Newest states of trusted senders, by sender and kind."""
-        self._others_states: OrderedDict[tuple[str, str], _Newest] = OrderedDict()
+        self._others_states: Recent[tuple[str, str], _Newest] = Recent(SENDERS_REMEMBERED_MAX)
         """Newest states of other senders, which may be invented; only the most recent are kept."""
         self._rates = TokenBuckets(
             SENDER_RATE_PER_SECOND, SENDER_RATE_BURST, SENDERS_REMEMBERED_MAX
@@ -455,13 +456,8 @@ class Gate:
             self._seen.popitem(last=False)
 
     def _keep_newest(self, key: tuple[str, str], newest: _Newest) -> None:
-        if self.trusts(key[0]):
-            self._states[key] = newest
-            return
-        self._others_states[key] = newest
-        self._others_states.move_to_end(key)
-        if len(self._others_states) > SENDERS_REMEMBERED_MAX:
-            self._others_states.popitem(last=False)
+        states = self._states if self.trusts(key[0]) else self._others_states
+        states[key] = newest
 
     def _newest(self, key: tuple[str, str]) -> _Newest | None:
         return self._states.get(key) or self._others_states.get(key)

@@ -19,6 +19,7 @@ For other rooms:
 - `process`: FORK_SERVER_VARIABLE, HOME_VARIABLE, INSTALLED_VARIABLE, Process, close_memory,
   describe_status, lines_of
 - `progress`: HUNG_STATUS, REPORT_SECONDS, Reporter, checkpoint, current, report
+- `recent`: Recent
 - `restarts`: Restarts
 - `tasks`: J, JobThread, Lifetime, R, in_job_thread, open_guarded
 """

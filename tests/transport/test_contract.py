@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from contextlib import AsyncExitStack
+from typing import cast
 
 import pytest
 import trio
@@ -22,7 +23,7 @@ from swarm.transport import (
     base,
     limits,
 )
-from swarm.transport.framing import ByteStream, encode_frame
+from swarm.transport.framing import ByteStream, FramedStream, encode_frame
 from swarm.transport.http import limits as http_limits
 from swarm.wire.identity import Identity
 
@@ -232,8 +233,11 @@ async def test_strangers_cannot_make_a_peer_hold_more_than_so_much(tmp_path, mon
     monkeypatch.setattr(base, "STREAMS_HELD_BYTES_MAX", 1_000_000)
     network = Network("libp2p", tmp_path)
 
-    async def send_half(carrier: ByteStream, size: int) -> None:
-        await carrier.write(encode_frame(bytes(size))[:-1])
+    async def send_half(stream: Stream, size: int) -> None:
+        await carrier(stream).write(encode_frame(bytes(size))[:-1])
+
+    def carrier(stream: Stream) -> ByteStream:
+        return cast(FramedStream, stream)._carrier
 
     async with AsyncExitStack() as stack:
         bob = await stack.enter_async_context(network.peer(BOB))
@@ -243,19 +247,19 @@ async def test_strangers_cannot_make_a_peer_hold_more_than_so_much(tmp_path, mon
         await alice.transport.connect(bob.id, bob.transport.addresses())
         honest = [await alice.transport.open_stream(bob.id, ECHO) for _ in range(3)]
         for stream in honest:
-            await send_half(stream._carrier, 100_000)
+            await send_half(stream, 100_000)
         for key in range(10, 30):
             mallory = await stack.enter_async_context(network.peer(Identity(bytes([key]) * 32)))
             await mallory.transport.connect(bob.id, bob.transport.addresses())
             stream = await mallory.transport.open_stream(bob.id, ECHO)
-            await send_half(stream._carrier, 200_000)
+            await send_half(stream, 200_000)
             await trio.sleep(0.1)
             assert bob.transport._held_bytes <= 1_000_000  # type: ignore[attr-defined]
         held = [stream.peer for stream in bob.transport._holding]  # type: ignore[attr-defined]
         assert held.count(ALICE.peer_id) == 3
         assert len(held) == 3 + 3  # there is room for three of the others
         for stream in honest:
-            await stream._carrier.write(b"\0")
+            await carrier(stream).write(b"\0")
             assert await stream.receive() == bytes(100_000)
 
 

@@ -7,7 +7,7 @@ import pytest
 from peers.validator.cases import Outcome, verdict_on
 from peers.validator.checks.base import run
 from peers.validator.checks.history import History, speed
-from peers.validator.statistics import Duplicates, Pace, Paces, prefill_wanted
+from peers.validator.statistics import Duplicates, Pace, prefill_wanted
 from tests.validator.test_queue import case
 
 
@@ -55,16 +55,6 @@ def test_groups_are_forgotten_with_their_policy() -> None:
     assert duplicates.seen([group("0")], "mallory", (1, 2)) == 0
     assert duplicates.seen([group("1")], "mallory", (1, 2)) == 1
     assert duplicates.seen([group("0")], "bob", (1, 2)) == 1, "the copy is still remembered"
-
-
-def test_paces_of_those_heard_last_are_kept() -> None:
-    paces = Paces(workers_max=2)
-    alice = paces.of("alice")
-    paces.of("bob")
-    assert paces.of("alice") is alice
-    paces.of("carol")
-    assert paces.of("alice") is alice
-    assert paces.of("bob").started == Pace().started
 
 
 def test_pace_counts_from_the_first_submission() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.ledger.entries import CheckpointPublished, TrainingFigures
 from swarm.wire.messages import Evaluation, StepOrder, Verdict
+from swarm.world.recent import Recent
 
 STEPS_KEPT = 512
 """Steps with figures, the newest."""
@@ -70,7 +71,7 @@ class History:
 
     def __init__(self) -> None:
         self.steps: dict[int, StepFigures] = {}
-        self.workers: OrderedDict[str, WorkerFigures] = OrderedDict()
+        self.workers: Recent[str, WorkerFigures] = Recent(WORKERS_MAX)
         """The one heard last comes last."""
         self.refusals: deque[tuple[str, Verdict]] = deque(maxlen=REFUSALS_KEPT)
         """The newest verdicts other than accepted, and whose they are."""
@@ -157,10 +158,7 @@ class History:
     def _learn_worker(self, verdict: Verdict, by: str) -> None:
         if verdict.outcome != "accepted":
             self.refusals.append((by, verdict))
-        worker = self.workers.setdefault(verdict.worker, WorkerFigures())
-        self.workers.move_to_end(verdict.worker)
-        if len(self.workers) > WORKERS_MAX:
-            self.workers.popitem(last=False)
+        worker = self.workers.of(verdict.worker, WorkerFigures)
         worker.accepted += verdict.outcome == "accepted"
         worker.refused += verdict.outcome == "refused"
         if verdict.outcome != "refused":

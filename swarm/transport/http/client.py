@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import select
 import ssl
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -29,6 +28,7 @@ from swarm.transport.http.pace import Broken, Uplink
 from swarm.transport.http.wire import Buffers, Wire
 from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, Piece, Sink
+from swarm.world.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -188,9 +188,9 @@ class BulkClient:
         self._idle: dict[_Key, list[tuple[Connection, float]]] = {}
         """Idle connections, each with the time since when it is idle."""
         self._looked_at = 0.0
-        self._round_trips: OrderedDict[str, float] = OrderedDict()
+        self._round_trips: Recent[str, float] = Recent(ROOTS_KNOWN_MAX)
         """By root: the shortest time that connecting took, in seconds."""
-        self._unreachable: OrderedDict[tuple[str, PeerId | None], float] = OrderedDict()
+        self._unreachable: Recent[tuple[str, PeerId | None], float] = Recent(ROOTS_KNOWN_MAX)
         """Roots that did not answer, and the time of the last attempt."""
 
     async def fetch_run(
@@ -349,7 +349,7 @@ class BulkClient:
                     raise Unreachable(f"{root} speaks no HTTP: {error}") from error
                 raise
             return connection
-        self._note_unreachable(root, peer)
+        self._unreachable[root, peer] = trio.current_time()
         raise Unreachable(f"{root} cannot be reached: no answer in time")
 
     async def _connect(
@@ -362,7 +362,7 @@ class BulkClient:
             self._note_round_trip(root, trio.current_time() - began)
             return await self._secured(stream, host) if secure else stream
         except (OSError, UnicodeError, trio.BrokenResourceError) as error:
-            self._note_unreachable(root, peer)
+            self._unreachable[root, peer] = trio.current_time()
             raise Unreachable(f"{root} cannot be reached: {_why(error)}") from error
 
     async def _secured(
@@ -392,7 +392,7 @@ class BulkClient:
         await connection.request(b"POST", "/admission", headers, proof)
         status, size = await connection.response()
         if status == MISDIRECTED:
-            self._note_unreachable(connection.root, peer)
+            self._unreachable[connection.root, peer] = trio.current_time()
             raise Unreachable(f"{connection.root} is another peer's here")
         if status in BUSY_STATUSES:
             raise await self._full(connection, status, size)
@@ -405,16 +405,8 @@ class BulkClient:
         refusal = await connection.refusal(status, size)
         return Unreachable(str(refusal), retry=refusal.retry, busy=refusal.busy)
 
-    def _note_unreachable(self, root: str, peer: PeerId | None) -> None:
-        self._unreachable.pop((root, peer), None)
-        self._unreachable[root, peer] = trio.current_time()
-        if len(self._unreachable) > ROOTS_KNOWN_MAX:
-            self._unreachable.popitem(last=False)
-
     def _note_round_trip(self, root: str, seconds: float) -> None:
         self._round_trips[root] = min(seconds, self._round_trips.get(root, seconds))
-        if len(self._round_trips) > ROOTS_KNOWN_MAX:
-            self._round_trips.popitem(last=False)
 
 
 def _why(error: BaseException) -> str:

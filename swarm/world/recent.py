@@ -1,0 +1,29 @@
+"""A dictionary with a bound."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(OrderedDict[K, V]):
+    """A dictionary of at most `most` items: the one that was set longest ago makes way."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+    def of(self, key: K, make: Callable[[], V]) -> V:
+        """The value of a key, made if it has none; set again, so that it is the newest."""
+        value = self[key] = self[key] if key in self else make()
+        return value
