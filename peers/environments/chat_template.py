@@ -1,37 +1,55 @@
 """A checkpoint's chat template: the Jinja text that turns messages into a prompt.
 
-The templates are rendered by Jinja's sandbox (`peers.environments.template_sandbox`) with the
-settings of transformers, whose import would take a second in every process that renders. (The
-package `renderers` has code of its own for some models instead of the checkpoint's template, and
-needs clients of remote services.) Unlike there, the date is not that of the day, because a prompt
-must be the same on every machine.
+The templates are rendered by Jinja's sandbox with the settings of transformers, in a killable
+process (`peers.environments.template_service`). (The package `renderers` has code of its own for
+some models instead of the checkpoint's template, and needs clients of remote services.) Unlike
+there, the date is not that of the day, because a prompt must be the same on every machine.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-import jinja2
 import tokenizers
 from blake3 import blake3
 
+from peers.environments.graders.pool import OutOfMemory, OutOfTime, Pool, ServiceError
 from peers.environments.interface import Message
 from peers.environments.renderer import FILES
-from peers.environments.template_sandbox import Sandbox, limited
 from swarm.errors import UserError
 
 CHARACTERS_MAX = 1 << 17
 """Size of a template; the longest in use have 20,000."""
+
+CPU_SECONDS = 10.0
+"""CPU time of one rendering: the longest chats take a hundredth of it. Whether a task has a prompt
+must not depend on the machine, so only templates that compute without end may reach it."""
+
+WALL_SECONDS = 600.0
+"""Wall time of one rendering. A machine so busy fails; it does not pass over the task."""
+
+MEMORY_BYTES = 512 << 20
+"""Memory of the process beyond its libraries."""
+
+_BEYOND = (ServiceError, OutOfTime, OutOfMemory)
+"""What a template does on every machine alike."""
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 """Tokens that a template may use as variables, by their keys in the tokenizer's files."""
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages, each with `role` and `content`, and perhaps with calls of tools."""
+
+
+@cache
+def _pool() -> Pool:
+    """The process that renders for this one."""
+    service = "peers.environments.template_service:TemplateService"
+    return Pool(service, WALL_SECONDS, MEMORY_BYTES, CPU_SECONDS)
 
 
 class ChatTemplate:
@@ -46,15 +64,8 @@ class ChatTemplate:
                 f"{CHARACTERS_MAX} are allowed; shorten it"
             )
         try:
-            self._template = Sandbox().from_string(source)
-        except (
-            jinja2.TemplateError,
-            SyntaxError,
-            ValueError,
-            ArithmeticError,
-            TypeError,
-            RecursionError,
-        ) as error:
+            self._ask(None)
+        except _BEYOND as error:
             raise UserError(
                 f"{where}: the chat template is no valid Jinja ({_described(error)}); repair it"
             ) from error
@@ -90,21 +101,21 @@ class ChatTemplate:
         definitions; all others are the template's own.
         Raises `UserError` when the template fails.
         """
-        own: dict[str, Any] = {"tools": None, **variables}
-        date = own.pop("chat_date", None)
-        if date is not None:
-            own["strftime_now"] = datetime.date.fromisoformat(date).strftime
+        given = {
+            "messages": [dict(message) for message in chat],
+            "add_generation_prompt": prompts,
+            "documents": None,
+            "tools": None,
+            **self.tokens,
+            **variables,
+        }
         try:
-            with limited():
-                return self._template.render(
-                    messages=[dict(message) for message in chat],
-                    add_generation_prompt=prompts,
-                    documents=None,
-                    **self.tokens,
-                    **own,
-                )
-        except Exception as error:  # a template may fail in any way
+            return str(json.loads(self._ask(given)))
+        except _BEYOND as error:
             raise UserError(self._failure(chat, error)) from error
+
+    def _ask(self, given: Mapping[str, Any] | None) -> str:
+        return str(_pool().ask(json.dumps({"source": self.source, "given": given})))
 
     def _failure(self, chat: Chat, error: Exception) -> str:
         roles = ", ".join(message["role"] for message in chat)
@@ -123,7 +134,7 @@ class ChatTemplate:
 
 
 def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+    return str(error)[:200]
 
 
 def _config(raw: bytes, where: str) -> Mapping[str, Any]:

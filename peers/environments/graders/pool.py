@@ -52,6 +52,14 @@ class Overdue(ProcessFailed):
     """A process was killed at its deadline, or had used up its CPU time."""
 
 
+class OutOfTime(Overdue):
+    """A process had used up its CPU time, as it would on any machine."""
+
+
+class OutOfMemory(ProcessFailed):
+    """A process had used up its memory, as it would on any machine."""
+
+
 class ServiceError(SwarmError):
     """The service raised an exception; its process lives on."""
 
@@ -119,7 +127,7 @@ class Pool:
         try:
             reply = process.ask(request, seconds)
             if reply.out_of_memory:
-                raise ProcessFailed(f"it used all of its {self.memory_bytes >> 20} MiB of memory")
+                raise OutOfMemory(f"it used all of its {self.memory_bytes >> 20} MiB of memory")
         except BaseException:
             self.replaced += 1
             process.kill()
@@ -226,7 +234,7 @@ class _Process:
         except subprocess.TimeoutExpired:
             return ProcessFailed("it closed its connection")
         if status == -signal.SIGPROF:
-            return Overdue(
+            return OutOfTime(
                 f"it took more than {self._setup.cpu_seconds:g} s of CPU time and was killed"
             )
         how = describe_status(status)
