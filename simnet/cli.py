@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from simnet import scenarios
-from simnet.campaign import minimise_seed, replay_command, run_campaign
+from simnet.campaign import replay_command, run_campaign
 from simnet.clock import Deadlock
 from simnet.faults import read as read_schedule
 from simnet.plot import SUFFIXES as PLOT_SUFFIXES
@@ -92,7 +92,6 @@ def swarm_of_seeds(
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 1,
     peers: Annotated[int | None, typer.Option(help="How many peers.")] = None,
-    minimise: Annotated[bool, typer.Option(help="Make the first failing schedule small.")] = True,
     json_path: Json = None,
 ) -> None:
     """Run many seeds; the exit status is 1 if any failed, 130 after Ctrl-C."""
@@ -100,14 +99,6 @@ def swarm_of_seeds(
         check_writable("--json", json_path)
         scenarios.load(scenario)
     campaign = run_campaign(scenario, seeds=range(first, first + seeds), peers=peers, jobs=jobs)
-    small = ""
-    named = next((result for result in campaign.failed if result.schedule), None)
-    if named is not None and minimise and not campaign.interrupted:
-        print(f"seed {named.seed}: making its schedule of faults smaller", file=sys.stderr)
-        small = minimise_seed(campaign, named)
-        path = Path(f"faults-{scenario}-{named.seed}.toml")
-        path.write_text(small, encoding="utf-8")
-        _say(json_path, f"{small}\nreplay: {campaign.replay(named.seed, faults=str(path))}")
     word = "interrupted after " if campaign.interrupted else ""
     _say(
         json_path,
@@ -116,7 +107,7 @@ def swarm_of_seeds(
     )
     if json_path is not None:
         with _mistakes():
-            write_json("--json", {**dataclasses.asdict(campaign), "minimised": small}, json_path)
+            write_json("--json", dataclasses.asdict(campaign), json_path)
     if campaign.interrupted:
         raise typer.Exit(130)
     raise typer.Exit(1 if campaign.failed else 0)
