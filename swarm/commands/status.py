@@ -141,31 +141,19 @@ def _evaluation_line(found: dict[str, Any]) -> str:
 
 
 def _summary(status: RunStatus) -> list[Text]:
-    """Peers by role and state, and by name the trusted, the troubled and the busiest."""
+    """Peers by role and state, and by name the trusted and the troubled."""
     from rich.text import Text
 
     trusted = set(status.run.manifest.trusted_ids())
-
-    def trouble(entry: Present) -> tuple[bool, int, float]:
-        """Trusted peers first, then those that fell silent last."""
-        return entry.peer not in trusted, STATES.index(entry.state), entry.age_seconds
-
-    def idleness(entry: Present) -> tuple[float, int]:
-        beat = entry.heartbeat
-        return -beat.tokens_per_second, -beat.bytes_sent
-
     peers = sorted(status.present.values(), key=lambda entry: entry.peer)
-    troubled = [entry for entry in peers if entry.state not in ("live", "left", "finished")]
-    live = [entry for entry in peers if entry.standing == "live"]
-    owners = [entry for entry in live if entry.peer in trusted]
-    busy = [entry for entry in live if entry.peer not in trusted and any(idleness(entry))]
+    owners = [each for each in peers if each.standing == "live" and each.peer in trusted]
+    owners.sort(key=lambda each: each.heartbeat.roles)
+    troubled = [each for each in peers if each.state not in ("live", "left", "finished")]
+    # Trusted peers first, then those that fell silent last.
+    troubled.sort(key=lambda e: (e.peer not in trusted, STATES.index(e.state), e.age_seconds))
     lines = [Text(line) for line in _table(peers)]
-    for title, part, order in (
-        ("trusted by the owner", owners, lambda entry: entry.heartbeat.roles),
-        ("silent or evicted", troubled, trouble),
-        ("busiest, by their own figures", busy, idleness),
-    ):
-        shown = sorted(part, key=order)[:PEERS_NAMED]
+    for title, part in (("trusted by the owner", owners), ("silent or evicted", troubled)):
+        shown = part[:PEERS_NAMED]
         if shown:
             more = f" ({len(shown)} of {len(part):,})" if len(part) > len(shown) else ""
             lines += [Text(), Text(title + more, style="bold")]

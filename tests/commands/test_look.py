@@ -266,7 +266,7 @@ def test_ids_can_be_copied_at_80_columns() -> None:
 
 def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:
     status = RunStatus(Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE, BOB]))))
-    gone, busiest = identity(7).peer_id, identity(30).peer_id
+    gone = identity(7).peer_id
     left, finished = identity(8).peer_id, identity(9).peer_id
     standings: dict[str, Standing] = {
         BOB.peer_id: "suspected",
@@ -281,7 +281,6 @@ def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:
             peer=key.peer_id,
             heartbeat=Heartbeat(
                 roles=roles.get(key.peer_id, ["inference", "relay"]),
-                tokens_per_second=4321 if key.peer_id == busiest else 10,
                 leaving=goodbyes.get(key.peer_id, ""),
             ),
             age_seconds=1.0,
@@ -300,9 +299,7 @@ def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:
     named = [line.split()[0] for line in lines if line.startswith("12D3KooW")]
     assert named[:2] == [TRAINER.peer_id, ALICE.peer_id], "whom the owner trusts"
     assert named[2:4] == [BOB.peer_id, gone], "who fell silent, trusted peers first"
-    assert named[4] == busiest and len(named) == 8, "who does most"
-    assert "busiest, by their own figures (4 of 32)" in lines
-    assert "  4,321 tokens/s" in lines
+    assert len(named) == 4
     every = printed(status_lines(status, listed_max=len(status.present))).splitlines()
     assert len(every) == 3 + 2 * 38
 

@@ -70,10 +70,6 @@ class Grades:
     parts: Sequence[Mapping[str, float]] = ()
     """What each reward is made of."""
     advantages: Sequence[float] = ()
-    outcome: Outcome | None = None
-    """What the trainer did with the group; None if no log says it."""
-    consumed_at: int | None = None
-    """The step at which the trainer did so."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,9 @@ class SeenRollout:
     parts: Mapping[str, float]
     advantage: float | None
     outcome: Outcome | None
+    """What the trainer did with its group; None if no log says it."""
     consumed_at: int | None
+    """The step at which the trainer did so."""
 
     @property
     def group_key(self) -> tuple[str, int]:
@@ -157,16 +155,3 @@ def as_row(seen: SeenRollout) -> dict[str, Any]:
         "turns": [vars(turn) for turn in seen.turns],
         "parts": [{"name": name, "value": value} for name, value in seen.parts.items()],
     }
-
-
-OUTCOMES_TRAINED: tuple[Outcome | None, ...] = (None, "consumed", "carried")
-"""Outcomes of groups that are trained on, or may be."""
-
-
-def may_be_trained_on(origin: SeenSubmission, grades: Grades, sample: int) -> bool:
-    """Whether a rollout has a share in the loss, as far as is known."""
-    return (
-        origin.verdict in (None, "accepted")
-        and grades.outcome in OUTCOMES_TRAINED
-        and not (sample < len(grades.advantages) and not any(grades.advantages))
-    )

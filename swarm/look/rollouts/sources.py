@@ -23,7 +23,6 @@ from swarm.look.rollouts.seen import (
     SeenSubmission,
     Turn,
     grades_of,
-    may_be_trained_on,
 )
 from swarm.look.rollouts.text import Decoder, find_tokenizer
 from swarm.rollouts.rollouts import Rollouts
@@ -230,23 +229,17 @@ class _Submission:
 
     def rows(self) -> Iterator[SeenRollout]:
         """The rollouts in the order of the file."""
+        objective = self._manifest.objective if self._manifest is not None else Objective()
         graded: dict[int, Grades] = {}
         for index, group in enumerate(self._rollouts.group.tolist()):
             if group not in graded:
-                graded[group] = self._grades(group)
+                if self._verdict is not None:
+                    graded[group] = grades_of(self._verdict, group, objective)
+                else:
+                    reward, parts = self._posted
+                    rewards = [] if reward is None else [reward] * self._samples
+                    graded[group] = Grades(rewards, [parts] * self._samples)
             yield self._row(index, graded[group])
-
-    def _grades(self, group: int) -> Grades:
-        objective = self._manifest.objective if self._manifest is not None else Objective()
-        outcomes = self._consumed.outcomes if self._consumed is not None else []
-        outcome = outcomes[group] if 0 <= group < len(outcomes) else None
-        step = self._consumed.step if self._consumed is not None and outcome else None
-        if self._verdict is None:
-            reward, parts = self._posted
-            rewards = [] if reward is None else [reward] * self._samples
-            return Grades(rewards, parts=[parts] * self._samples, outcome=outcome, consumed_at=step)
-        grades = grades_of(self._verdict, group, objective)
-        return replace(grades, outcome=outcome, consumed_at=step)
 
     def _origin(self, group: int) -> SeenSubmission:
         """The origin of a group's rollouts."""
@@ -263,7 +256,15 @@ class _Submission:
         unknown = (f"environment {row.environment}", "")
         name, version = self._names[row.environment] if known else unknown
         origin = self._origin(row.group)
-        trained = may_be_trained_on(origin, grades, row.sample)
+        outcomes = self._consumed.outcomes if self._consumed is not None else []
+        outcome = outcomes[row.group] if 0 <= row.group < len(outcomes) else None
+        advantage = _at(grades.advantages, row.sample)
+        # As far as is known.
+        trained = (
+            origin.verdict in (None, "accepted")
+            and outcome in (None, "consumed", "carried")
+            and not (advantage is not None and not any(grades.advantages))
+        )
         decode_text = self._decoder.decode if self._decoder is not None else None
         turns = [
             Turn(
@@ -289,9 +290,9 @@ class _Submission:
             turns=turns,
             reward=_at(grades.rewards, row.sample),
             parts=grades.parts[row.sample] if row.sample < len(grades.parts) else {},
-            advantage=_at(grades.advantages, row.sample),
-            outcome=grades.outcome,
-            consumed_at=grades.consumed_at,
+            advantage=advantage,
+            outcome=outcome,
+            consumed_at=self._consumed.step if self._consumed is not None and outcome else None,
         )
 
 
