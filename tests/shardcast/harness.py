@@ -251,4 +251,4 @@ async def assembled(
 
 
 def same_files(disk: MemoryDisk, folder: str, files: dict[str, bytes]) -> bool:
-    return all(bytes(disk.files[f"{folder}/{n}"].data) == data for n, data in files.items())
+    return all(disk.data(f"{folder}/{n}") == data for n, data in files.items())

@@ -81,7 +81,7 @@ class _Corrupt:
 
     def __init__(self, honest: Peer, liar: Peer) -> None:
         self.honest = honest
-        liar.disk.files["junk"] = type(next(iter(honest.disk.files.values())))(1 << 20)
+        liar.disk.put("junk", 0, bytes(1 << 20))
         liar.service.open = self.open  # type: ignore[method-assign]
         self.served = 0
 
@@ -119,7 +119,7 @@ class _Damaged:
 
     def __init__(self, mirror: Peer, digests: Sequence[bytes]) -> None:
         self.whole, self.mirror = mirror.service.open, mirror
-        mirror.disk.files["junk"] = type(next(iter(mirror.disk.files.values())))(1 << 20)
+        mirror.disk.put("junk", 0, bytes(1 << 20))
         mirror.service.open = self.open  # type: ignore[method-assign]
         self.wrong, self.missing, self.cut = digests
         self.asked: Counter[bytes] = Counter()
@@ -203,7 +203,7 @@ async def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in
             if next(turns) % 5 == 0:
                 blob.release()
                 return lie(client, digest)
-            liar.disk.files[blob.path] = trainer.disk.files[blob.path]
+            liar.disk.put(blob.path, 0, trainer.disk.data(blob.path))
             return blob
 
         def sometimes_forget(client: PeerId | None, digest: bytes) -> OpenBlob:
@@ -211,7 +211,7 @@ async def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in
                 raise Refused(404, "unknown blob")
             blob = trainer.store.blobs.open(digest)
             assert blob is not None
-            forgetful.disk.files[blob.path] = trainer.disk.files[blob.path]
+            forgetful.disk.put(blob.path, 0, trainer.disk.data(blob.path))
             return blob
 
         liar.service.open = sometimes_lie  # type: ignore[method-assign]
@@ -526,7 +526,7 @@ async def test_a_full_disk_is_one_sentence() -> None:
         with pytest.raises(DiskFullError, match=r"needs 2\.1 MB but only 1\.0 MB are free"):
             await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
         assert worker.disk.list("checkpoints") == []
-        worker.disk.capacity = 1 << 30
+        worker.disk.capacity_bytes = 1 << 30
         await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
 
 

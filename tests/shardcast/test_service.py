@@ -77,7 +77,7 @@ class _Inbox:
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
         if reference.size_bytes > 100:
             raise Refused(413, "a submission has at most 100 bytes")
-        self.owner.disk.files["inbox"] = type(self.owner.disk.files["blob"])(reference.size_bytes)
+        self.owner.disk.put("inbox", 0, bytes(reference.size_bytes))
         return self.owner.disk.sink("inbox", 0, reference.size_bytes)
 
 

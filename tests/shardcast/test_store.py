@@ -96,7 +96,7 @@ def check_store(store: CheckpointStore) -> None:
         for digest in [held.digest, *(piece.digest for piece in held.manifest.pieces)]:
             blob = store.blobs.open(digest)
             if blob is not None:
-                data = disk.files[blob.path].data[blob.offset : blob.offset + blob.size_bytes]
+                data = disk.data(blob.path, blob.offset, blob.size_bytes)
                 assert digest_of(bytes(data)) == digest
                 blob.release()
         assert held.readers == 0
@@ -132,7 +132,7 @@ async def test_receiving_survives_a_stop_at_every_point(
         done = settled if power else store.complete()
         disk.cut_at = None
         if power:
-            disk.power_cut(rng)
+            disk.recover(rng)
         store = await opened(disk, keep=2)
         check_store(store)
         if large or not power:
@@ -164,7 +164,8 @@ async def test_publishing_survives_a_power_cut_at_every_point() -> None:
             durable = True
         except PowerCut:
             pass
-        disk.power_cut(random.Random(stop))
+        disk.cut_at = None
+        disk.recover(random.Random(stop))
         store = await opened(disk)
         check_store(store)
         if not store.complete():
@@ -181,7 +182,7 @@ async def test_a_restart_keeps_the_pieces_that_hash_right() -> None:
     await begin(store, source, wanted)
     for index in (0, 2, 4):
         await receive(store, source, wanted, index)
-    disk.files["checkpoints/0-0/model.safetensors"].data[SIZE + 5] ^= 1
+    disk.flip("checkpoints/0-0/model.safetensors", SIZE + 5)
     store = await opened(disk)
     held = store.held((0, 0))
     assert held is not None and held.missing() == [1, 2, 3, 5, 6]
@@ -376,7 +377,7 @@ async def test_a_stop_before_there_was_room_for_the_files_does_not_keep_it_from_
     await sink.commit(sink.finish())
     for file in wanted.manifest.files[:allocated]:
         await disk.allocate(f"checkpoints/0-3/{file.name}", file.size_bytes)
-    disk.capacity -= total  # somebody else takes the room
+    disk.capacity_bytes -= total  # somebody else takes the room
     store = await opened(disk, keep=2)
     assert store.complete() == [(0, 0), (0, 1)]
     assert disk.list("checkpoints") == ["0-0", "0-1"]
@@ -417,7 +418,7 @@ async def test_bytes_the_disk_lost_before_files_are_checked_are_fetched_again() 
         await receive(store, source, wanted, index)
     await store.check_files(held)
     assert held.missing() == []
-    disk.files["checkpoints/0-0/model.safetensors"].data[3] ^= 1
+    disk.flip("checkpoints/0-0/model.safetensors", 3)
     await store.check_files(held)
     assert held.missing() == [1]
     await fetch(store, source, wanted)
