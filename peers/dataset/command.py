@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +30,7 @@ from swarm.terminal.options import (
     check_temperature,
     environment_options,
 )
-from swarm.terminal.output import check_writable
+from swarm.terminal.output import check_writable, write_text
 from swarm.terminal.strict_json import to_json
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def filter_command(
     require_extra("infer", "swarm dataset filter")
     from peers.environments import load
     from peers.evaluation.run import Machine, measure, wanted_of
-    from peers.evaluation.samples import Named
     from swarm.jobs import Hardware
 
     low, high = parse_bounds(keep)
@@ -103,7 +102,8 @@ def filter_command(
         out.with_name(f"{out.name}.samples.jsonl"),
         Machine("native", Hardware(), None),
         progress_shown(),
-        Named("--out", "swarm dataset filter"),
+        "--out",
+        "swarm dataset filter",
     )
     (named,) = wanted.environments
     environment_here = load(named.name, named.version, named.options)
@@ -120,9 +120,9 @@ def filter_command(
         if responses is not None:
             title = f"{model.title}@{measured.drawn.checkpoint[:16]}"
             texts += _responses(each, task, samples, wanted, title)
-    _write("--out", out, _rows(environment_here, kept))
+    write_text("--out", "\n".join(map(to_json, _rows(environment_here, kept))), out)
     if responses is not None:
-        _write("--responses", responses, texts)
+        write_text("--responses", "\n".join(map(to_json, texts)), responses)
     tried = measured.drawn.tasks[0]
     if tried < tasks:
         print(f"{environment} has no other prompts than these {tried}", file=sys.stderr)
@@ -203,10 +203,3 @@ def _responses(
             "score": sample.reward,
             "finished": sample.finished,
         }
-
-
-def _write(option: str, path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    try:
-        path.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{option} {path} cannot be written ({error.strerror})") from error

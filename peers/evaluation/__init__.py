@@ -6,7 +6,6 @@ For other rooms:
 - `command`: progress_shown
 - `during`: Evaluations
 - `run`: Evaluation, Machine, Measured, measure, wanted_of
-- `samples`: Named
 - `settings`: EvaluationSettings
 - `tasks`: different_tasks
 """

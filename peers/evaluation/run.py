@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from peers.environments.collection import labels
 from peers.environments.registry import load_any
-from peers.evaluation.samples import EVALUATION, Named, SampleFile, open_samples
+from peers.evaluation.samples import SampleFile, open_samples
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.jobs.evaluation import (
@@ -239,11 +239,12 @@ async def measure(
     out: Path,
     machine: Machine,
     show: Show,
-    named: Named = EVALUATION,
+    option: str = "--out",
+    command: str = "swarm eval",
 ) -> Measured:
     """Evaluate the checkpoint in an absolute folder, resuming `out`; raises `UserError`.
 
-    `named`: the command and its option that gave `out`.
+    `command`: what the user typed, and the `option` that gave `out`.
     """
     setup = EvaluationSetup(
         folder=str(folder),
@@ -262,7 +263,7 @@ async def measure(
         drawn = await draw(child, wanted)
         for sentence in drawn.unusable:
             print(f"warning: {sentence}", file=sys.stderr)
-        with open_samples(out, head_of(wanted, drawn), named) as file:
+        with open_samples(out, head_of(wanted, drawn), option, command) as file:
             for index in range(len(wanted.environments)):
                 await _play(wanted, index, drawn, child, file, show)
             return Measured(folder.name, drawn, _in_order(wanted, drawn, file.samples))

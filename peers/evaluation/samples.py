@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,6 @@ FORMAT = 1
 
 SYNC_SECONDS = 5.0
 """Most seconds of finished samples that a power cut may take."""
-
-
-@dataclass(frozen=True)
-class Named:
-    """What the user typed, for sentences about the file."""
-
-    option: str = "--out"
-    command: str = "swarm eval"
-
-
-EVALUATION = Named()
 
 
 class SampleFile:
@@ -68,15 +56,15 @@ class SampleFile:
 
 @contextmanager
 def open_samples(
-    path: Path, head: Mapping[str, Any], named: Named = EVALUATION
+    path: Path, head: Mapping[str, Any], option: str = "--out", command: str = "swarm eval"
 ) -> Iterator[SampleFile]:
-    """Begin or resume a file.
+    """Begin or resume a file. `option` and `command` are what the user typed, for sentences.
 
     Raises `UserError` for a file with another checkpoint's or setting's samples, and for one that
     another process is writing.
     """
     first = {"format": FORMAT, **head}
-    file = f"{named.option} {path}"
+    file = f"{option} {path}"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -85,7 +73,7 @@ def open_samples(
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise UserError(f"{file} is being written by another `{named.command}`") from error
+            raise UserError(f"{file} is being written by another `{command}`") from error
         raw = path.read_bytes()
         whole = raw[: raw.rfind(b"\n") + 1]
         samples = _read(file, whole, first) if whole else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from peers.engines.device import use_hardware
@@ -101,18 +101,42 @@ class EvaluationService:
 
     @in_job_thread
     def play(self, job: PlayTasks) -> None:
-        self._playing = _Sets(self, job)
+        self._playing = self._samples(job)
 
     @in_job_thread
     def finished(self, job: NextSamples) -> list[Sample]:
-        return self._playing.advance()
+        return next(self._playing, [])
 
-    def player(self) -> Player:
+    def _samples(self, job: PlayTasks) -> Iterator[list[Sample]]:
+        """The samples of a job as they are finished, played in sets of `BATCH` rows.
+
+        Raises the error of an environment or of the engine; the engine then holds no request.
+        """
         if self._engine is None:
             raise ValueError("call draw first")
-        return Player(self._engine, sets_at_once=2)
+        player = Player(self._engine, sets_at_once=2)
+        waiting, done = deque(job.rows), deque[Sample]()
+        sets: list[Playing] = []
+        try:
+            while waiting or sets:
+                checkpoint()
+                while waiting and len(sets) < 2:
+                    rows = [waiting.popleft() for _ in range(min(BATCH, len(waiting)))]
+                    sets.append(self._set_of(job, rows, done))
+                    player.add(sets[-1])
+                player.step()
+                for each in sets:
+                    if each.error is not None:
+                        raise each.error
+                sets = [each for each in sets if not each.is_over]
+                if done:
+                    yield list(done)
+                    done.clear()
+        finally:
+            for each in sets:
+                player.remove(each)
 
-    def set_of(self, job: PlayTasks, rows: Sequence[int], done: deque[Sample]) -> Playing:
+    def _set_of(self, job: PlayTasks, rows: Sequence[int], done: deque[Sample]) -> Playing:
         """Some rows as a set of episodes; each is graded as it ends, and added to `done`."""
         environment = self._environments[job.environment]
         tasks = self._tasks[job.environment]
@@ -165,46 +189,3 @@ def _unrendered(prompt: Prompt) -> list[PromptMessage]:
     if isinstance(prompt, str):
         return [PromptMessage("", prompt)]
     return [PromptMessage(each.role, each.content) for each in messages_of(prompt)]
-
-
-class _Sets:
-    """The rows of a job, played in sets of `BATCH`."""
-
-    def __init__(self, service: EvaluationService, job: PlayTasks) -> None:
-        self._service, self._job = service, job
-        self._waiting = deque(job.rows)
-        self._player = service.player()
-        self._sets: list[Playing] = []
-        self._done: deque[Sample] = deque()
-
-    @property
-    def is_over(self) -> bool:
-        return not self._waiting and not self._sets
-
-    def advance(self) -> list[Sample]:
-        """Step the engine until samples are finished, and return those.
-
-        Raises the error of an environment or of the engine; the engine then holds no request.
-        """
-        try:
-            while not self._done and not self.is_over:
-                checkpoint()
-                self._fill()
-                self._player.step()
-                for each in self._sets:
-                    if each.error is not None:
-                        raise each.error
-                self._sets = [each for each in self._sets if not each.is_over]
-        except BaseException:
-            for each in self._sets:
-                self._player.remove(each)
-            raise
-        found = list(self._done)
-        self._done.clear()
-        return found
-
-    def _fill(self) -> None:
-        while self._waiting and len(self._sets) < 2:
-            rows = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-            self._sets.append(self._service.set_of(self._job, rows, self._done))
-            self._player.add(self._sets[-1])

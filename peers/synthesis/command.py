@@ -170,11 +170,16 @@ def _generate(
 ) -> Iterator[Solution]:
     """Generate solutions on this machine, or read those that an earlier command generated."""
     from peers.evaluation.run import measure
-    from peers.evaluation.samples import Named
     from peers.synthesis.sources import of_samples
 
-    named = Named("--solutions", "swarm synthesize")
     measured = run_until_interrupted(
-        measure, wanted, folder, solutions, machine, progress_shown(), named
+        measure,
+        wanted,
+        folder,
+        solutions,
+        machine,
+        progress_shown(),
+        "--solutions",
+        "swarm synthesize",
     )
     return of_samples(measured, wanted.environments)
