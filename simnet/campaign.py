@@ -71,10 +71,9 @@ def run_campaign(
     seeds: Sequence[int],
     peers: int | None = None,
     jobs: int = 1,
-    console: Console | None = None,
 ) -> Campaign:
     """Run all seeds, `jobs` at a time, with a progress line; Ctrl-C returns the results so far."""
-    console = console or Console(stderr=True)
+    console = Console(stderr=True)
     campaign = Campaign()
     started = shown = time.monotonic()
     executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))

@@ -18,11 +18,9 @@ from rich.console import Console
 from simnet import scenarios
 from simnet.campaign import replay_command, run_campaign
 from simnet.clock import Deadlock
-from simnet.faults import read as read_schedule
-from simnet.plot import SUFFIXES as PLOT_SUFFIXES
+from simnet.library import run_scenario
 from simnet.report import print_report
-from simnet.simulate import simulate
-from swarm.errors import SwarmError, UserError
+from swarm.errors import SwarmError
 from swarm.terminal.exit import exit_with
 from swarm.terminal.output import STANDARD_OUTPUT, check_writable, write_json
 
@@ -61,18 +59,15 @@ def run(
     replay = replay_command(scenario, seed, peers=peers, model_gb=model_gb, faults=faults_path)
     with _mistakes():
         check_writable("--json", json_path)
-        check_writable("--plot", plot_path, PLOT_SUFFIXES)
-        if model_gb is not None and not 1e-3 <= model_gb <= 1e5:
-            raise UserError(f"--model-gb must lie between 0.001 and 100000, not {model_gb:g}")
         try:
-            report = simulate(
+            report = run_scenario(
                 scenario,
                 peers=peers,
                 seed=seed,
-                model_bytes=None if model_gb is None else int(model_gb * 1e9),
-                faults=None if faults_path is None else read_schedule(faults_path),
+                model_gb=model_gb,
+                faults=faults_path,
+                plot=plot_path,
                 shows_progress=True,
-                plot_path=plot_path,
             )
         except Deadlock as error:
             raise Deadlock(f"{error}\nseed {seed}; replay: {replay}") from error

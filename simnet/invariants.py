@@ -259,7 +259,7 @@ class Invariants:
 
     def _inspect(self, peer: Peer) -> None:
         """Check that no collection inside a peer grows without a bound."""
-        peers = len(self._simulation.peers) + self._simulation.partial
+        peers = len(self._simulation.peers)
         most = COLLECTION_ENTRIES_MAX + COLLECTION_ENTRIES_PER_PEER * peers
         assert peer.node is not None
         for where, size in collections_in(peer.part, *peer.roles):

@@ -28,24 +28,27 @@ def run_scenario(
     model_gb: float | None = None,
     faults: str | Path | None = None,
     plot: str | Path | None = None,
+    shows_progress: bool = False,
 ) -> dict[str, Any]:
     """Run a scenario, by its name or from a TOML file, and return its report.
 
     The report is what `python -m simnet run --json` writes: `figures`, `network`, `violations`,
     `trace_hash`, … Equal arguments give equal reports, apart from `wall_seconds`, unless this
     process has a node open, too. peers and model_gb replace the scenario's own. faults: a
-    schedule's file. plot: where to draw it (.png, .svg or .pdf). Raises `UserError`.
+    schedule's file. plot: where to draw it (.png, .svg or .pdf). shows_progress: print a line on
+    stderr every few seconds. Raises `UserError`.
     """
     plot_path = None if plot is None else Path(plot)
     check_writable("plot", plot_path, SUFFIXES)
     if model_gb is not None and not 1e-3 <= model_gb <= 1e5:
-        raise UserError(f"model_gb must lie between 0.001 and 100000, not {model_gb:g}")
+        raise UserError(f"a model has between 0.001 and 100000 GB, not {model_gb:g}")
     return simulate(
         scenario,
         peers=peers,
         seed=seed,
         model_bytes=None if model_gb is None else int(model_gb * 1e9),
         faults=None if faults is None else read(Path(faults)),
+        shows_progress=shows_progress,
         plot_path=plot_path,
     )
 

@@ -269,9 +269,6 @@ class SimulatedNetwork:
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         self.timeline.at(time, name, number, action)
 
-    def find(self, peer: PeerId) -> SimulatedTransport | None:
-        return self._here.get(peer)
-
     def neighbour(self, owner: PeerId, peer: PeerId) -> tuple[Endpoint, Endpoint | None] | None:
         """The other end of a connection and the relay in between, as far as its owner knows."""
         connection = self._connection(owner, peer)

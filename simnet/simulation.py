@@ -332,8 +332,6 @@ class Simulation:
         self.network = SimulatedNetwork(seed, weather)
         self.workload = workload or Workload()
         self.peers: dict[str, Peer] = {}
-        self.partial = 0
-        """Number of further peers on the network, of which a scenario simulates only a part."""
         self.bootstrap: list[str] = []
         """Bootstrap addresses of new peers."""
         self.trace = Trace()

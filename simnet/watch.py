@@ -38,16 +38,13 @@ class Progress(trio.abc.Instrument):
         if now - since >= LINE_SECONDS:
             self._last = now, virtual
             speed = (virtual - virtual_since) / max(1e-9, now - since)
-            line = progress_line(self._simulation, virtual, speed)
-            print(line, file=sys.stderr, flush=True)
-
-
-def progress_line(simulation: Simulation, virtual: float, speed: float) -> str:
-    """Format a simulation's progress; `speed` is virtual seconds per second."""
-    return (
-        f"{readable_virtual(virtual)} virtual  {simulation.trace.events:,} events  "
-        f"{simulation.network.messages:,} messages  {readable_speed(speed)} real time"
-    )
+            simulation = self._simulation
+            print(
+                f"{readable_virtual(virtual)} virtual  {simulation.trace.events:,} events  "
+                f"{simulation.network.messages:,} messages  {readable_speed(speed)} real time",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def readable_virtual(seconds: float) -> str:

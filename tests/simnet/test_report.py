@@ -179,10 +179,10 @@ def test_a_deadlock_says_where_everybody_waits() -> None:
     [
         (["jion"], "unknown scenario 'jion'; there are: "),
         (["join", "--peers", "3"], "join needs at least 10 peers, not 3"),
-        (["join", "--model-gb", "0"], "--model-gb must lie between 0.001 and 100000, not 0"),
+        (["join", "--model-gb", "0"], "a model has between 0.001 and 100000 GB, not 0"),
         (["join", "--json", "/"], "--json / is a folder; name a file"),
         (["join", "--json", "/no/such/x"], "cannot be written: there is no folder /no/such"),
-        (["join", "--plot", "x.gif"], "--plot x.gif must end with .png or .svg or .pdf"),
+        (["join", "--plot", "x.gif"], "plot x.gif must end with .png or .svg or .pdf"),
     ],
 )
 def test_a_mistake_is_one_sentence_before_anything_is_run(
