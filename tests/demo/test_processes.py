@@ -53,12 +53,15 @@ def python(code: str, **more: Any) -> Process:
     return Process("worker", lambda restart: [sys.executable, "-c", code, str(restart)], **more)
 
 
-def run(main: Callable[[], Any]) -> None:
+def in_time(main: Callable[[], Any]) -> None:
     async def with_deadline() -> None:
         with trio.fail_after(DEADLINE_SECONDS):
             await main()
 
     trio.run(with_deadline)
+
+
+RUNNER = in_time
 
 
 def alive(pid: int) -> bool:
@@ -70,119 +73,90 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_process_that_ends_well_is_not_restarted(tmp_path: Path) -> None:
-    recorder_holder: list[Recorder] = []
-    log = tmp_path / "log"
-
-    async def main() -> None:
-        recorder = Recorder()
-        recorder_holder.append(recorder)
-        code = (
-            "import sys; print('{\"event\": \"one\"}'); print('plain'); "
-            "print('no', file=sys.stderr)"
-        )
-        process = python(code, log=log)
-        await keep_alive(process, recorder)
-        assert sorted(process.last_lines) == ["no", "plain"]
-        assert process.pid is None
-
-    run(main)
-    (recorder,) = recorder_holder
+async def test_a_process_that_ends_well_is_not_restarted(tmp_path: Path) -> None:
+    log, recorder = tmp_path / "log", Recorder()
+    code = "import sys; print('{\"event\": \"one\"}'); print('plain'); print('no', file=sys.stderr)"
+    process = python(code, log=log)
+    await keep_alive(process, recorder)
+    assert sorted(process.last_lines) == ["no", "plain"]
+    assert process.pid is None
     assert recorder.events == [{"event": "one"}]
     assert recorder.deaths == [] and recorder.ended == ["worker"]
     assert sorted(log.read_text().splitlines()) == ["no", "plain", '{"event": "one"}']
 
 
-def test_a_killed_process_is_restarted_and_told_so() -> None:
-    async def main() -> None:
-        recorder = Recorder()
-        code = (
-            "import json, os, sys\n"
-            "print(json.dumps({'restart': sys.argv[1], 'pid': os.getpid()}), flush=True)\n"
-            "import time; time.sleep(0 if sys.argv[1] == 'True' else 600)"
-        )
-        process = python(code)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(keep_alive, process, recorder)
-            await recorder.wait_events(1)
-            assert process.pid == recorder.events[0]["pid"]
-            os.kill(recorder.events[0]["pid"], signal.SIGKILL)
-        assert [event["restart"] for event in recorder.events] == ["False", "True"]
-        assert recorder.deaths == [("worker", -signal.SIGKILL)]
-        assert recorder.ended == ["worker"]
-
-    run(main)
+async def test_a_killed_process_is_restarted_and_told_so() -> None:
+    recorder = Recorder()
+    code = (
+        "import json, os, sys\n"
+        "print(json.dumps({'restart': sys.argv[1], 'pid': os.getpid()}), flush=True)\n"
+        "import time; time.sleep(0 if sys.argv[1] == 'True' else 600)"
+    )
+    process = python(code)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_alive, process, recorder)
+        await recorder.wait_events(1)
+        assert process.pid == recorder.events[0]["pid"]
+        os.kill(recorder.events[0]["pid"], signal.SIGKILL)
+    assert [event["restart"] for event in recorder.events] == ["False", "True"]
+    assert recorder.deaths == [("worker", -signal.SIGKILL)]
+    assert recorder.ended == ["worker"]
 
 
-def test_a_process_that_dies_again_and_again_ends_with_its_last_words(
+async def test_a_process_that_dies_again_and_again_ends_with_its_last_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("peers.demo.processes.BACKOFF_SECONDS", 0.0)
 
-    async def main() -> None:
-        recorder = Recorder()
-        with pytest.raises(ProcessFailed, match=r"worker died 5 times.*status 3(.|\n)*out of luck"):
-            await keep_alive(python("print('out of luck'); raise SystemExit(3)"), recorder)
-        assert recorder.deaths == [("worker", 3)] * (DEATHS_IN_A_ROW_MAX - 1)
-
-    run(main)
+    recorder = Recorder()
+    with pytest.raises(ProcessFailed, match=r"worker died 5 times.*status 3(.|\n)*out of luck"):
+        await keep_alive(python("print('out of luck'); raise SystemExit(3)"), recorder)
+    assert recorder.deaths == [("worker", 3)] * (DEATHS_IN_A_ROW_MAX - 1)
 
 
-def test_a_process_that_is_not_needed_any_more_stays_dead() -> None:
-    async def main() -> None:
-        recorder = Recorder(wanted=lambda: False)
-        await keep_alive(python("raise SystemExit(2)"), recorder)
-        assert recorder.deaths == [] and recorder.ended == ["worker"]
-
-    run(main)
+async def test_a_process_that_is_not_needed_any_more_stays_dead() -> None:
+    recorder = Recorder(wanted=lambda: False)
+    await keep_alive(python("raise SystemExit(2)"), recorder)
+    assert recorder.deaths == [] and recorder.ended == ["worker"]
 
 
-def test_a_missing_program_is_one_sentence() -> None:
-    async def main() -> None:
-        process = Process("worker", lambda restart: ["/nowhere/python"])
-        with pytest.raises(ProcessFailed, match=r"worker cannot be started .*nowhere"):
-            await keep_alive(process, Recorder())
-
-    run(main)
+async def test_a_missing_program_is_one_sentence() -> None:
+    process = Process("worker", lambda restart: ["/nowhere/python"])
+    with pytest.raises(ProcessFailed, match=r"worker cannot be started .*nowhere"):
+        await keep_alive(process, Recorder())
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_cancelling_leaves_no_process_behind(
+async def test_cancelling_leaves_no_process_behind(
     stubborn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the process nor one that it started, even if they ignore SIGTERM."""
     monkeypatch.setattr("peers.demo.processes.TERMINATE_SECONDS", 0.2)
 
-    async def main() -> None:
-        recorder = Recorder()
-        ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""
-        code = (
-            f"import json, os, signal, subprocess, sys, time; {ignore}"
-            "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
-            "print(json.dumps({'pids': [os.getpid(), inner.pid]}), flush=True); time.sleep(600)"
-        )
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(keep_alive, python(code), recorder)
-            await recorder.wait_events(1)
-            pids = recorder.events[0]["pids"]
-            assert all(alive(pid) for pid in pids)
-            nursery.cancel_scope.cancel()
-        for pid in pids:
-            while alive(pid):  # killed; the kernel is about to take it away
-                await trio.lowlevel.checkpoint()
-
-    run(main)
+    recorder = Recorder()
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""
+    code = (
+        f"import json, os, signal, subprocess, sys, time; {ignore}"
+        "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "print(json.dumps({'pids': [os.getpid(), inner.pid]}), flush=True); time.sleep(600)"
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_alive, python(code), recorder)
+        await recorder.wait_events(1)
+        pids = recorder.events[0]["pids"]
+        assert all(alive(pid) for pid in pids)
+        nursery.cancel_scope.cancel()
+    for pid in pids:
+        while alive(pid):  # killed; the kernel is about to take it away
+            await trio.lowlevel.checkpoint()
 
 
-def test_long_and_broken_lines_are_bounded() -> None:
-    async def main() -> None:
-        recorder = Recorder()
-        process = python("print('x' * 1_000_000); print('{broken'); print('[1]')")
-        await keep_alive(process, recorder)
-        assert recorder.events == []
-        assert [len(line) for line in process.last_lines] == [400, 7, 3]
-
-    run(main)
+async def test_long_and_broken_lines_are_bounded() -> None:
+    recorder = Recorder()
+    process = python("print('x' * 1_000_000); print('{broken'); print('[1]')")
+    await keep_alive(process, recorder)
+    assert recorder.events == []
+    assert [len(line) for line in process.last_lines] == [400, 7, 3]
 
 
 @pytest.fixture
@@ -203,49 +177,43 @@ def forked(code: str, folder: Path, fork_server: Path) -> Process:
     return Process("worker", command, fork_server=fork_server, environment={"A_NAME": "a value"})
 
 
-def test_a_forked_program_runs_as_a_command_does(
+async def test_a_forked_program_runs_as_a_command_does(
     tmp_path: Path, fork_server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its arguments, environment, outputs and signals; and it is restarted after a death."""
     monkeypatch.chdir(tmp_path)
 
-    async def main() -> None:
-        recorder = Recorder()
-        code = (
-            "import json, os, signal, sys\n"
-            "assert __name__ == '__main__'\n"
-            "interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
-            "leads = os.getsid(0) == os.getpid()\n"
-            "print(json.dumps({'restart': sys.argv[1:], 'variable': os.environ['A_NAME'],\n"
-            "    'folder': os.getcwd(), 'interrupts': interrupts, 'leads': leads}))\n"
-            "if sys.argv[1] == 'False': sys.exit('out of luck')\n"
-        )
-        process = forked(code, tmp_path, fork_server)
-        await keep_alive(process, recorder)
-        alike = {
-            "variable": "a value",
-            "folder": str(tmp_path),
-            "interrupts": True,
-            "leads": True,
-        }
-        assert recorder.events == [{"restart": [each], **alike} for each in ("False", "True")]
-        assert recorder.deaths == [("worker", 1)] and recorder.ended == ["worker"]
-        assert "out of luck" in process.last_lines
-
-    run(main)
+    recorder = Recorder()
+    code = (
+        "import json, os, signal, sys\n"
+        "assert __name__ == '__main__'\n"
+        "interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "leads = os.getsid(0) == os.getpid()\n"
+        "print(json.dumps({'restart': sys.argv[1:], 'variable': os.environ['A_NAME'],\n"
+        "    'folder': os.getcwd(), 'interrupts': interrupts, 'leads': leads}))\n"
+        "if sys.argv[1] == 'False': sys.exit('out of luck')\n"
+    )
+    process = forked(code, tmp_path, fork_server)
+    await keep_alive(process, recorder)
+    alike = {
+        "variable": "a value",
+        "folder": str(tmp_path),
+        "interrupts": True,
+        "leads": True,
+    }
+    assert recorder.events == [{"restart": [each], **alike} for each in ("False", "True")]
+    assert recorder.deaths == [("worker", 1)] and recorder.ended == ["worker"]
+    assert "out of luck" in process.last_lines
 
 
-def test_a_missing_fork_server_is_one_sentence(
+async def test_a_missing_fork_server_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("peers.demo.processes.FORK_SERVER_SECONDS_MAX", 0.05)
 
-    async def main() -> None:
-        process = forked("", tmp_path, tmp_path / "none")
-        with pytest.raises(ProcessFailed, match=r"worker cannot be started .*none"):
-            await keep_alive(process, Recorder())
-
-    run(main)
+    process = forked("", tmp_path, tmp_path / "none")
+    with pytest.raises(ProcessFailed, match=r"worker cannot be started .*none"):
+        await keep_alive(process, Recorder())
 
 
 @pytest.mark.slow
