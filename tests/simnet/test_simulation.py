@@ -83,7 +83,7 @@ def in_a_process(hash_seed: str, *names: str) -> list[dict[str, Any]]:
     program = (
         "import json, sys\n"
         f"ballast = [object() for _ in range({hash_seed}0001)]\n"  # other memory addresses
-        "from simnet.cli import simulate\n"
+        "from simnet.simulate import simulate\n"
         "print(json.dumps([simulate(name, peers=10, seed=3, model_bytes=3_000_000)"
         " for name in sys.argv[1:]]))"
     )
