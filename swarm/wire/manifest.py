@@ -179,6 +179,8 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     kl_by_ratio: bool = False
     """Weight the KL term by the ratio to the generating policy: its gradient is then the exact one,
     that of KL(policy ‖ base). By default it is that of KL(base ‖ policy)."""
+    reserved: bool = False
+    """False: earlier builds replayed the routing of mixtures of experts where it was true."""
     advantage: Literal["group", "rloo"] = "group"
     """What a completion's reward is compared with. group: the mean of its group. rloo: the mean of
     the group's other completions, never divided by a standard deviation."""
@@ -227,6 +229,8 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
                 f"objective.name is {self.name!r} and schedule.old {schedule.old!r}; "
                 "it weighs the step's start against the generating policy and needs step_start"
             )
+        if self.reserved:
+            return "objective.reserved is true; no build replays the routing of experts any more"
         if self.process.weight and self.name in ("gspo", "synthesis"):
             return (
                 f"objective.name is {self.name!r} and objective.process.weight "

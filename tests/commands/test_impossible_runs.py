@@ -62,6 +62,7 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
             "learning_rate is nan; it must be a finite",
         ),
         ("learning_rate = 6e-4", "beta2 = 1.0", "optimiser.beta2 is 1; it must be 0 or more and"),
+        ("[optimiser]", "[objective]\nreserved = true\n[optimiser]", "objective.reserved is true"),
         (
             "[optimiser]",
             "[objective]\nkl_coefficient = -1.0\n[optimiser]",
