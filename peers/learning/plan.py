@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,14 +38,9 @@ PROCESS_BYTES = {"cpu": GB // 2, "cuda": 3 * GB}
 CONTEXT_BYTES = 2 * GB
 """Memory of a GPU that CUDA, NCCL and the allocator's gaps take. An estimate."""
 
-RANKS_MAX = 1024
-"""Most ranks that an advice tries."""
-
 PIECE_BYTES = {"adamw": 0, "adamw8bit": 44, "offloaded": 8}
 """Bytes on the device per element of the piece that an optimiser steps (`optimisers.PIECE`): two
 fp32 moments; quantising adds the indices of its search, in 64 bits."""
-
-Changes = Mapping[str, bool | int | str]
 
 
 @dataclass(frozen=True)
@@ -108,12 +103,14 @@ class Model:
 
 
 def plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
-    """Plan one rank's memory; `problem` says what would make it fit. Raises `UserError`."""
+    """Plan one rank's memory; `problem` says what does not fit and what would need less.
+
+    Raises `UserError`.
+    """
     found = _plan(model, sharding, machine, work)
     problem = _problem(found, machine)
     if problem:
-        advice = _advise(model, sharding, machine, work)
-        found = changed(found, problem=f"{problem}; {advice}")
+        found = changed(found, problem=f"{problem}; {_advise(sharding, work)}")
     return found
 
 
@@ -303,36 +300,14 @@ def _problem(found: MemoryPlan, machine: Machine) -> str:
     return ""
 
 
-def _advise(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> str:
-    """What would make it fit: one setting, else several together, else more ranks."""
-
-    def excess(changes: Changes, machine: Machine = machine) -> int:
-        return _excess(_plan(model, changed(sharding, **changes), machine, work))
-
+def _advise(sharding: Sharding, work: Workload) -> str:
+    """What would need less memory, what costs the least time first."""
     wanted = [
-        {name: value}
+        f"trainer.{name} = " + (f'"{value}"' if isinstance(value, str) else str(value).lower())
         for name, value in _savings(sharding, work)
         if getattr(sharding, name) != value
     ]
-    for each in wanted:
-        if not excess(each):
-            return f"{_words(each)} would make it fit"
-    together: dict[str, bool | int | str] = {}
-    least = excess({})
-    for each in wanted:
-        if (left := excess(together | each)) < least:
-            together, least = together | each, left
-        if not left:
-            for name in list(together):  # drop what a later change made needless
-                fewer = {other: together[other] for other in together if other != name}
-                together = together if excess(fewer) else fewer
-            return f"{_words(together)} together would make it fit"
-    words = f"{_words(together)} and " if together else ""
-    while machine.ranks < RANKS_MAX:
-        machine = replace(machine, ranks=2 * machine.ranks)
-        if not excess(together, machine):
-            return f"{words}{machine.ranks} ranks would make it fit"
-    return "no setting and no number of ranks would make it fit"
+    return f"less is needed with {', '.join([*wanted, 'more ranks'])}"
 
 
 def _savings(sharding: Sharding, work: Workload) -> Iterator[tuple[str, bool | int | str]]:
@@ -347,14 +322,6 @@ def _savings(sharding: Sharding, work: Workload) -> Iterator[tuple[str, bool | i
     yield "replicas", 1
     yield "optimiser", "offloaded"
     yield "cpu_offload", True
-
-
-def _words(changes: Changes) -> str:
-    values = {
-        name: f'"{value}"' if isinstance(value, str) else str(value).lower()
-        for name, value in changes.items()
-    }
-    return ", ".join(f"trainer.{name} = {value}" for name, value in values.items())
 
 
 def _excess(found: MemoryPlan) -> int:

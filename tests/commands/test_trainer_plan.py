@@ -20,7 +20,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_plan_that_does_not_fit_names_the_setting_that_would(config: Path) -> None:
+def test_a_plan_that_does_not_fit_names_settings_that_need_less(config: Path) -> None:
     outcome = swarm("trainer", "plan", "--model", config, *EIGHT_H100)
     assert outcome.status == 1
     lines = outcome.output.splitlines()
@@ -28,7 +28,7 @@ def test_a_plan_that_does_not_fit_names_the_setting_that_would(config: Path) -> 
     parts = {line.strip().split("  ")[0]: line.split()[-2:] for line in lines if "GB" in line}
     assert "weights, fp32" in parts and "past policies and reference" in parts
     assert lines[-1].startswith("it does not fit: each of the ranks needs 101 GB of device memory")
-    assert lines[-1].endswith('trainer.optimiser = "adamw8bit" would make it fit')
+    assert 'less is needed with trainer.optimiser = "adamw8bit", ' in lines[-1]
 
 
 def test_a_plan_that_fits_says_what_is_left(config: Path) -> None:

@@ -216,8 +216,9 @@ def test_32_b_parameters_from_the_config_alone(large: Path) -> None:
     assert inputs < part(found, "activations and logits") < 2 * inputs
     assert found.problem == (
         f"each of the ranks needs {found.device_bytes / GB:.3g} GB of device memory, "
-        f"{found.device_bytes / GB - 80:.3g} GB more than its 80 GB; "
-        'trainer.optimiser = "adamw8bit" would make it fit'
+        f"{found.device_bytes / GB - 80:.3g} GB more than its 80 GB; less is needed with "
+        'trainer.optimiser = "adamw8bit", trainer.past_policies = "disk", '
+        'trainer.optimiser = "offloaded", trainer.cpu_offload = true, more ranks'
     )
     small = plan(model, Sharding(optimiser="adamw8bit", **_of(sharding)), eight, work)
     assert small.problem == "" and small.device_bytes < 80 * GB
@@ -230,30 +231,12 @@ def _of(sharding: Sharding) -> dict[str, Any]:
     return {name: getattr(sharding, name) for name in names}
 
 
-def test_what_does_not_fit_is_said_with_what_would(large: Path) -> None:
-    model, work = (
-        Model(large),
-        Workload(tokens=1 << 14, longest=1 << 14, held=6, reference=True),
-    )
-    plain = Sharding(mixed_precision=True)
-    machine = Machine("cuda", 8, 8, device_limit=80 * GB)
-    assert plan(model, plain, machine, work).problem.endswith(
-        'trainer.activation_checkpointing = true, trainer.optimiser = "adamw8bit" together '
-        "would make it fit"
-    )
-    one = dataclasses.replace(machine, ranks=1, ranks_here=1)
-    assert plan(model, plain, one, work).problem.endswith(
-        "trainer.activation_checkpointing = true, trainer.cpu_offload = true together would make "
-        "it fit"
-    )
-    one = dataclasses.replace(one, host_limit=300 * GB)
-    assert "and 8 ranks would make it fit" in plan(model, plain, one, work).problem
-    host = dataclasses.replace(machine, device_limit=0, host_limit=600 * GB)
-    problem = plan(model, plain, host, work).problem
+def test_what_does_not_fit_is_said(large: Path) -> None:
+    model, work = Model(large), Workload(1 << 15, longest=1 << 12, held=6, reference=True)
+    machine = Machine("cuda", 8, 8, host_limit=600 * GB)
+    problem = plan(model, Sharding(mixed_precision=True), machine, work).problem
     assert problem.startswith("the 8 ranks of a machine need 941 GB of main memory, 341 GB more")
-    assert 'trainer.past_policies = "disk" would make it fit' in problem
-    tiny = dataclasses.replace(machine, device_limit=GB)
-    assert plan(model, plain, tiny, work).problem.endswith("no number of ranks would make it fit")
+    assert "trainer.activation_checkpointing = true, trainer.pass_tokens = 4096" in problem
     with pytest.raises(UserError, match=r"trainer\.replicas is 3, which does not divide the 8"):
         plan(model, Sharding(replicas=3), machine, work)
 
@@ -286,16 +269,3 @@ def test_divided_matrices_are_planned(large: Path) -> None:
     assert part(divided, scoring) < 0.7 * part(whole, scoring)
     with pytest.raises(UserError, match=r"tensor_parallel is 3, which does not divide the model's"):
         plan(Model(large), Sharding(tensor_parallel=3), Machine("cuda", 9, 9), work)
-
-
-@pytest.mark.slow
-def test_shorter_passes_are_advised_where_sequences_allow_them(large: Path) -> None:
-    model, work = Model(large), Workload(1 << 15, longest=1 << 12, held=6, reference=True)
-    sharding = Sharding(mixed_precision=True, activation_checkpointing=True, optimiser="adamw8bit")
-    machine = Machine("cuda", 8, 8, device_limit=80 * GB)
-    found = plan(model, sharding, machine, work)
-    assert found.tokens == 1 << 15
-    assert found.problem.endswith("; trainer.pass_tokens = 4096 would make it fit")
-    shorter = msgspec.structs.replace(sharding, pass_tokens=4096)
-    found = plan(model, shorter, machine, work)
-    assert (found.tokens, found.problem) == (4096, "")

@@ -1,19 +1,157 @@
-"""The libraries that average for `swarm train --backend`."""
+"""What trainers of `swarm train` give each other at the end of a round, and the libraries for it.
+
+An exchange turns this trainer's contribution into what its next outer state follows from: a base
+and the contributions to merge into it. The merge, with Nesterov's step, is the same for all
+(`swarm.jobs.outer.MergeRound`). With `shardcast` the contributions are those that a signed record
+lists (`peers.outer`); another library gives one, the average.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from peers.outer.backends.installed import SERVICES, interpreter_for
 from swarm.errors import UserError
-from swarm.jobs.averaging import AveragingService, AveragingSetup
+from swarm.jobs.averaging import AverageRound, AveragingService, AveragingSetup, Exchanged, Meet
+from swarm.jobs.outer import (
+    AloneService,
+    CheckState,
+    Contributed,
+    FromUpdate,
+    OuterService,
+    ToUpdate,
+)
 from swarm.world import client
 from swarm.world.compute import LocalCompute
+from swarm.world.disk import sync_path
+
+STATE_FILE = "outer.safetensors"
+"""Name of the file in a state's folder."""
+
+
+@dataclass(frozen=True)
+class ToMerge:
+    """The way to this trainer's next outer state."""
+
+    round: int
+    """The round that the state completes."""
+    base: str
+    """Folder of the state that the step is taken from."""
+    given: list[Contributed]
+    """Contributions to merge; none: the base is the state already."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """For the event of the round."""
+
+
+class Alone:
+    """The exchange of a training without other trainers, and what any exchange is.
+
+    Folders are absolute paths on this machine.
+    """
+
+    async def meet(self, done: int, state: str) -> ToMerge | None:
+        """Find the others after round `done`; what to begin from if they are further, else None."""
+        return None
+
+    async def exchange(self, round: int, state: str, own: Contributed) -> ToMerge:
+        """Give this trainer's contribution of a round that began from `state`.
+
+        Raises `UserError` if the network of the trainers cannot be reached any more.
+        """
+        return ToMerge(round=round, base=state, given=[own])
+
+    async def end(self) -> None:
+        """Leave the others."""
+
+
+@dataclass(frozen=True)
+class Averaging(Alone):
+    """Trainers whose contributions another library averages, in a child."""
+
+    service: AveragingService
+    alone: AloneService
+    outer: OuterService
+    folder: Path
+    """Folder of the training, for the files that are exchanged."""
+    say: Callable[[dict[str, Any]], None]
+
+    async def meet(self, done: int, state: str) -> ToMerge | None:
+        """See `Alone.meet`. Says where this trainer can be reached."""
+        for address in await self.service.open():
+            self.say({"event": "reachable", "at": address})
+        found = await self.service.meet(
+            Meet(
+                round=done,
+                state=_file(state),
+                received=self._received(),
+                average=str(self._average()),
+            )
+        )
+        merge = await self._to_merge(found, state, found.tokens)
+        return merge if found.received or found.averaged else None
+
+    async def exchange(self, round: int, state: str, own: Contributed) -> ToMerge:
+        """See `Alone.exchange`."""
+        update = str(self.folder / "update")
+        await self.alone.to_update(ToUpdate(contribution=own.folder, update=update))
+        found = await self.service.average(
+            AverageRound(
+                round=round,
+                tokens=own.tokens,
+                update=update,
+                state=_file(state),
+                average=str(self._average()),
+                received=self._received(),
+            )
+        )
+        return await self._to_merge(found, state, max(own.tokens, found.tokens))
+
+    async def end(self) -> None:
+        await self.service.end()
+
+    async def _to_merge(self, found: Exchanged, state: str, tokens: int) -> ToMerge:
+        given = []
+        if found.received:
+            state = await self._checked(found.round)
+        if found.averaged:
+            folder = str(self.folder / "averaged")
+            await self.alone.from_update(FromUpdate(update=str(self._average()), folder=folder))
+            given = [Contributed(trainer="average", folder=folder, tokens=max(1, tokens))]
+        figures = {"trainers": found.trainers, "received": found.received}
+        if found.attempts > 1:
+            figures["attempts"] = found.attempts
+        return ToMerge(round=found.round, base=state, given=given, figures=figures)
+
+    async def _checked(self, round_: int) -> str:
+        """The folder of a state that another trainer sent; raises `UserError` if it is unusable."""
+        folder = self.folder / "received"
+        problem = (await self.outer.check_state(CheckState(folder=str(folder)))).problem
+        if problem:
+            raise UserError(
+                f"another trainer's state of round {round_} cannot be used ({problem}); all "
+                "trainers need the same --model"
+            )
+        sync_path(folder / STATE_FILE)
+        return str(folder)
+
+    def _average(self) -> Path:
+        return self.folder / "average"
+
+    def _received(self) -> str:
+        folder = self.folder / "received"
+        folder.mkdir(exist_ok=True)
+        return str(folder / STATE_FILE)
+
+
+def _file(state: str) -> str:
+    return str(Path(state) / STATE_FILE)
+
 
 START_SECONDS = 300.0
 """Time for the child to import torch and to reach the others."""
@@ -23,7 +161,7 @@ RUN_CHARACTERS_MAX = 100
 
 @dataclass(frozen=True)
 class Library:
-    """Implements `peers.outer.alone.backend_interface.Backend` by a child that has the library."""
+    """A library that averages, in a child that has it."""
 
     name: str
     interpreter: Path
@@ -32,7 +170,7 @@ class Library:
 
     @asynccontextmanager
     async def connect(self, elements: int, state_bytes: int) -> AsyncIterator[AveragingService]:
-        """See `Backend.connect`."""
+        """Begin to take part, with updates and states of these sizes; raises `UserError`."""
         async with LocalCompute().child(
             SERVICES[self.name],
             msgspec.structs.replace(self.setup, elements=elements, state_bytes=state_bytes),

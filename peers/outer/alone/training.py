@@ -1,7 +1,7 @@
 """`swarm train`: pre-training or fine-tuning by one trainer on this machine, in rounds.
 
 The rounds are those of several trainers (`swarm.jobs.outer`), with this one alone or with others
-(`peers.outer.alone.backend_interface`). Alone, with an outer learning rate of 1 and no outer
+(`peers.outer.alone.averaging`). Alone, with an outer learning rate of 1 and no outer
 momentum they are plain training. Each round ends with a durable state, from which `--resume`
 continues. The child computes.
 """
@@ -18,14 +18,7 @@ from typing import Any
 
 import msgspec
 
-from peers.outer.alone.backend_interface import (
-    STATE_FILE,
-    Alone,
-    Averaging,
-    Backend,
-    Exchange,
-    ToMerge,
-)
+from peers.outer.alone.averaging import STATE_FILE, Alone, Averaging, Library, ToMerge
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Event, Events
 from swarm.jobs.outer import (
@@ -81,7 +74,7 @@ class TrainOptions:
     resume: bool
     setup: OuterSetup
     plan: Plan
-    backend: Backend | None = None
+    backend: Library | None = None
     """Averages with other trainers; None: there are none."""
 
 
@@ -269,7 +262,7 @@ class Training:
         self._say({"event": "saved", "folder": str(self._shown / "policy")})
 
     @asynccontextmanager
-    async def _others(self, started: ReplicaStarted, done: int) -> AsyncIterator[Exchange]:
+    async def _others(self, started: ReplicaStarted, done: int) -> AsyncIterator[Alone]:
         """The exchange with the other trainers; raises `UserError` if none can be reached."""
         backend = self._backend
         if backend is None:
@@ -280,7 +273,7 @@ class Training:
         async with backend.connect(started.elements, state_bytes) as averaging:
             yield Averaging(averaging, self._alone, self._service, self._out, self._say)
 
-    async def _round(self, exchange: Exchange, done: Progress) -> Progress:
+    async def _round(self, exchange: Alone, done: Progress) -> Progress:
         """Train the next round, and merge it with the other trainers'; return what is done then."""
         began = time.monotonic()
         round_ = done.round + 1
