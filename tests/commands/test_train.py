@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -117,7 +117,7 @@ def test_trainers_that_average_hold_the_same_bits_and_a_late_one_too(tmp_path: P
             resume=False,
             setup=OuterSetup(),
             plan=Plan(job=job, outer_learning_rate=0.7, outer_momentum=0.9, fresh=False),
-            backend=InOneProcess(meeting),
+            backend=cast(Any, InOneProcess(meeting)),
         )
         done = begin_folder(options)
         service = ReplicaService()
@@ -178,7 +178,7 @@ def test_a_backend_that_dies_is_started_again_from_the_last_round(tmp_path: Path
         resume=False,
         setup=OuterSetup(),
         plan=Plan(job=job, outer_learning_rate=1.0, outer_momentum=0.0, fresh=False),
-        backend=DiesOnce(),
+        backend=cast(Any, DiesOnce()),
     )
     trio.run(run_train, options, events.append)
     steps = [event["step"] for event in events if event["event"] == "trained"]
