@@ -94,8 +94,6 @@ class Flows:
         self._rate: _Floats = np.zeros(64)
         self._left: _Floats = np.zeros(64)
         self._since: _Floats = np.zeros(64)
-        self.allocations = 0
-        """Number of rates set so far: the cost of fair sharing."""
 
     def start(
         self,
@@ -216,7 +214,6 @@ class Flows:
         count = len(self._flows)
         if not count:
             return
-        self.allocations += count
         rate, left, since = self._rate[:count], self._left[:count], self._since[:count]
         left -= rate * (now - since)
         np.maximum(left, 0.0, out=left)

@@ -40,7 +40,6 @@ class PeerState:
 
     name: str
     role: str
-    peer: str
     own: bool = True
     """Whether it is a process of this demo; otherwise it is a guest that someone started."""
     state: str = "starting"
@@ -151,7 +150,7 @@ class SwarmState:
     """Start time of each phase."""
 
     def add_peer(self, name: str, role: str, peer: str, *, own: bool = True) -> PeerState:
-        self.peers[peer] = PeerState(name, role, peer, own, "starting" if own else "live")
+        self.peers[peer] = PeerState(name, role, own, "starting" if own else "live")
         return self.peers[peer]
 
     def name_of(self, peer: str) -> str:

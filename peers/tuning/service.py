@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -308,18 +307,12 @@ def _digest(job: StartTuning) -> str:
 _SERVICE: type[TuningService] = Tuning
 
 
-class ReadExamples(NamedTuple):
-    """The examples of a job."""
+def read_job(job: StartTuning, tokens_max: int) -> tuple[list[Example], int, int]:
+    """Read and encode the examples of a job; raises `UserError`.
 
-    examples: list[Example]
-    left_out: int
-    """Examples that are too long or have no prompt."""
-    unwanted: int
-    """Answers of policies that were refused, or whose reward is out of bounds."""
-
-
-def read_job(job: StartTuning, tokens_max: int) -> ReadExamples:
-    """Read and encode the examples of a job; raises `UserError`."""
+    Also returns how many are too long or have no prompt, and how many answers of policies were
+    refused or have a reward out of bounds.
+    """
     model, settings = Path(job.model), job.settings
     unwanted = 0
     if job.environment is not None:
@@ -338,7 +331,7 @@ def read_job(job: StartTuning, tokens_max: int) -> ReadExamples:
         unwanted = records.unwanted
     whole = [[each for each in example if each is not None] for example in encoded]
     found = [Example(some) for some, example in zip(whole, encoded, strict=True) if some == example]
-    return ReadExamples(found, len(encoded) - len(found), unwanted)
+    return found, len(encoded) - len(found), unwanted
 
 
 def batch_of(examples: Sequence[Example]) -> Batch:

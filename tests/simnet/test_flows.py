@@ -174,15 +174,3 @@ def test_a_paused_transfer_goes_on_where_it_was_and_a_failed_one_ends() -> None:
         assert trio.current_time() == pytest.approx(75)
 
     with_flows(main)
-
-
-def test_rates_are_set_only_when_something_changed() -> None:
-    async def main(flows: Flows) -> int:
-        for _ in range(20):
-            flows.start(Link(1e6), Link(1e6), 10**12)
-        await trio.sleep(1)
-        before = flows.allocations
-        await trio.sleep(1000)
-        return flows.allocations - before
-
-    assert with_flows(main) == 0

@@ -215,7 +215,7 @@ def test_rollouts_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
     decode = Renderer(base).decode_completion
     assert [decode(each.tokens, ())[0] for each in found] == ["0>1", "2>0", "2>2"]
     job = StartTuning(model=str(base), data=str(data), settings=TuningSettings(loss="preferences"))
-    pairs = read_job(job, 99).examples
+    pairs = read_job(job, 99)[0]
     texts = [[decode(rollout.tokens, ())[0] for rollout in pair.rollouts] for pair in pairs]
     assert texts == [["0>1", "0>0"], ["2>0", "2>1"]]
 
@@ -234,7 +234,7 @@ def test_a_teachers_solutions_are_chosen_by_reward(base: Path, tmp_path: Path) -
     found, _ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
     assert [decode(each.model_tokens, ())[0][0] for each in found] == ["1", "2", "3"]
     job = StartTuning(model=str(base), data=str(data), settings=TuningSettings(loss="preferences"))
-    (pair,) = read_job(job, 99).examples
+    (pair,) = read_job(job, 99)[0]
     assert read_job(msgspec.structs.replace(job, reading=Reading(reward=(2.0, 3.0))), 99) == (
         [],
         0,
