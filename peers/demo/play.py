@@ -216,7 +216,13 @@ class Demo:
             if peer.role == "trainer":
                 await self.prepared.wait()
             self._start(nursery, peer)
-            await self._wait_for(self.listening[peer.name], peer.name, "listen")
+            with trio.move_on_after(START_SECONDS_MAX):
+                await self.listening[peer.name].wait()
+            if not self.listening[peer.name].is_set():
+                said = "; ".join(self.processes[peer.name].last_lines) or "nothing"
+                raise SwarmError(
+                    f"{peer.name} did not listen within {START_SECONDS_MAX:g} s; it said: {said}"
+                )
             if peer.role == "bootstrap":
                 self.state.join_line = join_line(peer.multiaddr)
 
@@ -253,15 +259,6 @@ class Demo:
         process = Process(name, lambda restart: command, log=self.folder / "logs" / f"{name}.log")
         self.processes[name] = process
         nursery.start_soon(keep_alive, process, self)
-
-    async def _wait_for(self, event: trio.Event, name: str, what: str) -> None:
-        with trio.move_on_after(START_SECONDS_MAX):
-            await event.wait()
-        if not event.is_set():
-            said = "; ".join(self.processes[name].last_lines) or "nothing"
-            raise SwarmError(
-                f"{name} did not {what} within {START_SECONDS_MAX:g} s; it said: {said}"
-            )
 
     def _start(self, nursery: trio.Nursery, peer: LocalPeer) -> None:
         process = Process(

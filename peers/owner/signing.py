@@ -63,9 +63,6 @@ def default_key() -> Path:
     return key
 
 
-OBSERVE = Measuring(measure=False)
-
-
 @dataclass(frozen=True)
 class OwnersFiles:
     """Files that the owner's commands read and write."""
@@ -80,7 +77,7 @@ class OwnersFiles:
     """Folder with `tokenizer.json` and `config.json`; None stands for the model's folder."""
     unusable_max: float
     """Share of a data set's rows of which no rollout can be made."""
-    measuring: Measuring = OBSERVE
+    measuring: Measuring
 
     def settled(self, manifest: RunManifest, before: RunManifest | None) -> RunManifest:
         """The manifest with its thresholds."""

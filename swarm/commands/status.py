@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from swarm.look.onlooker import RunStatus
-    from swarm.wire.messages import Evaluation, PeerState, Present
+    from swarm.wire.messages import PeerState, Present
 
 WIDTH = 80
 """Columns of the output. A complete id takes 52 and leaves room for roles and standing."""
@@ -78,7 +78,15 @@ def status_object(status: RunStatus) -> dict[str, Any]:
         "steps": status.run.manifest.schedule.steps,
         "policy": checkpoint.step if checkpoint else None,
         "reward": checkpoint.reward if checkpoint else None,
-        "evaluation": _evaluation(evaluation, status.evaluator) if evaluation else None,
+        "evaluation": {
+            "policy": evaluation.reference.step,
+            "tasks": evaluation.tasks,
+            "reward": evaluation.reward,
+            "environments": [plain(each) for each in evaluation.environments],
+            "by": status.evaluator,
+        }
+        if evaluation
+        else None,
         "state": status.state,
         "forks": dict(sorted(status.forks.items())),
         "peers": {
@@ -86,16 +94,6 @@ def status_object(status: RunStatus) -> dict[str, Any]:
             | plain(entry.heartbeat)
             for peer, entry in sorted(status.present.items())
         },
-    }
-
-
-def _evaluation(found: Evaluation, by: str) -> dict[str, Any]:
-    return {
-        "policy": found.reference.step,
-        "tasks": found.tasks,
-        "reward": found.reward,
-        "environments": [plain(each) for each in found.environments],
-        "by": by,
     }
 
 

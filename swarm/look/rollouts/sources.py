@@ -161,14 +161,10 @@ def _found(path: Path, log: RunLog) -> Found:
     if path.suffix != CANONICAL:
         header = read_header(path)
         return Found(header.lineage, header.step, header.worker, header.number, path)
-    verdict = log.verdicts.get(_named_digest(path))
+    verdict = log.verdicts.get(bytes.fromhex(path.stem))
     if verdict is None:
         raise ValueError("the trainer's database has no verdict on it")
     return Found(verdict.lineage, verdict.step, verdict.worker, verdict.number, path)
-
-
-def _named_digest(path: Path) -> bytes:
-    return bytes.fromhex(path.stem)
 
 
 def _read(path: Path) -> tuple[bytes, Rollouts, Header | None]:
@@ -178,7 +174,7 @@ def _read(path: Path) -> tuple[bytes, Rollouts, Header | None]:
         raise ValueError(f"it has {size:,} bytes, at most {FILE_BYTES_MAX:,} are read")
     raw = path.read_bytes()
     if path.suffix == CANONICAL:
-        return _named_digest(path), Rollouts.from_bytes(raw), None
+        return bytes.fromhex(path.stem), Rollouts.from_bytes(raw), None
     size = len(raw)
     # Nothing in an uncompressed file is longer than the file.
     submission = decode(raw, ReadLimits(size, size, size, size, size))
