@@ -60,7 +60,7 @@ class SignedTurns:
             f" PRIMARY KEY ({_COLUMNS})) WITHOUT ROWID"
         )
         index = "CREATE INDEX IF NOT EXISTS by_step ON turns (lineage, step)"
-        await execute(self._database, (table, ()), (index, ()))
+        await execute(self._database, table, index)
         self._count()
 
     def has_room(self, asker: Asker) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.outer import Contribution, RoundRecord
-from swarm.world import Database
+from swarm.world import Database, execute
 
 T = TypeVar("T")
 
@@ -56,18 +55,12 @@ class OuterStore:
 
     async def open(self) -> None:
         """Create the tables that are missing."""
-
-        def create(connection: sqlite3.Connection) -> None:
-            for table in _TABLES:
-                connection.execute(table)
-
-        await self._database.transact(create)
+        await execute(self._database, *_TABLES)
 
     async def keep_record(self, envelope: Envelope) -> None:
-        await self._write(
-            "INSERT OR IGNORE INTO records (round, digest, envelope) VALUES (?, ?, ?)",
-            (envelope.expect(RoundRecord).round, envelope.digest, envelope.raw),
-        )
+        row = (envelope.expect(RoundRecord).round, envelope.digest, envelope.raw)
+        sql = "INSERT OR IGNORE INTO records (round, digest, envelope) VALUES (?, ?, ?)"
+        await execute(self._database, (sql, row))
 
     def records(self, since: int = 0) -> list[Envelope]:
         """The records of round `since` and later, by round."""
@@ -86,16 +79,11 @@ class OuterStore:
 
     async def reach(self, state: OuterState) -> None:
         """Note a state that is durable, as the newest one."""
-
-        def reach(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "INSERT OR REPLACE INTO states (record, round, digest) VALUES (?, ?, ?)", state
-            )
-            connection.execute(
-                "INSERT OR REPLACE INTO position (id, record) VALUES (1, ?)", (state.record,)
-            )
-
-        await self._database.transact(reach)
+        await execute(
+            self._database,
+            ("INSERT OR REPLACE INTO states (record, round, digest) VALUES (?, ?, ?)", state),
+            ("INSERT OR REPLACE INTO position (id, record) VALUES (1, ?)", (state.record,)),
+        )
 
     def states(self) -> list[OuterState]:
         """The states that were reached, by round."""
@@ -112,26 +100,20 @@ class OuterStore:
         return rows[0][0] if rows else None
 
     async def drop_states_before(self, round: int) -> None:
-        await self._write("DELETE FROM states WHERE round < ?", (round,))
+        await execute(self._database, ("DELETE FROM states WHERE round < ?", (round,)))
 
     async def keep_own(self, own: Own) -> None:
-        def keep(connection: sqlite3.Connection) -> None:
-            raw = msgspec.msgpack.encode(own.contribution)
-            connection.execute(
-                "INSERT INTO own (number, base, contribution) VALUES (?, ?, ?)",
-                (own.number, own.contribution.base, raw),
-            )
-            connection.execute("DELETE FROM own WHERE number <= ?", (own.number - OWN_KEPT,))
-
-        await self._database.transact(keep)
+        row = (own.number, own.contribution.base, msgspec.msgpack.encode(own.contribution))
+        await execute(
+            self._database,
+            ("INSERT INTO own (number, base, contribution) VALUES (?, ?, ?)", row),
+            ("DELETE FROM own WHERE number <= ?", (own.number - OWN_KEPT,)),
+        )
 
     def own(self) -> list[Own]:
         """The newest own contributions, in order."""
         rows = self._database.read("SELECT number, contribution FROM own ORDER BY number")
         return [Own(number, _decode(raw, Contribution)) for number, raw in rows]
-
-    async def _write(self, sql: str, parameters: tuple[Any, ...]) -> None:
-        await self._database.transact(lambda connection: connection.execute(sql, parameters))
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -57,7 +57,7 @@ class TrainerStore:
 
     async def open(self) -> None:
         """Create the tables that are missing."""
-        await execute(self._database, *((table, ()) for table in _TABLES))
+        await execute(self._database, *_TABLES)
 
     # --- accepted submissions ----------------------------------------------------------------
 
@@ -89,24 +89,15 @@ class TrainerStore:
 
     async def keep_consumed(self, digests: Sequence[bytes]) -> None:
         """Move submissions to those that stay after they were consumed."""
-
-        def keep(connection: Any) -> None:
-            each = [(digest,) for digest in digests]
-            connection.executemany(
-                "INSERT OR REPLACE INTO kept SELECT digest, verdict FROM accepted WHERE digest = ?",
-                each,
-            )
-            connection.executemany("DELETE FROM accepted WHERE digest = ?", each)
-
-        await self._database.transact(keep)
+        keep = "INSERT OR REPLACE INTO kept SELECT digest, verdict FROM accepted WHERE digest = ?"
+        delete = "DELETE FROM accepted WHERE digest = ?"
+        each = [(sql, (digest,)) for digest in digests for sql in (keep, delete)]
+        await execute(self._database, *each)
 
     async def drop_accepted(self, digests: Sequence[bytes]) -> None:
         """Delete submissions; their keys stay taken."""
-        await self._database.transact(
-            lambda connection: connection.executemany(
-                "DELETE FROM accepted WHERE digest = ?", [(digest,) for digest in digests]
-            )
-        )
+        sql = "DELETE FROM accepted WHERE digest = ?"
+        await execute(self._database, *((sql, (digest,)) for digest in digests))
 
     def taken_keys(self) -> dict[SubmissionKey, bytes]:
         """Digest of the file taken under each key."""

@@ -22,7 +22,7 @@ from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_enve
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import StepOrder, Submission
 from swarm.wire.succession import NotAuthorised, ownership_of
-from swarm.world import Database, Disk
+from swarm.world import Database, Disk, execute
 
 FAULTS_MAX = 64
 """Faults whose evidence one validator keeps; the oldest is dropped. A worker is evicted once, so
@@ -132,12 +132,11 @@ class FaultStore:
 
     async def create(self) -> None:
         """Create the table if it does not exist, and remove files that it does not list."""
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "CREATE TABLE IF NOT EXISTS proven_faults "
-                "(position INTEGER PRIMARY KEY, submission BLOB NOT NULL, worker TEXT NOT NULL, "
-                "record BLOB NOT NULL, UNIQUE (submission, worker))"
-            )
+        await execute(
+            self._database,
+            "CREATE TABLE IF NOT EXISTS proven_faults "
+            "(position INTEGER PRIMARY KEY, submission BLOB NOT NULL, worker TEXT NOT NULL, "
+            "record BLOB NOT NULL, UNIQUE (submission, worker))",
         )
         listed = {f"{FOLDER}/{name}" for name in self._disk.list(FOLDER)}
         kept = {path_of(digest) for (digest,) in self._database.read(_ALL)}

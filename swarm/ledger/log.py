@@ -14,7 +14,7 @@ from typing import Any
 
 from swarm.ledger import merkle
 from swarm.ledger.entries import Entry, encode
-from swarm.world import Database
+from swarm.world import Database, execute
 
 
 class Pruned(ValueError):
@@ -106,11 +106,8 @@ class Log:
 
     async def begin(self) -> None:
         """Note durably that this log exists, also while it has no entries."""
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "INSERT OR IGNORE INTO starts (owner, position) VALUES (?, 0)", (self.owner,)
-            )
-        )
+        sql = "INSERT OR IGNORE INTO starts (owner, position) VALUES (?, 0)"
+        await execute(self._database, (sql, (self.owner,)))
 
     def _set_start(self, connection: sqlite3.Connection, start: int) -> None:
         connection.execute(

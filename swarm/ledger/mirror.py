@@ -12,7 +12,7 @@ from swarm.ledger.log import Also, Log
 from swarm.ledger.wire import Origin
 from swarm.wire.envelope import Envelope, open_envelope
 from swarm.wire.messages import LogHead
-from swarm.world import Database
+from swarm.world import Database, execute
 
 FORKS_MAX = 4
 """Contradictions kept of each log. One is enough as evidence; a peer may sign thousands."""
@@ -53,12 +53,8 @@ class LogMirror:
     @staticmethod
     async def create_tables(database: Database) -> None:
         """Create the tables if they do not exist; call it before any other use of the database."""
-
-        def create(connection: sqlite3.Connection) -> None:
-            for table in (*log.TABLES, *_TABLES):
-                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-
-        await database.transact(create)
+        tables = (*log.TABLES, *_TABLES)
+        await execute(database, *(f"CREATE TABLE IF NOT EXISTS {table}" for table in tables))
 
     def head(self) -> Envelope | None:
         """The stored head if the mirror holds all its entries, else None."""
@@ -140,18 +136,13 @@ class LogMirror:
 
     async def keep(self, evidence: ForkEvidence) -> None:
         """Keep the evidence of a fork durably, unless `FORKS_MAX` of this log are kept already."""
-
-        def insert(connection: sqlite3.Connection) -> None:
-            row = connection.execute(
-                "SELECT COUNT(*) FROM forks WHERE owner = ?", (self.log.owner,)
-            ).fetchone()
-            if row[0] < FORKS_MAX:
-                connection.execute(
-                    "INSERT OR IGNORE INTO forks (owner, first, second) VALUES (?, ?, ?)",
-                    (self.log.owner, evidence.first, evidence.second),
-                )
-
-        await self._database.transact(insert)
+        owner = self.log.owner
+        sql = (
+            "INSERT OR IGNORE INTO forks (owner, first, second) SELECT ?, ?, ? "
+            "WHERE (SELECT COUNT(*) FROM forks WHERE owner = ?) < ?"
+        )
+        row = (owner, evidence.first, evidence.second, owner, FORKS_MAX)
+        await execute(self._database, (sql, row))
 
 
 def forks_in(database: Database) -> list[ForkEvidence]:

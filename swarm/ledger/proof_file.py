@@ -18,7 +18,7 @@ from swarm.ledger.receipts import Receipt
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.manifest import RunManifest
 from swarm.wire.succession import NotAuthorised, ownership_of
-from swarm.world import Database
+from swarm.world import Database, execute
 
 
 class ProofFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,27 +120,20 @@ class KeptProofs:
 
     async def open(self) -> None:
         """Prepare the tables, for a worker that is admitted."""
-
-        def create(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS proof_manifests "
-                "(digest BLOB PRIMARY KEY, envelope BLOB NOT NULL) WITHOUT ROWID"
-            )
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS receipts (number INTEGER PRIMARY KEY AUTOINCREMENT, "
-                "run TEXT NOT NULL, validator TEXT NOT NULL, position INTEGER NOT NULL, "
-                "submission BLOB NOT NULL, manifest BLOB NOT NULL, verdict BLOB NOT NULL, "
-                "entry BLOB NOT NULL, head BLOB NOT NULL, proof BLOB NOT NULL, "
-                "bytes INTEGER NOT NULL, UNIQUE (run, validator, position))"
-            )
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS own_expulsions "
-                "(run TEXT NOT NULL, manifest BLOB NOT NULL, envelope BLOB NOT NULL)"
-            )
+        await execute(
+            self._database,
+            "CREATE TABLE IF NOT EXISTS proof_manifests "
+            "(digest BLOB PRIMARY KEY, envelope BLOB NOT NULL) WITHOUT ROWID",
+            "CREATE TABLE IF NOT EXISTS receipts (number INTEGER PRIMARY KEY AUTOINCREMENT, "
+            "run TEXT NOT NULL, validator TEXT NOT NULL, position INTEGER NOT NULL, "
+            "submission BLOB NOT NULL, manifest BLOB NOT NULL, verdict BLOB NOT NULL, "
+            "entry BLOB NOT NULL, head BLOB NOT NULL, proof BLOB NOT NULL, "
+            "bytes INTEGER NOT NULL, UNIQUE (run, validator, position))",
+            "CREATE TABLE IF NOT EXISTS own_expulsions "
+            "(run TEXT NOT NULL, manifest BLOB NOT NULL, envelope BLOB NOT NULL)",
             # Whoever is admitted again is not evicted any more.
-            connection.execute("DELETE FROM own_expulsions WHERE run = ?", (self._run,))
-
-        await self._database.transact(create)
+            ("DELETE FROM own_expulsions WHERE run = ?", (self._run,)),
+        )
 
     def next_index(self, validator: str) -> int:
         """The index in a validator's log after the last entry kept."""
@@ -179,11 +172,8 @@ class KeptProofs:
     async def keep_expulsions(self, manifest: Envelope, envelopes: Sequence[Envelope]) -> None:
         """Keep this worker's newest signed eviction and reinstatement."""
         rows = [(self._run, manifest.raw, envelope.raw) for envelope in envelopes]
-        await self._database.transact(
-            lambda connection: connection.executemany(
-                "INSERT INTO own_expulsions VALUES (?, ?, ?)", rows
-            )
-        )
+        sql = "INSERT INTO own_expulsions VALUES (?, ?, ?)"
+        await execute(self._database, *((sql, row) for row in rows))
 
     def _make_room(self, connection: sqlite3.Connection) -> int:
         rows = connection.execute(

@@ -26,7 +26,7 @@ from swarm.wire.envelope import Dropped, Envelope, Sequencer, open_envelope, sea
 from swarm.wire.identity import Identity, PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Message, PeerRecord
-from swarm.world import Compute, Database, Disk, World
+from swarm.world import Compute, Database, Disk, World, execute
 from swarm.world.recent import Recent
 
 
@@ -205,14 +205,9 @@ class Node:
         rows = [
             (run, manifest_in(each).version, content_digest(each), each.raw) for each in versions
         ]
-
-        def store(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM manifests WHERE run = ?", (run,))
-            connection.executemany(
-                "INSERT INTO manifests (run, version, digest, envelope) VALUES (?, ?, ?, ?)", rows
-            )
-
-        await self.database.transact(store)
+        delete = "DELETE FROM manifests WHERE run = ?"
+        insert = "INSERT INTO manifests (run, version, digest, envelope) VALUES (?, ?, ?, ?)"
+        await execute(self.database, (delete, (run,)), *((insert, row) for row in rows))
 
     # --- addresses of peers ------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ find policies again that were deleted from their disks.
 
 from __future__ import annotations
 
-import sqlite3
 from typing import NamedTuple
 
 import trio
@@ -32,6 +31,7 @@ from swarm.transport import Source
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Checkpoint, CheckpointReference
+from swarm.world import execute
 from swarm.world.observable import Observable
 from swarm.world.tasks import open_guarded
 
@@ -91,15 +91,12 @@ class Announced:
 
     async def open(self) -> None:
         """Recall what was announced before a restart."""
-
-        def create(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS announced (run TEXT NOT NULL, lineage INTEGER NOT NULL,"
-                " step INTEGER NOT NULL, envelope BLOB NOT NULL, PRIMARY KEY (run, lineage, step))"
-                " WITHOUT ROWID"
-            )
-
-        await self._node.database.transact(create)
+        await execute(
+            self._node.database,
+            "CREATE TABLE IF NOT EXISTS announced (run TEXT NOT NULL, lineage INTEGER NOT NULL,"
+            " step INTEGER NOT NULL, envelope BLOB NOT NULL, PRIMARY KEY (run, lineage, step))"
+            " WITHOUT ROWID",
+        )
         for (raw,) in self._node.database.read(
             "SELECT envelope FROM announced WHERE run = ? ORDER BY lineage, step", (self._run.id,)
         ):
@@ -119,16 +116,13 @@ class Announced:
 
     async def _store(self, stored: list[Envelope]) -> None:
         rows = [(self._run.id, *each.message.order(), each.raw) for each in stored]
-        oldest = min(self._known)
-
-        def store(connection: sqlite3.Connection) -> None:
-            connection.executemany("INSERT OR REPLACE INTO announced VALUES (?, ?, ?, ?)", rows)
-            connection.execute(
-                "DELETE FROM announced WHERE run = ? AND (lineage, step) < (?, ?)",
-                (self._run.id, *oldest),
-            )
-
-        await self._node.database.transact(store)
+        insert = "INSERT OR REPLACE INTO announced VALUES (?, ?, ?, ?)"
+        delete = "DELETE FROM announced WHERE run = ? AND (lineage, step) < (?, ?)"
+        await execute(
+            self._node.database,
+            *((insert, row) for row in rows),
+            (delete, (self._run.id, *min(self._known))),
+        )
 
     @property
     def _is_kept(self) -> bool:

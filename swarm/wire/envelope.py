@@ -27,7 +27,7 @@ from swarm.wire.kinds import KINDS, kind_of
 from swarm.wire.manifest import NEEDS_INDEX, RunManifest
 from swarm.wire.messages import Count, Message, PeerRecord, StateMessage
 from swarm.wire.protocol import PROTOCOL_VERSION, ProtocolVersion
-from swarm.world import Database, World
+from swarm.world import Database, World, execute
 from swarm.world.recent import Recent
 
 ENVELOPE_VERSION = 1
@@ -322,11 +322,8 @@ class Sequencer:
         self._last = max(self._last + 1, int(self._wall_time() * 1000))
         if self._last > self._reserved:
             self._reserved = self._last + self.RESERVE
-            await self._database.transact(
-                lambda connection: connection.execute(
-                    "INSERT OR REPLACE INTO sequence (id, value) VALUES (0, ?)", (self._reserved,)
-                )
-            )
+            sql = "INSERT OR REPLACE INTO sequence (id, value) VALUES (0, ?)"
+            await execute(self._database, (sql, (self._reserved,)))
         return self._last
 
 

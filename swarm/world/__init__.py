@@ -111,12 +111,12 @@ class Database(Protocol):
     def close(self) -> None: ...
 
 
-async def execute(database: Database, *statements: tuple[str, Sequence[Any]]) -> None:
-    """Run statements, each with its parameters, inside one write transaction."""
+async def execute(database: Database, *statements: str | tuple[str, Sequence[Any]]) -> None:
+    """Run statements, each perhaps with its parameters, inside one write transaction."""
 
     def run(connection: sqlite3.Connection) -> None:
-        for sql, parameters in statements:
-            connection.execute(sql, parameters)
+        for statement in statements:
+            connection.execute(*(statement if isinstance(statement, tuple) else (statement,)))
 
     await database.transact(run)
 
