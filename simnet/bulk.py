@@ -26,7 +26,6 @@ from swarm.transport import (
     OpenBlob,
     Refused,
     Source,
-    fetch_in_turn,
     refusal,
 )
 from swarm.transport.base import BaseTransport
@@ -79,7 +78,8 @@ class BulkPlane(BaseTransport):
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
     ) -> None:
-        await fetch_in_turn(self, source, wanted, arrived)
+        for reference, sink in wanted:
+            await arrived(await self.fetch(source, reference, sink))
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
         server = await self._server(source)

@@ -9,7 +9,7 @@ For other rooms:
 
 - `__init__`: Arrived, BlobReference, BlobTransport, BulkService, ConnectError, ConnectionEvent,
   DialFailure, FetchError, OpenBlob, Reachability, Refused, Source, Stream, StreamError,
-  Traffic, Transport, fetch_in_turn, fetch_one, refusal
+  Traffic, Transport, refusal
 - `base`: BaseTransport, Handler
 - `http`: limits
 - `http.client`: BulkClient
@@ -61,8 +61,6 @@ __all__ = [
     "StreamHandler",
     "Traffic",
     "Transport",
-    "fetch_in_turn",
-    "fetch_one",
     "refusal",
 ]
 
@@ -273,7 +271,13 @@ class BlobTransport(Protocol):
 
         Raises `FetchError` when the source refuses, stalls, breaks off or sends a wrong size.
         """
-        ...
+        pieces: list[Piece] = []
+
+        async def arrived(piece: Piece) -> None:
+            pieces.append(piece)
+
+        await self.fetch_run(source, [(reference, sink)], arrived)
+        return pieces[0]
 
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
@@ -289,30 +293,6 @@ class BlobTransport(Protocol):
     def round_trip_seconds(self, source: Source) -> float:
         """The shortest round trip to a source measured so far, in seconds; 0 if none was."""
         ...
-
-
-async def fetch_in_turn(
-    transport: BlobTransport,
-    source: Source,
-    wanted: Sequence[tuple[BlobReference, Sink]],
-    arrived: Arrived,
-) -> None:
-    """Implement `fetch_run` by fetching one blob after another."""
-    for reference, sink in wanted:
-        await arrived(await transport.fetch(source, reference, sink))
-
-
-async def fetch_one(
-    transport: BlobTransport, source: Source, reference: BlobReference, sink: Sink
-) -> Piece:
-    """Implement `fetch` by a run of one blob."""
-    pieces: list[Piece] = []
-
-    async def arrived(piece: Piece) -> None:
-        pieces.append(piece)
-
-    await transport.fetch_run(source, [(reference, sink)], arrived)
-    return pieces[0]
 
 
 class Transport(BlobTransport, Protocol):

@@ -26,11 +26,11 @@ from swarm.shardcast.mirror.folder import (
     writing,
 )
 from swarm.shardcast.store import CheckpointStore
-from swarm.transport import Arrived, BlobReference, FetchError, Source, Traffic, fetch_one
+from swarm.transport import Arrived, BlobReference, BlobTransport, FetchError, Source, Traffic
 from swarm.transport.http.client import BulkClient
 from swarm.wire.identity import Identity, PeerId
 from swarm.wire.messages import Checkpoint
-from swarm.world import Piece, Sink
+from swarm.world import Sink
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
 
@@ -38,15 +38,12 @@ INDEX_BYTES_MAX = 64 * 1024
 """Largest `checkpoint.json` of a mirror."""
 
 
-class MirrorTransport:
+class MirrorTransport(BlobTransport):
     """Fetches from mirrors, each a source with one address, by HTTP without an identity."""
 
     def __init__(self, disk: LocalDisk) -> None:
         self.peer_id = PeerId("")
         self._client = BulkClient(Identity(os.urandom(32)), disk, lambda: b"", Traffic())
-
-    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        return await fetch_one(self, source, reference, sink)
 
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived

@@ -21,6 +21,7 @@ from swarm.errors import UserError
 from swarm.transport import (
     Arrived,
     BlobReference,
+    BlobTransport,
     ConnectError,
     ConnectionEvent,
     DialFailure,
@@ -28,7 +29,6 @@ from swarm.transport import (
     Source,
     Stream,
     StreamError,
-    fetch_one,
     limits,
 )
 from swarm.transport.base import BaseTransport
@@ -58,7 +58,7 @@ from swarm.transport.libp2p.pieces import PiecePlane
 from swarm.transport.libp2p.reach import Reach
 from swarm.transport.libp2p.relays import Relays
 from swarm.wire.identity import Identity, PeerId
-from swarm.world import Disk, Piece, Sink, World
+from swarm.world import Disk, Sink, World
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Libp2pBytes:
             await self._stream.remove()
 
 
-class Libp2pTransport(BaseTransport):
+class Libp2pTransport(BaseTransport, BlobTransport):
     """`swarm.transport.Transport` on libp2p. Made by `open_libp2p`."""
 
     def __init__(
@@ -492,9 +492,6 @@ class Libp2pTransport(BaseTransport):
             await self._serve_stream(carrier, peer, protocol, handler)
 
     # --- the piece plane ---
-
-    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        return await fetch_one(self, source, reference, sink)
 
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
