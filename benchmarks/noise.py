@@ -25,7 +25,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import at_least, load_average, several, spread, timed
-from benchmarks.engine import GROUP, KEY, Size, make_model, make_requests, native_engine
+from benchmarks.engine import (
+    GROUP,
+    KEY,
+    Size,
+    make_model,
+    make_requests,
+    native_engine,
+    random_prompts,
+)
 from peers.engines.batch import generate
 from peers.engines.noise import Ahead, choose, noise_of
 from swarm.terminal.output import print_json
@@ -58,12 +66,11 @@ def draw(logits: Tensor, key: tuple[int, int] | None, everything: bool = False) 
 def measure(width: int, vocabulary: int, layers: int, rounds: int) -> dict[str, Any]:
     """One model's step, and the shares that noise adds to it."""
     size = Size(width, 3 * width, layers, width // 64, max(1, width // 512), vocabulary)
-    requests = [
-        replace(each, limit=STEPS, noise_key=None) for each in make_requests(size, GROUP, 1, STEPS)
-    ]
+    made = make_requests(random_prompts(vocabulary, 1), GROUP, STEPS)
+    requests = [replace(each, limit=STEPS, noise_key=None) for each in made]
     with tempfile.TemporaryDirectory(prefix="noise-") as folder:
         make_model(Path(folder), size)
-        engine = native_engine(Path(folder), GROUP)
+        engine = native_engine(Path(folder), GROUP, "float32")
         generate(engine, requests)
         steps = [timed(generate, engine, requests)[1] / STEPS for _ in range(rounds)]
     told: dict[str, Any] = spread("step_ms", [1e3 * each for each in steps], 2)

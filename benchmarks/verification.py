@@ -1,15 +1,15 @@
 """The prefill check of a validator against the generation of the same tokens.
 
     python -m benchmarks.verification
-    python -m benchmarks.verification --sizes 0.23 --batch 8 --rounds 1 --waves 1
+    python -m benchmarks.verification --model SmolLM2-135M-Instruct --dtype bfloat16
     python -m benchmarks.verification --device cuda --dtype bfloat16
 
-Prints one JSON object. A random model of Qwen2's shape generates groups of eight on shared prompts,
-with lengths log-uniform between 1 and `--limit`, and builds their proofs. Then `recompute`, the
-validator's own function, prefills them, verifies the proofs and judges every token. `cheaper_at_1`
-is generation with proofs over that check, both from one round, where every submission is
-recomputed. `cheaper_at_default` divides by the share for a worker that hands in one submission a
-step, sqrt(safety / steps of its stake) with the default thresholds.
+Prints one JSON object. A model (`--model`: on chats; else a random one of Qwen2's shape) generates
+groups of eight on shared prompts, with lengths log-uniform between 1 and `--limit`, and builds
+their proofs. Then `recompute`, the validator's own function, prefills them, verifies the proofs and
+judges every token. `cheaper_at_1` is generation with proofs over that check, both from one round,
+where every submission is recomputed. `cheaper_at_default` divides by the share for a worker that
+hands in one submission a step, sqrt(safety / steps of its stake) with the default thresholds.
 
 Seconds are processor seconds on a CPU, with one thread, and wall seconds on a GPU. Each figure is
 the median of `--rounds` rounds, after one that does not count, with the least and the most.
@@ -18,7 +18,6 @@ the median of `--rounds` rounds, after one that does not count, with the least a
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.common import at_least, load_average, spread
-from benchmarks.engine import KEY, SIZES, make_model, make_requests, prove
+from benchmarks.engine import KEY, Prompts, add_policies, make_requests, policies, prove
 from peers.engines.batch import generate
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Piece, Request
@@ -68,11 +67,11 @@ def handed_in(
     )
 
 
-def measure(folder: Path, given: argparse.Namespace, name: str) -> dict[str, Any]:
+def measure(folder: Path, draw: Prompts, given: argparse.Namespace) -> dict[str, Any]:
     """Generate and check, repeatedly."""
     device = find_device(given.device)
     engine = NativeEngine(folder, device, find_dtype(given.dtype, device), slots=given.batch)
-    requests = make_requests(SIZES[name], given.batch * given.waves, given.prompt, given.limit)
+    requests = make_requests(draw, given.batch * given.waves, given.limit)
     thresholds = Thresholds()
     seconds = defaultdict[str, list[float]](list)
     for number in range(given.rounds + 1):
@@ -100,11 +99,10 @@ def measure(folder: Path, given: argparse.Namespace, name: str) -> dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["0.23", "20"])
+    add_policies(parser, ["0.23", "20"])
     parser.add_argument("--batch", type=at_least(8), default=16)
     parser.add_argument("--waves", type=at_least(1), default=2)
     parser.add_argument("--rounds", type=at_least(1), default=3)
-    parser.add_argument("--prompt", type=at_least(1), default=64)
     parser.add_argument("--limit", type=at_least(2), default=256)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
@@ -112,10 +110,8 @@ def main() -> None:
     torch.set_num_threads(1)
     toploc.build([torch.randn(32, 64).bfloat16()])  # builds the tables
     told: dict[str, Any] = {**vars(given), "load_average": load_average()}
-    for name in given.sizes:
-        with tempfile.TemporaryDirectory(prefix="verification-") as folder:
-            make_model(Path(folder), SIZES[name])
-            told[f"{name}M"] = measure(Path(folder), given, name)
+    for name, folder, draw in policies(given):
+        told[name] = measure(folder, draw, given)
     print_json(told)
 
 

@@ -21,11 +21,11 @@ def test_engines_see_the_same_requests_and_every_figure_has_its_spread(
     monkeypatch.setattr(sys, "argv", ["engine", *arguments.split()])
     engine.main()
     report = json.loads(capsys.readouterr().out)
-    figures = report["0.23M"]["2"]["log_uniform"]
+    figures = report["0.23M"]["float32"]["2"]["log_uniform"]
     assert figures["requests"] == 8 and 8 <= figures["tokens"] <= 48
     for name in ("native_tokens_per_second", "hf_tokens_per_second", "native_over_hf"):
         assert 0 < figures[f"{name}_least"] <= figures[name] <= figures[f"{name}_most"]
-    assert report["0.23M"]["2"]["equal"]["tokens"] == 8 * engine.EQUAL
+    assert report["0.23M"]["float32"]["2"]["equal"]["tokens"] == 8 * engine.EQUAL
 
 
 @pytest.mark.vllm
@@ -35,7 +35,7 @@ def test_vllm_takes_turns_with_the_others(capsys: Any, monkeypatch: Any) -> None
     engine.main()
     report = json.loads(capsys.readouterr().out)
     for lengths in ("log_uniform", "equal"):
-        figures = report["0.23M"]["8"][lengths]
+        figures = report["0.23M"]["float32"]["8"][lengths]
         assert 0 < figures["native_over_vllm_least"] <= figures["native_over_vllm"]
 
 
