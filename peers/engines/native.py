@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +20,10 @@ from torch import Tensor
 from peers.engines.cache import Cache, Shape
 from peers.engines.decoder import Decoder
 from peers.engines.device import available_bytes, is_out_of_memory, upload
+from peers.engines.drafts import DRAFT_MAX, PASS_MAX
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.flat import FlatAttention, Fresh, Further, Part
-from peers.engines.noise import draw
+from peers.engines.noise import Ahead, OfRequest, draw
 from peers.engines.prefill import Prefiller
 from peers.engines.rows import Admitted, Row, Rows
 from swarm.errors import UserError
@@ -36,8 +39,26 @@ SLOTS = 256
 """Most rows generated at once, if memory allows them."""
 
 
-Drawn = tuple[Row, int, float]
-"""A row, its next token, and that token's log-probability."""
+Drawn = tuple[int, float]
+"""A token and its log-probability."""
+
+
+class _Draft(NamedTuple):
+    """Tokens of a row that are computed in advance (`peers.engines.drafts`)."""
+
+    row: Row
+    tokens: list[int]
+    first: int
+    """Index of the first of them in the batch."""
+
+
+@dataclass(eq=False)
+class _Later(OfRequest):
+    """A row after tokens of its draft: what is sampled there."""
+
+    request: Request
+    position: int
+    noise: Ahead | None = None
 
 
 @dataclass
@@ -51,6 +72,7 @@ class _Batch:
     """Rows with tokens in the batch."""
     last: list[int] = field(default_factory=list)
     """Per row: index of its last token."""
+    drafts: list[_Draft] = field(default_factory=list)
 
 
 class NativeEngine:
@@ -103,6 +125,8 @@ class NativeEngine:
         self._rows = Rows(cache, slots or SLOTS)
         on_gpu = decoder.device.type == "cuda"
         self._entries_max = ENTRIES_MAX_GPU if on_gpu else ENTRIES_MAX
+        self.pass_max = 0 if on_gpu else PASS_MAX
+        """Most tokens of a pass with drafts; 0: there are none."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -140,7 +164,7 @@ class NativeEngine:
                 self._rows.check_room()
                 return []
             try:
-                return self._append(self._sample(*self._advance(admitted)))
+                return self._append(*self._advance(admitted))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -165,8 +189,9 @@ class NativeEngine:
                 f"are {self._rows.cache.bytes_max / 1e9:.3g}"
             )
 
-    def _advance(self, admitted: Admitted) -> tuple[list[Row], Tensor]:
-        """Run the layers; return the rows to sample for, and their hidden states [rows, hidden]."""
+    def _advance(self, admitted: Admitted) -> tuple[list[Row], list[_Draft], list[Drawn]]:
+        """Run the layers and sample: the rows, the drafts, and the tokens drawn for each row, then
+        after each token of each draft."""
         batch = self._batch(admitted)
         rows, hidden, computed = batch.rows, torch.empty(0), set(admitted.computed)
         if batch.tokens:
@@ -177,25 +202,32 @@ class NativeEngine:
             all_hidden = decoder.forward(tokens[None], positions[None], attention, length)[0]
             attention.write_states(all_hidden)
             hidden = all_hidden
-            if admitted.computed:
+            if admitted.computed or batch.drafts:
                 hidden = all_hidden[upload(batch.last, decoder.device)]
             for row in rows:
                 row.length = row.fed_length
-        if not admitted.computed and not admitted.known:
-            return rows, hidden
-        of = {row: hidden[index] for index, row in enumerate(rows) if row in computed}
-        self._rows.share(admitted, of)
-        pairs = [(row, of[leader]) for row, leader in admitted.followers] + admitted.known
-        if pairs:
-            rows = [*rows, *(row for row, _ in pairs)]
-            more = torch.stack([state for _, state in pairs])
-            hidden = torch.cat((hidden, more)) if batch.tokens else more
-        return rows, hidden
+        if admitted.computed or admitted.known:
+            of = {row: hidden[index] for index, row in enumerate(rows) if row in computed}
+            self._rows.share(admitted, of)
+            pairs = [(row, of[leader]) for row, leader in admitted.followers] + admitted.known
+            if pairs:
+                rows = [*rows, *(row for row, _ in pairs)]
+                more = torch.stack([state for _, state in pairs])
+                hidden = torch.cat((hidden, more)) if batch.tokens else more
+        sampled: list[Row | _Later] = list(rows)
+        for draft in batch.drafts:
+            request, position = draft.row.request, draft.row.position + 1
+            sampled += [_Later(request, position + index) for index in range(len(draft.tokens))]
+        if batch.drafts:
+            drafted = [all_hidden[each.first :][: len(each.tokens)] for each in batch.drafts]
+            hidden = torch.cat([hidden, *drafted])
+        return rows, batch.drafts, self._sample(sampled, hidden)
 
     def _batch(self, admitted: Admitted) -> _Batch:
         """Lay the tokens of all live rows into one dimension."""
         batch = _Batch()
         new_rows = set(admitted.rows())
+        room = 0 if new_rows else self.pass_max - len(self._rows.live)
         computed: dict[int, list[Row]] = {}
         for row in admitted.computed:
             computed.setdefault(id(row.bucket), []).append(row)
@@ -208,23 +240,26 @@ class NativeEngine:
                 part = Part(bucket, len(batch.tokens), [], [], len(decoding))
                 batch.parts.append(part)
                 _lay_decoding(batch, part, decoding)
+                for row in decoding if room > 0 else ():
+                    room -= _lay_draft(batch, part, row, room)
                 _lay_chunks(batch, part, new)
         return batch
 
-    def _sample(self, rows: list[Row], hidden: Tensor) -> list[Drawn]:
+    def _sample(self, rows: Sequence[Row | _Later], hidden: Tensor) -> list[Drawn]:
         """Each row's next token and its log-probability."""
         some = max(1, self._entries_max // self._decoder.model.vocabulary_size)
-        drawn = []
+        drawn: list[Drawn] = []
         for start in range(0, len(rows), some):
             part = rows[start : start + some]
             temperatures = [row.request.temperature for row in part]
-            found = draw(part, temperatures, self.logits(hidden[start : start + some]))
-            drawn += [(row, *each) for row, each in zip(part, found, strict=True)]
+            drawn += draw(part, temperatures, self.logits(hidden[start : start + some]))
         return drawn
 
-    def _append(self, drawn: list[Drawn]) -> list[Piece]:
+    def _append(
+        self, rows: list[Row], drafts: Sequence[_Draft], drawn: Sequence[Drawn]
+    ) -> list[Piece]:
         """Append tokens to rows; return the rows that they finish."""
-        for row, _, log_probability in drawn:
+        for row, (_, log_probability) in zip(rows, drawn, strict=False):
             if log_probability != log_probability:
                 self._rows.restart()
                 self._rows.cache.clear()  # what is not a number would spoil even masked columns
@@ -232,15 +267,23 @@ class NativeEngine:
                     f"policy {self._policy} gives logits that are not numbers (row "
                     f"{row.request.row}, position {row.position}); its weights are broken"
                 )
-        finished = []
-        for row, token, log_probability in drawn:
+        for row, chosen in zip(rows, drawn, strict=False):
             row.length = row.fed_length
-            row.append(token, log_probability)
-            if token in row.request.stop_ids or row.position == row.request.limit:
-                finished.append(row)
+            row.append(*chosen)
+        after = iter(drawn[len(rows) :])
+        for row, tokens, _ in drafts:
+            chosen_after, right = list(islice(after, len(tokens))), 0
+            for token, chosen in zip(tokens, chosen_after, strict=True):
+                if row.ended or row.tokens[-1] != token:
+                    break
+                row.length = row.fed_length
+                row.append(*chosen)
+                right += 1
+            row.lookup.judge(right)
         # From a bucket's end on, so that few rows move up.
-        finished.sort(key=lambda row: -row.index)
-        return self._rows.finish(finished)
+        return self._rows.finish(
+            sorted((row for row in rows if row.ended), key=lambda row: -row.index)
+        )
 
     def _halve(self, admitted: Admitted, error: Exception) -> None:
         """Go on with half of the live rows; the newest wait again."""
@@ -278,6 +321,23 @@ def _lay(batch: _Batch, part: Part, row: Row, tokens: Sequence[int]) -> None:
     batch.tokens.extend(tokens)
     batch.rows.append(row)
     batch.last.append(len(batch.tokens) - 1)
+
+
+def _lay_draft(batch: _Batch, part: Part, row: Row, room: int) -> int:
+    """Append at most so many tokens that may follow a decoding row's; return their number."""
+    past, left = row.length + 1, row.request.limit - row.position - 1
+    most = min(DRAFT_MAX, room, left, part.bucket.columns - past)
+    tokens = row.lookup.draft(row.request.tokens, row.tokens, most) if most > 0 else []
+    if tokens:
+        first = len(batch.tokens)
+        batch.drafts.append(_Draft(row, tokens, first))
+        part.further.append(Further(first, len(tokens), row.index, past))
+        part.rows.extend([row.index] * len(tokens))
+        positions = range(past, past + len(tokens))
+        part.positions.extend(positions)
+        batch.positions.extend(positions)
+        batch.tokens.extend(tokens)
+    return len(tokens)
 
 
 def _lay_chunks(batch: _Batch, part: Part, rows: Sequence[Row]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from peers.engines.cache import Cache, Cached, Copy
+from peers.engines.drafts import Lookup
 from peers.engines.engine import PROMPT_ROWS_MAX, Piece, Request
 from peers.engines.noise import Ahead, OfRequest
 from swarm.errors import UserError
@@ -45,6 +46,7 @@ class Row(OfRequest, Cached):
     saved_policy: int = -1
     """The policy of the newest of them."""
     noise: Ahead | None = None
+    lookup: Lookup = field(default_factory=Lookup)
     position: int = field(init=False)
     """Index of the next model token in the episode."""
 
@@ -56,6 +58,11 @@ class Row(OfRequest, Cached):
         self.tokens.append(token)
         self.log_probabilities.append(log_probability)
         self.position += 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether its newest token ends it."""
+        return self.tokens[-1] in self.request.stop_ids or self.position == self.request.limit
 
     @property
     def fed_length(self) -> int:
