@@ -90,8 +90,8 @@ class Decoder:
             return
         check_shapes(self.model, folder)
         weights = self._weights(folder)
-        # In place, tensor by tensor: a device need not hold both policies.
-        self._embedding_and_head.replace(weights)
+        # Layer by layer: a device need not hold both policies.
+        self._embedding_and_head = EmbeddingAndHead(weights)
         for stage in self._stages:
             stage.replace(weights.on(stage.device))
         weights.check_all_taken()

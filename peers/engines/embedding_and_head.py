@@ -7,7 +7,8 @@ import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
 from peers.engines.layers import rms_norm
-from peers.engines.weights import Weights, fast_layout, replace
+from peers.engines.projection import linear, packed
+from peers.engines.weights import Weights
 
 
 class EmbeddingAndHead:
@@ -21,13 +22,8 @@ class EmbeddingAndHead:
         head = self._embedding if model.tied else weights.take("lm_head.weight", *size)
         # Products of two 16-bit numbers are exact in fp32, so a GPU needs no fp32 copy of the head.
         self._half = head.is_cuda and head.dtype != torch.float32
-        self._head = head if self._half else fast_layout(head.float())
+        self._head = head if self._half else packed(head.float())
         self._norm = weights.take("model.norm.weight", model.hidden_size)
-
-    @torch.no_grad()
-    def replace(self, weights: Weights) -> None:
-        """Take other weights of the same shapes, in place."""
-        replace(self, EmbeddingAndHead(weights))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -49,4 +45,4 @@ class EmbeddingAndHead:
             flat = states.flatten(0, -2)
             logits = torch.mm(flat, self._head.t(), out_dtype=torch.float32)
             return logits.view(*states.shape[:-1], -1)
-        return F.linear(states.float(), self._head)
+        return linear(states.float(), self._head)

@@ -14,7 +14,7 @@ from peers.engines.attention import LayerAttention
 from peers.engines.feedforward import Dense, Mixture
 from peers.engines.projection import Projection
 from peers.engines.rotary import Rotary, turn
-from peers.engines.weights import Weights, replace
+from peers.engines.weights import Weights
 
 Attention = Callable[[LayerAttention, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B, H, S, D], keys and values [B, H_kv, S, D]) → [B, H, S, D]."""
@@ -65,9 +65,9 @@ class Layers:
 
     @torch.no_grad()
     def replace(self, weights: Weights) -> None:
-        """Take other weights of the same shapes, in place and layer by layer."""
-        for info, layer in zip(self._infos, self._layers, strict=True):
-            replace(layer, _read_layer(weights, info.index))
+        """Take other weights of the same shapes, layer by layer."""
+        for at, info in enumerate(self._infos):
+            self._layers[at] = _read_layer(weights, info.index)
 
     def __call__(
         self, stream: Tensor, positions: Tensor, attention: Attention, length: int

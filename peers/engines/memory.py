@@ -83,7 +83,7 @@ def _weights_bytes(
     model: Architecture, elements: int, dtype: torch.dtype, device: torch.device
 ) -> int:
     """Bytes of `elements` weights, and of the head."""
-    # On a CPU the head has a layout of its own (`fast_layout`), so a tied one is a copy.
+    # On a CPU the head has a layout of its own (`packed`), so a tied one is a copy.
     shared = model.tied and dtype == torch.float32 and device.type != "cpu"
     head = 0 if shared else HEAD_BYTES * model.vocabulary_size * model.hidden_size
     return elements * dtype.itemsize + head

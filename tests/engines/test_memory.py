@@ -19,6 +19,8 @@ GB = 10**9
 
 def held_bytes(part: Any, seen: set[int]) -> int:
     """Bytes of all tensors that an object holds, each storage once."""
+    if isinstance(part, Tensor) and part.is_mkldnn:  # packed: it has no storage to look at
+        return part.numel() * part.element_size()
     if isinstance(part, Tensor):
         storage = part.untyped_storage()
         fresh = storage.data_ptr() not in seen

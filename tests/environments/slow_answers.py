@@ -2,6 +2,10 @@
 
 Each passes the grader's bounds on what it looks like, is of a kind that math-verify takes long to
 compare with a symbolic answer, and fits the 113 characters of the slowest one that was met.
+
+    python -m tests.environments.slow_answers COUNT SEED
+
+prints the CPU seconds of the slowest of so many, and what the grader made of them.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -92,3 +97,7 @@ def _cpu_seconds() -> float:
             if int(fields[1]) == os.getpid():
                 seconds += (int(fields[11]) + int(fields[12])) / ticks
     return seconds
+
+
+if __name__ == "__main__":
+    print(*measure(int(sys.argv[1]), int(sys.argv[2])))
