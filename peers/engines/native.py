@@ -164,7 +164,8 @@ class NativeEngine:
                 self._rows.check_room()
                 return []
             try:
-                return self._append(*self._advance(admitted))
+                rows, drafts, hidden = self._advance(admitted)
+                return self._append(rows, drafts, self._sample(rows, drafts, hidden))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -189,9 +190,9 @@ class NativeEngine:
                 f"are {self._rows.cache.bytes_max / 1e9:.3g}"
             )
 
-    def _advance(self, admitted: Admitted) -> tuple[list[Row], list[_Draft], list[Drawn]]:
-        """Run the layers and sample: the rows, the drafts, and the tokens drawn for each row, then
-        after each token of each draft."""
+    def _advance(self, admitted: Admitted) -> tuple[list[Row], list[_Draft], Tensor]:
+        """Run the layers; return the rows to sample for, the drafts, and the hidden states of each
+        row, then of each token of each draft [rows + drafted tokens, hidden]."""
         batch = self._batch(admitted)
         rows, hidden, computed = batch.rows, torch.empty(0), set(admitted.computed)
         if batch.tokens:
@@ -214,14 +215,10 @@ class NativeEngine:
                 rows = [*rows, *(row for row, _ in pairs)]
                 more = torch.stack([state for _, state in pairs])
                 hidden = torch.cat((hidden, more)) if batch.tokens else more
-        sampled: list[Row | _Later] = list(rows)
-        for draft in batch.drafts:
-            request, position = draft.row.request, draft.row.position + 1
-            sampled += [_Later(request, position + index) for index in range(len(draft.tokens))]
         if batch.drafts:
             drafted = [all_hidden[each.first :][: len(each.tokens)] for each in batch.drafts]
             hidden = torch.cat([hidden, *drafted])
-        return rows, batch.drafts, self._sample(sampled, hidden)
+        return rows, batch.drafts, hidden
 
     def _batch(self, admitted: Admitted) -> _Batch:
         """Lay the tokens of all live rows into one dimension."""
@@ -245,12 +242,16 @@ class NativeEngine:
                 _lay_chunks(batch, part, new)
         return batch
 
-    def _sample(self, rows: Sequence[Row | _Later], hidden: Tensor) -> list[Drawn]:
-        """Each row's next token and its log-probability."""
+    def _sample(self, rows: Sequence[Row], drafts: Sequence[_Draft], hidden: Tensor) -> list[Drawn]:
+        """The next token of each row, then what follows each token of each draft."""
+        sampled: list[Row | _Later] = list(rows)
+        for row, tokens, _ in drafts:
+            positions = range(row.position + 1, row.position + 1 + len(tokens))
+            sampled += [_Later(row.request, position) for position in positions]
         some = max(1, self._entries_max // self._decoder.model.vocabulary_size)
         drawn: list[Drawn] = []
-        for start in range(0, len(rows), some):
-            part = rows[start : start + some]
+        for start in range(0, len(sampled), some):
+            part = sampled[start : start + some]
             temperatures = [row.request.temperature for row in part]
             drawn += draw(part, temperatures, self.logits(hidden[start : start + some]))
         return drawn

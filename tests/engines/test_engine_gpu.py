@@ -109,7 +109,7 @@ def test_no_pass_waits_for_the_device(policies: Policies, dtype: torch.dtype) ->
         admitted = rows.admit(0)
         engine._advance(admitted)  # warm: kernels are compiled, memory is allocated
         with never_waiting():
-            _, hidden = engine._advance(admitted)
+            *_, hidden = engine._advance(admitted)
             logits = engine.logits(hidden)
         assert bool(torch.isfinite(logits).all())
 
