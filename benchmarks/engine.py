@@ -23,7 +23,8 @@ order:
 Prompts are new in every round, so that no engine finds an earlier round's in its cache. A round
 before the first is not counted.
 
-`equal` has one batch in which all lengths are 64: nothing is gained there by refilling.
+Without `--model`, `equal` has one batch in which all lengths are 64: nothing is gained there by
+refilling.
 
 Seconds are processor seconds, so that other programs disturb them less. Each figure is the median
 of `--rounds` rounds in which the engines take turns, with the least and the most.
@@ -284,10 +285,9 @@ def measure_model(folder: Path, draw: Prompts, given: argparse.Namespace) -> dic
             }
             native = native_engine(folder, batch, dtype)
             engines = Engines(native, Transformers(folder, dtype), children)
-            figures = {
-                "log_uniform": measure(engines, draw, batch, given, False),
-                "equal": measure(engines, draw, batch, given, True),
-            }
+            figures = {"log_uniform": measure(engines, draw, batch, given, False)}
+            if not given.model:
+                figures["equal"] = measure(engines, draw, batch, given, True)
         told.setdefault(dtype, {})[str(batch)] = figures
         print(f"{folder.name} {dtype} batch {batch}: {figures}", file=sys.stderr, flush=True)
     return told

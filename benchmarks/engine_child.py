@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from peers.engines.engine import Request
+if TYPE_CHECKING:
+    from peers.engines.engine import Request  # imports torch, which llama.cpp's Python lacks
 
 
 class Child:
@@ -64,6 +65,7 @@ def running(python: str, engine: str, path: Path, slots: int, dtype: str) -> Ite
                 yield Child(process, Path(complaints.name))
             finally:
                 process.kill()
+                process.stdin = None  # what it did not read is nobody's
 
 
 Job = Sequence[tuple[list[int], int, tuple[int, int], int]]
@@ -74,6 +76,7 @@ def vllm(folder: Path, slots: int, dtype: str) -> Callable[[Job], None]:
     import torch
 
     from peers.engines.batch import generate
+    from peers.engines.engine import Request
     from peers.engines.registry import make_engine
     from swarm.jobs import Hardware
 
