@@ -1,8 +1,10 @@
 """One full GRPO step of the trainer against TRL's GRPOTrainer, on the same fixed completions.
 
     pip install --target /somewhere/trl --no-deps trl==1.16.0 accelerate datasets pandas dill \
-        multiprocess xxhash psutil fsspec python-dateutil six
+        multiprocess xxhash psutil fsspec python-dateutil six peft
     python -m benchmarks.trainer --trl /somewhere/trl
+    python -m benchmarks.trainer --trl /somewhere/trl --model SmolLM2-135M-Instruct --repeats 3
+    python -m benchmarks.trainer --trl /somewhere/trl --model SmolLM2-135M-Instruct --rank 16
 
 Prints one JSON object. A step is: log μ under the generating policy, forward, backward, gradient
 clipping, AdamW. Both trainers get the same policy and the same generating policy (μ ≠ π), prompts
@@ -12,7 +14,8 @@ other generating policy, so its own no-gradient pass runs with that policy's wei
 rate is 0, so that every step is the same. Each trainer runs in a process of its own. Times are CPU
 seconds, which other processes disturb least: the median, minimum and maximum of `--repeats` steps.
 Memory is a process's growth during its steps.
-Without --trl only this trainer is measured.
+Without --trl only this trainer is measured. `--rank` trains adapters of all linear layers, by peft
+on TRL's side; their gradients have other names and starts, and are not compared.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,13 +45,11 @@ from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 from swarm.rollouts.rollout import Rollout
 from swarm.terminal.output import print_json
-from swarm.wire.manifest import Objective, Optimiser, Schedule
+from swarm.wire.manifest import Adapter, Objective, Optimiser, Schedule
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 16
 LENGTHS = (16, 512)
-CHANGE = 0.3
-"""Noise on the weights between μ and π, relative to their spread: enough for clipping to act."""
 CLIP = 1e9
 """Norm limit that is never reached: gradients must not be clipped to be comparable."""
 OBJECTIVE = Objective(kl_coefficient=0, entropy_coefficient=0, normalise_by_std=False)
@@ -65,18 +67,30 @@ class Size:
     intermediate: int
     vocabulary: int
     groups: int
+    change: float = 0.3
+    """Noise on the weights between μ and π, relative to their spread: enough for clipping to
+    act."""
 
 
 SIZES = {
     "0.23M": Size(96, 2, 4, 288, len(VOCABULARY), groups=8),
     "20M": Size(384, 8, 6, 1632, 4096, groups=4),
+    "model": Size(0, 0, 0, 0, 4096, groups=2, change=0.02),
 }
 
 
-def make_policies(size: Size, folder: Path) -> int:
-    """Write μ to `folder`/mu and π to `folder`/pi; return the number of parameters."""
-    from transformers import PreTrainedTokenizerFast
+def make_policies(size: Size, folder: Path, given: Path | None) -> int:
+    """Write μ, which may be a given model, to `folder`/mu and π to `folder`/pi; return the number
+    of parameters."""
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+    if given is not None:
+        model = AutoModelForCausalLM.from_pretrained(given, dtype=torch.float32)
+        for name in ("mu", "pi"):
+            shutil.copytree(given, folder / name)
+            model.save_pretrained(folder / name)
+            _change(model, size.change)
+        return sum(parameter.numel() for parameter in model.parameters())
     model = random_qwen2(
         size.vocabulary,
         size.hidden,
@@ -96,12 +110,15 @@ def make_policies(size: Size, folder: Path) -> int:
             pad_token="<pad>",
             eos_token="<eos>",
         ).save_pretrained(folder / name)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() > 1:
-                    noise = torch.randn_like(parameter) * parameter.std()
-                    parameter.add_(noise * CHANGE)
+        _change(model, size.change)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def _change(model: Any, change: float) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.add_(torch.randn_like(parameter) * parameter.std() * change)
 
 
 def make_groups(size: Size) -> list[Group]:
@@ -109,7 +126,7 @@ def make_groups(size: Size) -> list[Group]:
     generator = torch.Generator().manual_seed(1)
 
     def draw(count: int) -> list[int]:
-        return torch.randint(4, len(VOCABULARY), (count,), generator=generator).tolist()
+        return torch.randint(4, size.vocabulary, (count,), generator=generator).tolist()
 
     low, high = LENGTHS
     groups = []
@@ -155,21 +172,28 @@ def _memory(field: str) -> int:
     raise ValueError(f"/proc/self/status has no {field}")
 
 
-def run_ours(size: Size, folder: Path, repeats: int) -> tuple[dict[str, float], dict[str, Tensor]]:
+def run_ours(
+    size: Size, folder: Path, repeats: int, rank: int
+) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Figures and gradients of this trainer."""
     schedule = Schedule(steps=100, groups_per_step=size.groups, max_staleness=2)
-    learner = Learner(folder / "mu", LearnerSettings(OBJECTIVE, schedule, optimiser=OPTIMISER))
+    adapter = Adapter(rank=rank)
+    learner = Learner(
+        folder / "mu", LearnerSettings(OBJECTIVE, schedule, optimiser=OPTIMISER, adapter=adapter)
+    )
     pi = load_file(folder / "pi" / "model.safetensors")
     with torch.no_grad():
         for name, parameter in learner.model.named_parameters():
-            parameter.copy_(pi[name])
+            if name in pi:
+                parameter.copy_(pi[name])
     meter, groups = Meter(), as_accepted(make_groups(size))
     for _ in range(repeats):
         learner.step = 1  # policy 0 is μ, the weights stay π
         meter.begin()
         metrics = learner.train_step(groups, 1)
         meter.end()
-    gradients = {name: value.grad for name, value in learner.model.named_parameters()}
+    named = learner.model.named_parameters()
+    gradients = {name: value.grad for name, value in named if value.grad is not None}
     told = {name: metrics[name] for name in ("loss", "ratio_std")}
     return {**meter.figures(), **told}, gradients
 
@@ -228,7 +252,7 @@ def trl_config(output: str, size: Size, repeats: int, rows: int) -> Any:
 
 
 def run_trl(
-    size: Size, folder: Path, repeats: int, rows: int
+    size: Size, folder: Path, repeats: int, rows: int, rank: int
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Figures and gradients of TRL's trainer, with `rows` completions per forward pass."""
     from datasets import Dataset
@@ -264,13 +288,20 @@ def run_trl(
 
         def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
             for name, parameter in model.named_parameters():
-                gradients[name] = parameter.grad.clone()
+                if parameter.grad is not None:
+                    gradients[name] = parameter.grad.clone()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             meter[0].end()
 
+    adapter = None
+    if rank:
+        from peft import LoraConfig
+
+        adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     with tempfile.TemporaryDirectory() as output:
         trainer = Fixed(
+            peft_config=adapter,
             model=AutoModelForCausalLM.from_pretrained(folder / "pi", dtype="float32"),
             args=trl_config(output, size, repeats, rows),
             train_dataset=Dataset.from_list([{"prompt": str(n)} for n in range(size.groups)]),
@@ -301,14 +332,15 @@ def measure(arguments: Sequence[str]) -> dict[str, float]:
     return figures
 
 
-def compare(name: str, trl: Path | None, repeats: int, rows: int) -> dict[str, Any]:
-    """Compare both trainers at one size."""
-    size = SIZES[name]
+def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Compare both trainers at one size, or with the given model."""
+    size, trl = SIZES[name], given.trl
     with tempfile.TemporaryDirectory() as folder:
-        result: dict[str, Any] = {"parameters": make_policies(size, Path(folder))}
+        result: dict[str, Any] = {"parameters": make_policies(size, Path(folder), given.model)}
         tokens = sum(len(r.model_tokens) for group in make_groups(size) for r in group.rollouts)
         result["completion_tokens"] = tokens
-        common = [f"--size={name}", f"--folder={folder}", f"--repeats={repeats}", f"--rows={rows}"]
+        common = [f"--size={name}", f"--folder={folder}", f"--rank={given.rank}"]
+        common += [f"--repeats={given.repeats}", f"--rows={given.rows}"]
         sides = ["swarm"] if trl is None else ["swarm", "trl"]
         for side in sides:
             more = [] if trl is None else [f"--trl={trl}"]
@@ -322,17 +354,22 @@ def compare(name: str, trl: Path | None, repeats: int, rows: int) -> dict[str, A
             )
             result["memory_over_trl"] = result["swarm"]["peak_bytes"] / result["trl"]["peak_bytes"]
             result["loss_difference"] = abs(result["swarm"]["loss"] - result["trl"]["loss"])
-            result["gradient_difference"] = max(
-                float((ours[name] - theirs[name]).abs().max()) for name in theirs
-            )
-            result["gradient_largest"] = max(float(value.abs().max()) for value in theirs.values())
+            if not given.rank:
+                result["gradient_difference"] = max(
+                    float((ours[name] - theirs[name]).abs().max()) for name in theirs
+                )
+                result["gradient_largest"] = max(
+                    float(each.abs().max()) for each in theirs.values()
+                )
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trl", type=Path, help="folder with trl 1.16.0 and what it needs")
-    parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--sizes", nargs="*", choices=[*SIZES][:2], default=[*SIZES][:2])
+    parser.add_argument("--model", type=Path, help="folder of a real model")
+    parser.add_argument("--rank", type=int, default=0, help="train adapters of this rank")
     parser.add_argument("--repeats", type=int, default=5, help="steps, whose median counts")
     parser.add_argument(
         "--rows", type=int, default=8, help="completions in a forward pass of TRL's"
@@ -344,15 +381,19 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.side is not None:
         if given.side == "swarm":
-            figures, gradients = run_ours(SIZES[given.size], given.folder, given.repeats)
+            figures, gradients = run_ours(
+                SIZES[given.size], given.folder, given.repeats, given.rank
+            )
         else:
             sys.path.append(str(given.trl))
-            figures, gradients = run_trl(SIZES[given.size], given.folder, given.repeats, given.rows)
+            figures, gradients = run_trl(
+                SIZES[given.size], given.folder, given.repeats, given.rows, given.rank
+            )
         save_file(gradients, given.folder / f"{given.side}.safetensors")
         print(json.dumps(figures))
         return
-    sizes = {name: compare(name, given.trl, given.repeats, given.rows) for name in given.sizes}
-    print_json({"sizes": sizes})
+    names = ["model"] if given.model else given.sizes
+    print_json({"sizes": {name: compare(name, given) for name in names}})
 
 
 if __name__ == "__main__":

@@ -100,20 +100,13 @@ class Capabilities:
     what a prefill with the new policy gives: nothing computed with the old one is kept."""
     prefills: bool = True
     """Whether `prefill` and `logits` are supported, which a validator needs."""
-    quantised: str = "none"
-    """Format to which the weights are rounded after loading."""
-
-    @property
-    def precision(self) -> str:
-        """Format of the weights while computing."""
-        return self.dtype if self.quantised == "none" else self.quantised
 
     @property
     def engine_class(self) -> str:
         """All that honest rounding may depend on, for a submission's header: `vllm 0.32.0 bfloat16
         cuda`."""
         kind = self.device.partition(":")[0]
-        return f"{self.name} {self.version} {self.precision} {kind}"
+        return f"{self.name} {self.version} {self.dtype} {kind}"
 
     def check_request(self, request: Request) -> None:
         """Raise `ValueError` for a request that no engine with this model can serve."""

@@ -31,7 +31,7 @@ from swarm.errors import UserError
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 from swarm.sentences import numbered
 from swarm.terminal.progress import progress_bar
-from swarm.wire.manifest import EnvironmentReference, RunManifest, Thresholds
+from swarm.wire.manifest import EnvironmentReference, RunManifest
 
 
 @dataclass
@@ -102,10 +102,6 @@ cost the submissions that hold them."""
 
 ODD_TEXTS = ("", " ", "\n\x00\ufffd", "0", "x" * 1000)
 """Completions that any policy may write and that an environment must handle."""
-
-CALIBRATED = ("proof_exponents_min", "honest_margin", "margin_max", "honest_proof_error")
-"""Thresholds that depend on the model. The owner has measured them if one differs from its
-default."""
 
 
 def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunManifest:
@@ -202,7 +198,7 @@ def probe_run(
     config = read_text_config(folder)
     check_tokenizer(folder, config["vocab_size"])
     _check_tokens(manifest, config, longest, largest, where)
-    return [*warnings, *_warnings(manifest, where)]
+    return warnings
 
 
 def _check_replayable(environment: Environment, named: EnvironmentReference, where: str) -> None:
@@ -243,20 +239,6 @@ def _check_tokens(
             f"prompt of {longest} tokens that makes {wanted}, but the model has {positions} "
             "positions (max_position_embeddings); make it smaller"
         )
-
-
-def _warnings(manifest: RunManifest, where: str) -> list[str]:
-    thresholds = manifest.thresholds
-    calibrated = any(
-        getattr(thresholds, name) != getattr(Thresholds(), name) for name in CALIBRATED
-    )
-    if thresholds.quantised_weights and not calibrated:
-        return [
-            f"{where}: thresholds.quantised_weights names {', '.join(thresholds.quantised_weights)}"
-            ", whose work the default [thresholds] refuse; loosen them by what such weights "
-            "change, or let no worker round"
-        ]
-    return []
 
 
 # --- the environment ---------------------------------------------------------------------------

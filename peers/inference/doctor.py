@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from peers.engines.doctor import compute_findings, disk, readable, task_findings
-from peers.engines.installed import VLLM, interpreter_for
+from peers.engines.installed import interpreter_for
 from peers.inference.settings import InferenceSettings
 from peers.proofs.format import TOKEN_BYTES
 from swarm.errors import UserError
@@ -66,27 +66,8 @@ def tolerated(thresholds: Thresholds) -> str:
     )
 
 
-def check_quantised(engine: str, quantise: str, thresholds: Thresholds) -> None:
-    """Raise `UserError` unless engine and run take the setting `inference.quantise`."""
-    if quantise == "none":
-        return
-    if engine != VLLM:
-        raise UserError(
-            f"inference.quantise is {quantise!r}, but engine {engine!r} does not quantise weights; "
-            f"leave it out, or use --engine {VLLM}"
-        )
-    if quantise not in thresholds.quantised_weights:
-        raise UserError(
-            f"inference.quantise is {quantise!r}, but the run's thresholds.quantised_weights does "
-            "not name it, so validators would refuse the work; leave it out"
-        )
-
-
 def _thresholds(settings: PeerSettings, thresholds: Thresholds) -> str:
-    own = settings.of("inference", InferenceSettings)
-    check_quantised(settings.engine, own.quantise, thresholds)
-    weights = "unchanged weights" if own.quantise == "none" else f"{own.quantise} weights"
-    return f"the run takes {settings.engine} with {weights}; {tolerated(thresholds)}"
+    return f"the run takes {settings.engine}; {tolerated(thresholds)}"
 
 
 def uplink(settings: PeerSettings) -> Finding:

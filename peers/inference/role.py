@@ -19,7 +19,6 @@ import trio
 from peers.engines.doctor import machine, room
 from peers.inference import doctor
 from peers.inference.delivery import Deliveries
-from peers.inference.doctor import check_quantised
 from peers.inference.idle import Cause, DeviceMeter
 from peers.inference.outbox import Made
 from peers.inference.pending import ASKED_AT_ONCE, PendingSubmission, PendingSubmissions
@@ -99,7 +98,6 @@ class InferenceRole:
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
         settings = self._node.settings
-        check_quantised(settings.engine, self._settings.quantise, self._run.manifest.thresholds)
         interpreter = doctor.interpreter_of(settings)
         await self._deliveries.open()
         setup = InferenceSetup(

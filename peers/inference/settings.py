@@ -38,9 +38,6 @@ class InferenceSettings(ComputeSettings):
     takes a few kilobytes. 0: keep none."""
     cuda_graphs: bool = False
     """vLLM: decode with CUDA graphs, which launch a step's kernels at once."""
-    quantise: Literal["none", "fp8"] = "none"
-    """vLLM: round weights to this format after loading. Only in a run whose
-    `thresholds.quantised_weights` names it."""
 
     devices: list[str] = pydantic.Field(default=[])
     """native: devices of this machine that share the layers of a model too large for one, for

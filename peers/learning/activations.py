@@ -44,8 +44,6 @@ class Pass:
     checkpointing: bool
     device: str
     """`cuda` or `cpu`: they take different numbers of logits at a time."""
-    keep_products: bool = False
-    """As `Sharding.keep_products`."""
     attention: str = FUSED
     """An attention implementation: `eager` keeps all scores, `FUSED` what fused kernels keep."""
 
@@ -102,7 +100,7 @@ def _run(scorer: Scorer, layers: torch.nn.ModuleList, asked: Pass) -> Activation
     forwards: dict[Any, Any] = {layer: layer.forward for layer in layers}
     if asked.checkpointing:
         for layer in forwards:
-            recompute(layer, asked.keep_products)
+            recompute(layer)
     # A GPU multiplies 16-bit numbers into fp32 logits; a CPU copies the head to fp32 for it.
     half_on_gpu = asked.device == "cuda" and asked.dtype != torch.float32
     ignored = model.get_output_embeddings().weight.numel() * 4 if half_on_gpu else -1

@@ -1,22 +1,19 @@
-"""AdamW, with its moments on the device in fp32 or in 8 bits, or in host memory.
+"""AdamW, with its moments in fp32 or in 8 bits.
 
-The two that save memory take a step piece by piece. A piece's moments become fp32 on the device,
-torch's fused AdamW steps them, and they return to where they are kept. So every choice computes the
-same formula, and `offloaded` the same numbers as `adamw`.
+Those in 8 bits take a step piece by piece: a piece's moments become fp32, torch's fused AdamW steps
+them, and they are rounded again. So both compute the same formula.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from peers.learning.gradients import by_mesh
-from peers.learning.host import host_tensor
 from peers.learning.sharding import local
 from swarm.errors import UserError
 from swarm.wire.manifest import Optimiser
@@ -38,40 +35,6 @@ MOMENTS = {"exp_avg": True, "exp_avg_sq": False}
 
 State = dict[str, Tensor]
 """One parameter's tensors: `step`, and each moment or what stands for it."""
-
-
-class Memory(Protocol):
-    """How the moments of one parameter are kept."""
-
-    def begin(self, parameter: Tensor) -> State:
-        """Make moments of zero."""
-
-    def read(self, state: State, moment: str, piece: slice, device: torch.device) -> Tensor:
-        """A piece of a moment, flat, in fp32 on `device`."""
-
-    def write(self, state: State, moment: str, piece: slice, value: Tensor) -> None:
-        """Keep a piece of a moment."""
-
-
-class HostMoments:
-    """Moments in host memory, fp32, laid out as their parameter."""
-
-    def begin(self, parameter: Tensor) -> State:
-        state = {}
-        for moment in MOMENTS:
-            zeros = torch.zeros_like(parameter, device="cpu")
-            part = local(parameter)
-            memory = host_tensor(part.numel(), zeros.dtype, part.device).view(part.shape).zero_()
-            if isinstance(zeros, DTensor):
-                zeros._local_tensor = memory
-            state[moment] = zeros if isinstance(zeros, DTensor) else memory
-        return state
-
-    def read(self, state: State, moment: str, piece: slice, device: torch.device) -> Tensor:
-        return local(state[moment]).view(-1)[piece].to(device, non_blocking=True)
-
-    def write(self, state: State, moment: str, piece: slice, value: Tensor) -> None:
-        local(state[moment]).view(-1)[piece].copy_(value, non_blocking=True)
 
 
 class QuantisedMoments:
@@ -143,24 +106,19 @@ class _Numbers(TypedDict):
 
 
 class PiecewiseAdamW(torch.optim.Optimizer):
-    """AdamW whose moments are kept elsewhere, or in another dtype, than where it computes."""
+    """AdamW whose moments are kept in 8 bits."""
 
-    def __init__(self, parameters: Iterable[Tensor], memory: Memory, **numbers: Any) -> None:
+    def __init__(self, parameters: Iterable[Tensor], **numbers: Any) -> None:
         super().__init__(parameters, numbers)
-        self.memory = memory
+        self.memory = QuantisedMoments()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Step every parameter that has a gradient."""
-        devices = set()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._step(parameter, group)
-                    devices.add(local(parameter).device)
-        for device in devices:
-            if device.type == "cuda":  # moments copied to host memory may be read from now on
-                torch.cuda.current_stream(device).synchronize()
 
     def _step(self, parameter: Tensor, numbers: dict[str, Any]) -> None:
         state: State = self.state[parameter]
@@ -209,9 +167,7 @@ def make_optimiser(
         weight_decay=numbers.weight_decay,
     )
     if name == "adamw8bit":
-        return PiecewiseAdamW(parameters, QuantisedMoments(), **chosen)
-    if name == "offloaded":
-        return PiecewiseAdamW(parameters, HostMoments(), **chosen)
+        return PiecewiseAdamW(parameters, **chosen)
     groups = [{"params": group} for group in by_mesh(parameters)]
     return torch.optim.AdamW(groups, **chosen, eps=EPSILON, fused=True)
 

@@ -38,7 +38,7 @@ PROCESS_BYTES = {"cpu": GB // 2, "cuda": 3 * GB}
 CONTEXT_BYTES = 2 * GB
 """Memory of a GPU that CUDA, NCCL and the allocator's gaps take. An estimate."""
 
-PIECE_BYTES = {"adamw": 0, "adamw8bit": 44, "offloaded": 8}
+PIECE_BYTES = {"adamw": 0, "adamw8bit": 44}
 """Bytes on the device per element of the piece that an optimiser steps (`optimisers.PIECE`): two
 fp32 moments; quantising adds the indices of its search, in 64 bits."""
 
@@ -169,7 +169,6 @@ def _parts(
     count = sum(mine)
     home: Memory = "host" if sharding.cpu_offload else "device"
     moments = sum(_moment_bytes(each, sharding.optimiser) for each in mine)
-    moments_home: Memory = "host" if sharding.optimiser == "offloaded" else home
     dtype = torch.bfloat16 if sharding.mixed_precision else torch.float32
     on_cpu = machine.device == "cpu"
     asked = Pass(
@@ -177,7 +176,6 @@ def _parts(
         dtype=dtype,
         checkpointing=sharding.activation_checkpointing,
         device=machine.device,
-        keep_products=sharding.keep_products,
         attention="eager" if on_cpu and fastest_attention(whole, CPU) == "eager" else FUSED,
     )
     pass_ = model.activations(sharding.tensor_parallel, asked)
@@ -187,10 +185,10 @@ def _parts(
     yield _part("weights of the frozen base", home, "always", frozen)
     what = "adapters" if model.rank else "weights"
     yield _part(f"{what}, fp32", home, "always", 4 * count)
-    yield _part("optimiser states", moments_home, "always", moments)
+    yield _part("optimiser states", home, "always", moments)
     if work.process:
         yield _part("model of process rewards", home, "always", 4 * count + frozen)
-        yield _part("its optimiser states", moments_home, "always", moments)
+        yield _part("its optimiser states", home, "always", moments)
     buffers = sum(each.numel() * 4 for each in whole.buffers())
     yield _part("buffers", "device", "always", (1 + work.process) * buffers)
     yield _part("gradients, fp32", home, "training", 4 * count)
@@ -313,14 +311,12 @@ def _advise(sharding: Sharding, work: Workload) -> str:
 def _savings(sharding: Sharding, work: Workload) -> Iterator[tuple[str, bool | int | str]]:
     """Settings that save memory, those that cost the least time first."""
     yield "activation_checkpointing", True
-    yield "keep_products", False
     if work.longest < min(work.tokens, sharding.pass_tokens or work.tokens):
         yield "pass_tokens", work.longest
     if sharding.optimiser == "adamw":
         yield "optimiser", "adamw8bit"
     yield "past_policies", "disk"
     yield "replicas", 1
-    yield "optimiser", "offloaded"
     yield "cpu_offload", True
 
 

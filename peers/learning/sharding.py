@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp import fully_shard as fsdp2
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from peers.learning.compiling import compile_layer
 from peers.learning.expert_parallel import divide_experts
@@ -23,18 +23,6 @@ from peers.learning.ranks import Ranks
 from peers.learning.tensor_parallel import divide
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
-
-_aten = torch.ops.aten
-PRODUCTS = [
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.bmm.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-]
-"""The operations that `Sharding.keep_products` keeps: most of a layer's work."""
 
 
 def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> None:
@@ -51,7 +39,7 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
         if how.compile:
             compile_layer(layer)
         if how.activation_checkpointing:
-            recompute(layer, how.keep_products)
+            recompute(layer)
     if ranks.world > 1 or how.mixed_precision or how.cpu_offload:
         mesh = ranks.mesh or ranks.make_mesh(how.replicas, how.tensor_parallel)
         if how.tensor_parallel > 1:
@@ -89,12 +77,9 @@ def _make_masters(module: Any, how: Sharding) -> None:
         module._apply(lambda each: each.float() if each.requires_grad else each)
 
 
-def recompute(layer: Any, keep_products: bool) -> None:
-    """Have a layer keep only its inputs for the backward pass, and perhaps `PRODUCTS`."""
-    kept: dict[str, Any] = {}
-    if keep_products:
-        kept["context_fn"] = functools.partial(create_selective_checkpoint_contexts, PRODUCTS)
-    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, **kept)
+def recompute(layer: Any) -> None:
+    """Have a layer keep only its inputs for the backward pass."""
+    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _allocate(module: Any, device: torch.device) -> None:

@@ -42,9 +42,6 @@ class TrainerSettings(EvaluationSettings):
     travel to them, so that experts are never gathered."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs, and compute the rest again in the backward pass."""
-    keep_products: bool = False
-    """With activation_checkpointing, also keep the results of matrix products and attention: it
-    costs memory, and the backward pass only repeats cheap operations."""
     compile: bool = False
     """Compile the layers with torch.compile. Off by default: INTELLECT-2's authors saw it lead to
     collapse late in training."""
@@ -52,9 +49,9 @@ class TrainerSettings(EvaluationSettings):
     """Attention implementation; set it for a device on which the fastest one fails."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser in main memory."""
-    optimiser: Literal["adamw", "adamw8bit", "offloaded"] = "adamw"
-    """AdamW's moments: adamw keeps them on the device in float32 (8 bytes per parameter), adamw8bit
-    there in 8 bits (2 bytes; needs the extra `adamw8bit`), offloaded in main memory."""
+    optimiser: Literal["adamw", "adamw8bit"] = "adamw"
+    """AdamW's moments: adamw keeps them in float32 (8 bytes per parameter), adamw8bit in 8 bits (2
+    bytes; needs the extra `adamw8bit`)."""
     past_policies: Literal["memory", "disk"] = "memory"
     """Where older policies and the KL term's reference lie: in main memory, or in the folders from
     which they were published, read again for each batch."""

@@ -78,8 +78,6 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     cuda_graphs: bool = False
-    quantise: str = "none"
-    """Format to which weights are rounded after loading."""
     devices: list[str] = []
     """Devices that share the layers; empty: one device holds the model."""
     stage_layers: list[int] = []

@@ -49,14 +49,12 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """Compute in bf16; reduce gradients and keep weights in fp32."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs, and recompute the rest in the backward pass."""
-    keep_products: bool = False
-    """With activation checkpointing, also keep the results of matrix products and attention."""
     compile: bool = False
     """Run the layers compiled by torch.compile."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser state in main memory."""
-    optimiser: Literal["adamw", "adamw8bit", "offloaded"] = "adamw"
-    """AdamW's moments: on the device in fp32, there in 8 bits, or in main memory."""
+    optimiser: Literal["adamw", "adamw8bit"] = "adamw"
+    """AdamW's moments: in fp32, or in 8 bits."""
     past_policies: Literal["memory", "disk"] = "memory"
     """Where older policies and the reference lie: in main memory, or in their folders."""
     pass_tokens: int = 0

@@ -330,9 +330,8 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Upper bound on the probability that one of the pooled checks refuses an honest submission."""
     second_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Share of judged submissions that a second validator recomputes, drawn after the verdict."""
-    quantised_weights: Annotated[list[Literal["fp8"]], Meta(max_length=8)] = []
-    """Formats to which workers may round a policy's weights while they generate. The thresholds
-    must then be loose enough for them."""
+    reserved: Annotated[list[str], Meta(max_length=0)] = []
+    """Nothing reads it; it keeps the place of a field that is gone."""
     measured_tokens: Count = 0
     """Honest tokens of the run's own model that the thresholds were measured on. 0: they were not,
     and validators *observe*: they recompute and report, and neither refuse, quarantine nor evict

@@ -138,13 +138,6 @@ def test_a_run_is_warned_that_it_observes_until_thresholds_are_measured(tmp_path
     assert swarm(*describe(tmp_path, MEASURED, num_hidden_layers=12)).errors == ""
 
 
-def test_fp8_weights_need_thresholds_of_their_own(tmp_path: Path) -> None:
-    admitted = RUN.replace("[schedule]", '[thresholds]\nquantised_weights = ["fp8"]\n[schedule]')
-    warned = swarm(*describe(tmp_path, admitted))
-    assert warned.status == 0
-    assert "thresholds.quantised_weights names fp8, whose work the default" in warned.errors
-
-
 def test_without_a_model_it_says_what_was_not_checked(tmp_path: Path) -> None:
     assert "has no config.json, so stop ids, lengths" in swarm(*create(tmp_path)).errors
 

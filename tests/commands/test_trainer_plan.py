@@ -59,12 +59,10 @@ def test_a_program_reads_the_plan_as_json(config: Path) -> None:
 
 @pytest.mark.slow
 def test_settings_of_the_layout_are_planned(config: Path) -> None:
-    layout = ("--set", "tensor_parallel=4", "--set", "keep_products=true", "--context", "1024")
+    layout = ("--set", "tensor_parallel=4", "--context", "1024")
     outcome = swarm("trainer", "plan", "--model", config, *EIGHT_H100, *layout, "--json")
     parts = {part["name"]: part["bytes"] for part in json.loads(outcome.output)["parts"]}
     assert 18.4e9 < parts["weights, fp32"] < 19.2e9
-    inputs_alone = 64 * 1024 * 5120 * 2
-    assert parts["activations and logits"] > 4 * inputs_alone
     adapters = swarm("trainer", "plan", "--model", config, "--adapter-rank", "16", "--json")
     assert "adapters, fp32" in {each["name"] for each in json.loads(adapters.output)["parts"]}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import shutil
 from pathlib import Path
@@ -12,7 +11,6 @@ import safetensors.torch
 import torch
 
 from peers.engines.config import read_config
-from peers.engines.engine import Capabilities
 from peers.engines.native import NativeEngine
 from peers.engines.registry import make_engine
 from peers.engines.vllm.check import LIMITS, Agreement, check_engine_agrees
@@ -57,7 +55,7 @@ def test_bf16_is_within_its_own_limits_but_not_those_of_fp32(tiny: Path) -> None
     assert found is not None and not found.within(LIMITS["float32"])
 
 
-def test_fp8_is_within_its_own_limits_but_not_those_of_bf16(tiny: Path, tmp_path: Path) -> None:
+def test_weights_that_are_rounded_do_not_agree(tiny: Path, tmp_path: Path) -> None:
     rounded = shutil.copytree(tiny, tmp_path / "rounded")
     stored = safetensors.torch.load_file(tiny / "model.safetensors")
     weights = {
@@ -67,19 +65,6 @@ def test_fp8_is_within_its_own_limits_but_not_those_of_bf16(tiny: Path, tmp_path
     safetensors.torch.save_file(weights, rounded / "model.safetensors")
     with pytest.raises(UserError, match="on cpu in bfloat16: "):
         check_engine_agrees(NativeEngine(rounded, "cpu", torch.bfloat16), tiny)
-
-    class InFp8(NativeEngine):
-        @property
-        def capabilities(self) -> Capabilities:
-            return dataclasses.replace(super().capabilities, quantised="fp8")
-
-    engine = InFp8(rounded, "cpu", torch.bfloat16)
-    assert check_engine_agrees(engine, tiny) is not None
-    assert engine.capabilities.engine_class.endswith(" fp8 cpu")
-    other = shutil.copytree(tiny, tmp_path / "other")
-    make_tiny(other, seed=1)
-    with pytest.raises(UserError, match="on cpu in fp8: "):
-        check_engine_agrees(engine, other)
 
 
 def test_nan_is_no_agreement() -> None:
@@ -97,7 +82,6 @@ def test_a_settings_table_reaches_vllms_arguments(tiny: Path) -> None:
         "tensor_parallel": 2,
         "pipeline_parallel": 3,
         "cuda_graphs": True,
-        "quantise": "fp8",
     }
     settings = PeerSettings(tables={"inference": table}).of("inference", InferenceSettings)
     model = read_config(tiny)
@@ -107,7 +91,7 @@ def test_a_settings_table_reaches_vllms_arguments(tiny: Path) -> None:
     assert (made["max_num_seqs"], made["max_model_len"]) == (8, 128)
     assert (made["tensor_parallel_size"], made["pipeline_parallel_size"]) == (2, 3)
     assert made["enforce_eager"] is False and made["dtype"] == "bfloat16"
-    assert made["quantization"] == "fp8"
+    assert made["quantization"] is None
     assert "kv_cache_memory_bytes" not in made, "vLLM measures a GPU's memory itself"
 
     default = engine_arguments(tiny, model, cuda, torch.bfloat16, Hardware())

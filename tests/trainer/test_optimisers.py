@@ -16,7 +16,6 @@ from peers.learning.learner import Learner
 from peers.learning.optimisers import BLOCK, make_optimiser
 from peers.learning.ranks import Ranks
 from peers.learning.settings import LearnerSettings
-from peers.learning.sharding import local
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Optimiser
@@ -47,52 +46,6 @@ def descend(name: str, steps: int = 4) -> tuple[list[torch.Tensor], torch.optim.
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         optimiser.step()
     return [parameter.detach() for parameter in parameters], optimiser
-
-
-def test_offloaded_moments_step_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, adamw = descend("adamw")
-    monkeypatch.setattr(optimisers, "PIECE", 5 * BLOCK)  # several pieces, the last one shorter
-    found, offloaded = descend("offloaded")
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-    for mine, wanted in zip(offloaded.state.values(), adamw.state.values(), strict=True):
-        assert mine.keys() == wanted.keys()
-        assert all(torch.equal(mine[name], wanted[name]) for name in mine)
-
-
-def test_a_learner_with_offloaded_moments_is_the_same_and_they_exchange_states(
-    base: Path, tmp_path: Path
-) -> None:
-    plain, offloaded = Learner(base, chosen("adamw")), Learner(base, chosen("offloaded"))
-    assert run_steps(plain, [0, 1]) == run_steps(offloaded, [0, 1])
-    offloaded.export(tmp_path / "policy-2")
-    offloaded.save(tmp_path / "state")
-    expected = run_steps(plain, [2])
-    for optimiser in ("adamw", "offloaded"):
-        resumed = Learner(base, chosen(optimiser))
-        resumed.load(tmp_path / "state", {0: base, 2: tmp_path / "policy-2"})
-        assert run_steps(resumed, [2]) == expected
-        assert same(weights_of(resumed), weights_of(plain))
-
-
-@pytest.mark.slow
-def test_ranks_offload_their_own_parts(base: Path, tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> list[Any]:
-        results: list[Any] = []
-        for optimiser in ("adamw", "offloaded"):
-            learner = Learner(base, chosen(optimiser), ranks=ranks)
-            results.append(teach(learner, random_groups(0, policy=0), 0))
-            learner.save(tmp_path / optimiser)
-        resumed = Learner(base, chosen("offloaded"), ranks=ranks)
-        resumed.load(tmp_path / "adamw", {0: base})
-        states = [
-            {name: local(value).clone() for name, value in each.policy.state().items()}
-            for each in (learner, resumed)
-        ]
-        return [*results, *states]
-
-    for plain, offloaded, mine, resumed in run_ranks(2, tmp_path, work):
-        assert plain == offloaded
-        assert same(mine, resumed)
 
 
 def test_without_torchao_8_bits_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,8 @@ def test_defaults() -> None:
 
 def test_settings_of_the_memory_reach_the_learner() -> None:
     found = settings(
-        model="base", optimiser="offloaded", past_policies="disk", pass_tokens=4096, tf32=True
+        model="base", optimiser="adamw8bit", past_policies="disk", pass_tokens=4096, tf32=True
     )
     assert found.sharding == Sharding(
-        optimiser="offloaded", past_policies="disk", pass_tokens=4096, tf32=True
+        optimiser="adamw8bit", past_policies="disk", pass_tokens=4096, tf32=True
     )

@@ -127,7 +127,6 @@ class VllmEngine:
             slots=settings.scheduler_config.max_num_seqs,
             in_flight=True,
             prefills=False,
-            quantised=hardware.quantise,
         )
 
     def submit(self, request: Request) -> None:
@@ -290,7 +289,7 @@ def engine_arguments(
         "generation_config": "vllm",  # the folder's own could add stop ids and temperatures
         "dtype": str(dtype).removeprefix("torch."),
         "hf_overrides": {"head_dtype": "float32"},
-        "quantization": None if hardware.quantise == "none" else hardware.quantise,
+        "quantization": None,
         "kv_cache_dtype": "auto",
         "speculative_config": None,
         "enforce_eager": on_cpu or not hardware.cuda_graphs,
