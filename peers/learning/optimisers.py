@@ -109,8 +109,8 @@ class PiecewiseAdamW(torch.optim.Optimizer):
     """AdamW whose moments are kept in 8 bits."""
 
     def __init__(self, parameters: Iterable[Tensor], **numbers: Any) -> None:
-        super().__init__(parameters, numbers)
         self.memory = QuantisedMoments()
+        super().__init__(parameters, numbers)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -25,7 +25,7 @@ def settings(**table: Any) -> TrainerSettings:
         ({"model": "x", "alarm_action": "cry"}, "alarm_action is 'cry': in"),
         ({"model": "x", "replicas": 0}, "replicas is 0"),
         ({"model": "x", "dtype": "int8"}, "dtype is 'int8'"),
-        ({"model": "x", "optimiser": "sgd"}, "optimiser is 'sgd': input should be 'adamw', 'adamw"),
+        ({"model": "x", "optimiser": "sgd"}, "optimiser is 'sgd': input should be 'adamw' or"),
         ({"model": "x", "past_policies": "gpu"}, "past_policies is 'gpu': input should be 'memory"),
         ({"model": "x", "pass_tokens": -1}, "pass_tokens is -1"),
         ({"model": "x", "memory_check": "no"}, "memory_check is 'no': input should be 'refuse' or"),
