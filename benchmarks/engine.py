@@ -8,7 +8,8 @@ Prints one JSON object. One thread. Requests are chats in groups of eight on one
 lengths log-uniform between 1 and `--limit`, and `--waves` times as many as the batch. All engines
 see the same requests in the same order:
 
-- `native` has as many slots as the batch, and refills them; `plain` is the same without noise.
+- `native` has as many slots as the batch, and refills them; `plain` is the same without noise
+  or drafts.
   `proofs_share` and `noise_share` are what proofs and noise add, over the time of `native`;
 - `hf` is transformers' `generate` with sampling, a static batch at a time, which waits for its
   longest completion (a stopping criterion ends each row at its length);
@@ -47,7 +48,8 @@ from benchmarks.common import at_least, load_average, several, spread, timed_on
 from benchmarks.engine_child import Child, running
 from benchmarks.evidence import FORMS, SUBJECTS
 from peers.engines.batch import generate
-from peers.engines.engine import Engine, Piece, Request
+from peers.engines.engine import Piece, Request
+from peers.engines.native import NativeEngine
 from peers.models.find import find_model
 from peers.proofs import toploc
 from swarm.terminal.output import print_json
@@ -93,12 +95,6 @@ def make_requests(draw: Prompts, count: int, limit: int, number: int = 0) -> lis
         )
         for row in range(count)
     ]
-
-
-def native_engine(folder: Path, batch: int, dtype: str, device: torch.device) -> Engine:
-    from peers.engines.native import NativeEngine
-
-    return NativeEngine(folder, device, getattr(torch, dtype), slots=batch)
 
 
 def prove(pieces: Sequence[Piece]) -> list[list[bytes]]:
@@ -193,7 +189,7 @@ class Engines:
     """The engines that are compared, loaded with the same policy."""
 
     device: torch.device
-    native: Engine
+    native: NativeEngine
     hf: Transformers
     children: dict[str, Child]
 
@@ -201,7 +197,9 @@ class Engines:
         """Seconds of each, without noise, and of the proofs."""
         took = {}
         greedy = [replace(request, noise_key=None) for request in requests]
+        drafted, self.native.pass_max = self.native.pass_max, 0  # the likeliest text repeats itself
         took["plain"] = timed_on(self.device, generate, self.native, greedy)[1]
+        self.native.pass_max = drafted
         made, took["native"] = timed_on(self.device, generate, self.native, requests)
         took["proofs"] = timed_on(self.device, prove, made)[1]
         took["hf"] = timed_on(self.device, self.hf.generate, requests, batch)[1]
@@ -222,7 +220,7 @@ def measure_model(folder: Path, draw: Prompts, given: argparse.Namespace) -> dic
                 if python
             }
             device = torch.device(given.device)
-            native = native_engine(folder, batch, dtype, device)
+            native = NativeEngine(folder, device, getattr(torch, dtype), slots=batch)
             engines = Engines(device, native, Transformers(folder, dtype, device), children)
             figures = measure(engines, draw, batch, given)
         told.setdefault(dtype, {})[str(batch)] = figures
