@@ -22,8 +22,10 @@ def packed(weight: Tensor) -> Tensor:
     multiplies with it.
     """
     onednn = torch.ops.mkldnn
-    plain = weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16)
-    if plain or not torch._C._has_mkldnn or not onednn._is_mkldnn_bf16_supported():
+    takes = weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()
+    )
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn or not takes:
         return weight
     found: Tensor = onednn._reorder_linear_weight(weight.contiguous(), ROWS)
     return found
