@@ -7,7 +7,7 @@ For other rooms:
 - `architecture`: FULL, SLIDING, describe, is_described
 - `batch`: generate, requests_for
 - `config`: first_line, read_config, read_text_config
-- `demo`: BOS_ID, EOS_ID, LENGTH_MAX, UNKNOWN_ID, VOCABULARY, make_policy, save_tokenizer
+- `demo`: EOS_ID, LENGTH_MAX, UNKNOWN_ID, make_policy, save_tokenizer
 - `device`: DTYPES, available_bytes, find_device, find_dtype, is_out_of_memory, use_hardware
 - `doctor`: compute_findings, disk, machine, readable, room, task_findings
 - `engine`: Capabilities, Engine, Piece, Prefill, Request
@@ -16,13 +16,11 @@ For other rooms:
 - `fitting`: facts_of
 - `head`: Head
 - `install`: install, pip
-- `installed`: CHILD_NEEDS, Installed, PREFILLS, Recipe, VLLM, interpreter_for, python_of,
-  why_unusable
+- `installed`: CHILD_NEEDS, Installed, PREFILLS, Recipe, interpreter_for, python_of, why_unusable
 - `loading`: *, blank, body_of, caps_scores, decoder_layers, load, load_policy, published
 - `memory`: need_of
 - `model`: *, INDEX_FILE, StoredTensors, count_parameters, open_weights, read_weights, weight_files
 - `native`: NativeEngine
-- `noise`: Ahead, choose, noise_of
 - `registry`: check_engine, make_engine
 - `sampling`: Drawn, gumbel_noise
 - `stored`: readable_as_folder

@@ -8,8 +8,8 @@ contract suite runs against both.
 For other rooms:
 
 - `__init__`: Arrived, BlobReference, BlobTransport, BulkService, ConnectError, ConnectionEvent,
-  DialFailure, FetchError, OpenBlob, Reachability, Refused, Source, Stream, StreamError,
-  Traffic, Transport, refusal
+  DialFailure, FetchError, OpenBlob, Reachability, Refused, Source, Stream, StreamError, Traffic,
+  Transport, refusal
 - `base`: BaseTransport, Handler
 - `http`: limits
 - `http.client`: BulkClient
