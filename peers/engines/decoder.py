@@ -69,6 +69,7 @@ class Decoder:
             Layers(weights.on(each), span, make_rotary(model, config, each, self.dtype))
             for each, span in zip(devices, spans, strict=True)
         ]
+        self._dtype = self.dtype  # later policies may be stored in another
         weights.check_all_taken()
         if not merge:
             self._adapt(read_adapter(folder))

@@ -31,8 +31,9 @@ class Lookup:
     """The row's tokens, as far as they are known here."""
     _after: dict[tuple[int, ...], int] = field(default_factory=dict)
     """By tokens: the index of the token that followed them last."""
-    _length: int = DRAFT_MAX
-    """Tokens of the next draft: as many as were right last, and one more."""
+    _length: int = 1
+    """Tokens of the next draft: as many as were right last, and one more, or twice as many if all
+    were. A prompt that makes drafts wrong costs little."""
     _wrong: int = 0
     """Drafts in a row of which no token was right."""
     _pause: int = 0
@@ -54,6 +55,6 @@ class Lookup:
 
     def judge(self, right: int) -> None:
         """Tell how many tokens of the last draft were right."""
-        self._length = min(DRAFT_MAX, right + 1) if right < self._length else DRAFT_MAX
+        self._length = min(DRAFT_MAX, right + 1 if right < self._length else 2 * right)
         self._wrong = 0 if right else self._wrong + 1
-        self._pause = 2 ** min(self._wrong, 6) - 1 if self._wrong > 1 else 0
+        self._pause = 2 ** min(self._wrong, 6) - 1

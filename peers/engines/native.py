@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import isnan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -247,7 +248,7 @@ class NativeEngine:
         sampled: list[Row | _Later] = list(rows)
         for row, tokens, _ in drafts:
             positions = range(row.position + 1, row.position + 1 + len(tokens))
-            sampled += [_Later(row.request, position) for position in positions]
+            sampled += [_Later(row.request, position, row.noise) for position in positions]
         some = max(1, self._entries_max // self._decoder.model.vocabulary_size)
         drawn: list[Drawn] = []
         for start in range(0, len(sampled), some):
@@ -261,7 +262,7 @@ class NativeEngine:
     ) -> list[Piece]:
         """Append tokens to rows; return the rows that they finish."""
         for row, (_, log_probability) in zip(rows, drawn, strict=False):
-            if log_probability != log_probability:
+            if isnan(log_probability):
                 self._rows.restart()
                 self._rows.cache.clear()  # what is not a number would spoil even masked columns
                 raise UserError(
@@ -275,8 +276,8 @@ class NativeEngine:
         for row, tokens, _ in drafts:
             chosen_after, right = list(islice(after, len(tokens))), 0
             for token, chosen in zip(tokens, chosen_after, strict=True):
-                if row.ended or row.tokens[-1] != token:
-                    break
+                if row.ended or row.tokens[-1] != token or isnan(chosen[1]):
+                    break  # what is not a number is an error of the next pass
                 row.length = row.fed_length
                 row.append(*chosen)
                 right += 1
@@ -291,6 +292,7 @@ class NativeEngine:
         rows = self._rows
         live = sorted(rows.live.values(), key=lambda row: row.number)
         if len(live) == 1:
+            rows.requeue(live)  # computed again, unless the caller gives it up
             raise rows.no_room_for(live[0]) from error
         self.out_of_memory += 1
         rows.slots = max(1, len(live) // 2)

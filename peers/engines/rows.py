@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from peers.engines.cache import Cache, Cached, Copy
+from peers.engines.device import is_out_of_memory
 from peers.engines.drafts import Lookup
 from peers.engines.engine import PROMPT_ROWS_MAX, Piece, Request
 from peers.engines.noise import Ahead, OfRequest
@@ -268,13 +269,21 @@ class Rows:
             swap_hidden=row.swap_hidden,
         )
         if row.request.keep and self._fits(row.length):
-            self._kept[row.request.id] = (
-                row.all_tokens()[: row.length],
-                row.bucket.copy_out(row, row.length),
-            )
-            self.cache.copies_bytes += self._bytes(row.length)
+            self._keep(row)
         self._leave(row)
         return piece
+
+    def _keep(self, row: Row) -> None:
+        """Keep a finished row's cache, unless the device has less memory than its bound."""
+        assert row.bucket is not None
+        try:
+            copy = row.bucket.copy_out(row, row.length)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return
+        self._kept[row.request.id] = row.all_tokens()[: row.length], copy
+        self.cache.copies_bytes += self._bytes(row.length)
 
     def requeue(self, rows: Iterable[Row]) -> None:
         """Let live rows wait again, before all others and in their order of admission."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from peers.engines import cache
 from peers.engines.drafts import DRAFT_MAX, GRAM, Lookup
 from peers.engines.engine import Piece, Request
 from peers.engines.native import NativeEngine
@@ -59,10 +64,112 @@ def test_drafts_change_no_token_no_state_and_no_log_probability(
     if key is None:  # a random policy ends in a loop, which is drafted
         assert quick < slow * 2 / 3
     for one, other in zip(plain, drafted, strict=True):
-        assert (one.tokens, one.finish, one.spans) == (other.tokens, other.finish, other.spans)
-        assert torch.allclose(one.log_probabilities, other.log_probabilities, atol=1e-5)
-        assert torch.allclose(one.hidden.float(), other.hidden.float(), atol=2e-2)
-        assert torch.allclose(one.prompt_hidden.float(), other.prompt_hidden.float(), atol=2e-2)
+        same(one, other)
+
+
+@settings(max_examples=20, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_right_and_wrong_drafts_change_nothing_in_any_interleaving(
+    folder: Path, random: Random
+) -> None:
+    """Drafts of any length, tiny buckets, rows that wait again, turns, and garbage behind rows."""
+    first = [
+        Request(
+            index,
+            [index, *random.choices(range(50), k=random.randint(0, 12))],
+            index,
+            random.choice([None, (3, 4)]),
+            random.choice([0.02, 1.0]),
+            tuple(random.sample(range(50), k=random.choice([0, 3]))),
+            random.randint(1, 25),
+            keep=True,
+        )
+        for index in range(6)
+    ]
+    engine = NativeEngine(folder)
+    engine.pass_max = 0
+    expected, _ = play(engine, first)
+    later = {
+        request.id: replace(
+            request,
+            id=request.id + 10,
+            tokens=[*request.tokens, *piece.tokens, 9, 4],
+            start=len(piece.tokens),
+            limit=len(piece.tokens) + random.randint(1, 20),
+            continues=request.id,
+            keep=False,
+        )
+        for request, piece in zip(first, expected, strict=True)
+    }
+    expected += play(engine, list(later.values()))[0]
+    asked = [*first, *later.values()]
+    truth = {tuple(each.tokens): piece.tokens for each, piece in zip(asked, expected, strict=True)}
+
+    def drafted(_: Lookup, prompt: Sequence[int], sampled: Sequence[int], most: int) -> list[int]:
+        right = [*truth[tuple(prompt)][len(sampled) :], *range(DRAFT_MAX)]
+        some = right[: random.randint(0, min(most, DRAFT_MAX))]
+        return [token if random.random() < 0.8 else random.randrange(50) for token in some]
+
+    found: dict[int, Piece] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lookup, "draft", drafted)
+        patch.setattr(cache, "COLUMNS_MIN", 4)
+        engine = NativeEngine(folder)
+        engine.pass_max = 64
+        while len(found) < len(asked):
+            if first and random.random() < 0.3:
+                engine.submit(first.pop())
+            if random.random() < 0.1:
+                rows = list(engine._rows.live.values())
+                with torch.inference_mode():
+                    engine._rows.requeue([row for row in rows if random.random() < 0.5])
+            for piece in engine.step():
+                found[piece.id] = piece
+                if piece.id in later:
+                    first.append(later[piece.id])
+            spoil_unused_columns(engine)
+    for request, piece in zip(asked, expected, strict=True):
+        same(piece, found[request.id])
+
+
+@torch.inference_mode()
+def spoil_unused_columns(engine: NativeEngine) -> None:
+    """Fill the caches with large numbers behind each row's last token and behind the last row."""
+    for bucket in engine._rows.cache.buckets:
+        lengths = [row.length for row in bucket.rows]
+        lengths += [0] * (bucket.capacity - len(lengths))
+        for row, length in enumerate(lengths):
+            for each in (*bucket.keys, *bucket.values):
+                each[row, :, length:] = 1e4
+            bucket.states[row, length:] = 1e4
+
+
+def same(one: Piece, other: Piece) -> None:
+    assert (one.tokens, one.finish, one.spans) == (other.tokens, other.finish, other.spans)
+    assert torch.allclose(one.log_probabilities, other.log_probabilities, atol=1e-5)
+    assert torch.allclose(one.hidden.float(), other.hidden.float(), atol=2e-2)
+    assert torch.allclose(one.prompt_hidden.float(), other.prompt_hidden.float(), atol=2e-2)
+
+
+def test_logits_that_are_not_numbers_behind_a_draft_are_left_to_the_next_pass(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece never ends with a token sampled from them: without drafts it would be an error."""
+    engine = NativeEngine(folder)
+    logits = engine.logits
+
+    def broken(states: Tensor) -> Tensor:
+        found = logits(states)
+        found[1:] = torch.nan  # of the only row's draft
+        return found
+
+    asked = [Request(0, SONG, 0, None, 1.0, (), limit) for limit in range(1, 41)]
+    plain = [play(engine, [request])[0][0] for request in asked]
+    monkeypatch.setattr(engine, "logits", broken)
+    for request, expected in zip(asked, plain, strict=True):
+        (piece,), _ = play(engine, [request])
+        assert piece.tokens == expected.tokens
+        assert bool(torch.isfinite(piece.log_probabilities).all())
 
 
 def test_an_episode_goes_on_after_a_turn_that_was_drafted(folder: Path) -> None:
@@ -122,10 +229,16 @@ def test_wrong_drafts_pause_ever_longer_and_right_ones_grow() -> None:
         drafted.append(bool(lookup.draft(song, [], DRAFT_MAX)))
         if drafted[-1]:
             lookup.judge(0)
-    assert 1 < sum(drafted) < 10
+    assert drafted[0] and 1 < sum(drafted) < 10
     lookup = Lookup()
-    lookup.draft(song, [], DRAFT_MAX)
-    lookup.judge(2)
-    assert len(lookup.draft(song, [], DRAFT_MAX)) == 3
-    lookup.judge(3)
-    assert len(lookup.draft(song, [], DRAFT_MAX)) == len(song) - 15  # all that followed
+    lengths = []
+    for right in (1, 2, 1, 0, 1):
+        while not (draft := lookup.draft(song, [], DRAFT_MAX)):
+            pass
+        lengths.append(len(draft))
+        lookup.judge(right)
+    assert lengths == [1, 2, 4, 2, 1]
+    for _ in range(4):
+        lookup.judge(len(draft))
+        draft = lookup.draft(song, [], DRAFT_MAX)
+    assert len(draft) == len(song) - 15  # all that followed

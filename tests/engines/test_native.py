@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from torch import Tensor
@@ -51,6 +52,22 @@ def test_hot_swap_equals_a_fresh_engine_and_refuses_another_model(
     after = first_logits(engine, PROMPTS)
     fresh = first_logits(NativeEngine(tmp_path / "new"), PROMPTS)
     assert torch.equal(after, fresh) and not torch.allclose(after, before)
+
+
+def test_a_policy_stored_in_another_format_is_computed_in_the_engine_s(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The caches, and the class that a submission names, are those of the first policy."""
+    halves = {name: value.bfloat16() for name, value in model.read_weights(folder).items()}
+    safetensors.torch.save_file(halves, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    for first, second in ((folder, tmp_path), (tmp_path, folder)):
+        engine = NativeEngine(first)
+        dtype = engine.capabilities.dtype
+        engine.load_weights(second, 1)
+        assert engine._decoder.dtype == getattr(torch, dtype)
+        assert len(complete(engine, PROMPTS, range(5), (3, 4), 1.0, [], 6).tokens[0]) == 6
+        assert first_logits(engine, PROMPTS).dtype == torch.float32
 
 
 def test_cutting_work_into_pieces_changes_nothing(

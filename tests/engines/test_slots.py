@@ -130,6 +130,43 @@ def test_no_memory_for_one_row_is_a_sentence(folder: Path) -> None:
     assert not engine._rows.live
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_row_goes_on_where_it_was_after_memory_was_short_for_sampling(
+    steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error ends another's submission, if that one drives the engine."""
+    engine = NativeEngine(folder)
+    (request,) = endless(1, 9)
+    engine.submit(request)
+    for _ in range(steps):
+        engine.step()
+
+    def short(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="no memory"):
+        patch.setattr(engine, "logits", short)
+        engine.step()
+    (expected,) = generate(NativeEngine(folder), [request])
+    assert drain(engine)[request.id].tokens == expected.tokens
+
+
+def test_a_finished_row_s_cache_for_which_memory_is_short_is_not_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [replace(each, keep=True) for each in endless(6, 9)]
+    plain = generate(NativeEngine(folder), asked)
+
+    def short(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    engine = NativeEngine(folder)
+    monkeypatch.setattr(Bucket, "copy_out", short)
+    made = generate(engine, asked)
+    assert [piece.tokens for piece in made] == [piece.tokens for piece in plain]
+    assert not engine._rows._kept and engine._rows.cache.copies_bytes == 0
+
+
 @pytest.mark.parametrize("capacity", [0, 3])
 def test_a_device_smaller_than_the_cache_s_bound(
     capacity: int, folder: Path, monkeypatch: pytest.MonkeyPatch
