@@ -43,6 +43,10 @@ class Artifacts:
 
     peer: RunNode
 
+    def local(self, folder: str) -> str:
+        """The path of a folder or file on this machine, as jobs name it."""
+        return str(self.peer.node.disk.local_path(folder))
+
     def folder(self, reference: CheckpointReference) -> str | None:
         """The folder of an artifact that is complete on this disk."""
         held = self.peer.store.held((reference.lineage, reference.step))

@@ -12,15 +12,15 @@ import trio
 from peers.outer.artifacts import state_key
 from peers.outer.asking import ask
 from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost
-from peers.outer.child import ReplicaChild
 from peers.outer.loop import OuterLoop
 from peers.outer.store import OuterState, OuterStore
 from swarm.errors import PeerError, SwarmError
+from swarm.jobs.outer import CheckState, Contributed, FirstState, MergeRound, OuterService
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import CheckpointReference
-from swarm.wire.outer import GENESIS, OuterStatus, RoundRecord
+from swarm.wire.outer import GENESIS, Contribution, OuterStatus, RoundRecord
 from swarm.world import ChildDied
 
 RETRY_SECONDS = 5.0
@@ -157,7 +157,7 @@ class Following:
             self._hashed.clear()
             self._loop.changed.touch()
 
-    async def begin(self, child: ReplicaChild) -> None:
+    async def begin(self, child: OuterService) -> None:
         """Load the state of an earlier process, or make the state before the first round."""
         known = {state.record: state for state in self._store.states()}
         newest = max((state.round for state in known.values()), default=0)
@@ -181,7 +181,9 @@ class Following:
         elif self._states:  # its files were deleted; the records since are merged again
             self._hold(max(self._states.values(), key=lambda state: state.round))
         else:
-            made = await child.first_state(self._loop.artifacts.new_state_folder(GENESIS))
+            folder = self._loop.artifacts.new_state_folder(GENESIS)
+            job = FirstState(folder=self._loop.artifacts.local(folder))
+            made = await child.first_state(job)
             await self._reach(OuterState(GENESIS, 0, made.digest))
         self.since = self._loop.peer.node.world.now()
 
@@ -302,7 +304,7 @@ class Following:
 
     # --- following ---------------------------------------------------------------------------
 
-    async def run(self, child: ReplicaChild) -> None:
+    async def run(self, child: OuterService) -> None:
         """Keep to the heaviest chain until cancelled. Raises `ChildDied`."""
         while True:
             wanted = b""
@@ -385,7 +387,7 @@ class Following:
                 f"of {len(present)} other trainers agree with them"
             )
 
-    async def _advance(self, target: bytes, child: ReplicaChild) -> None:
+    async def _advance(self, target: bytes, child: OuterService) -> None:
         """Go to the state after a record of the chain."""
         fork = self._loop.chain.fork(self.record, target)
         start = await self._nearest_state(target)
@@ -432,7 +434,7 @@ class Following:
             contributions=sum(len(link.record.contributions) for link in rounds),
         )
 
-    async def _merge(self, link: Link, child: ReplicaChild) -> None:
+    async def _merge(self, link: Link, child: OuterService) -> None:
         """Merge one record's contributions, and go to the state that follows."""
         before = self._states[link.record.parent]
         if before.digest != link.record.state:
@@ -451,36 +453,43 @@ class Following:
             if ours == theirs and len(self._loop.presence.present()) > 2:
                 raise BadRecord(problem)  # until the others have merged that round too
             raise OtherState(problem)
-        folders: dict[str, str] = {}
+        parts: dict[str, Contributed] = {}
         failed: list[Exception] = []
+        artifacts = self._loop.artifacts
 
-        async def fetch(trainer: str, index: int) -> None:
+        async def fetch(part: Contribution) -> None:
             try:
-                contribution = link.record.contributions[index]
-                folders[trainer] = await self._loop.artifacts.fetch_contribution(contribution)
+                folder = artifacts.local(await artifacts.fetch_contribution(part))
+                parts[part.trainer] = Contributed(
+                    trainer=part.trainer, folder=folder, tokens=part.tokens
+                )
             except (SwarmError, OSError) as error:
                 failed.append(error)
 
         async with trio.open_nursery() as nursery:
-            for index, part in enumerate(link.record.contributions):
-                nursery.start_soon(fetch, part.trainer, index)
+            for part in link.record.contributions:
+                nursery.start_soon(fetch, part)
         if failed:
             raise failed[0]
-        parts = [
-            (part.trainer, folders[part.trainer], part.tokens) for part in link.record.contributions
-        ]
-        begun = self._loop.peer.node.world.now()
-        folder = self._loop.artifacts.new_state_folder(link.digest)
+        trainers = [part.trainer for part in link.record.contributions]
+        begun, outer = self._loop.peer.node.world.now(), self._loop.peer.run.manifest.outer
         async with self._moving:
             state = self.folder(link.record.parent)
             assert state is not None
-            merged = await child.merge(state, parts, self._loop.peer.run.manifest, folder)
+            job = MergeRound(
+                state=artifacts.local(state),
+                contributions=[parts[trainer] for trainer in trainers],
+                momentum=outer.momentum,
+                learning_rate=outer.learning_rate,
+                folder=artifacts.local(artifacts.new_state_folder(link.digest)),
+            )
+            merged = await child.merge(job)
         await self._reach(OuterState(link.digest, link.round, merged.digest))
         self._events.emit(
             "outer.merged",
             round=link.round,
             record=link.digest,
-            trainers=[trainer for trainer, _, _ in parts],
+            trainers=trainers,
             left_out=[each.trainer for each in merged.left_out],
             shortened=merged.shortened,
             tokens=link.record.tokens,
@@ -496,7 +505,7 @@ class Following:
             )
         await self._forget_old()
 
-    async def _recover(self, target: bytes, child: ReplicaChild) -> bool:
+    async def _recover(self, target: bytes, child: OuterService) -> bool:
         """Fetch the newest outer state on the way to a record that another trainer offers.
 
         Returns False if nobody offers a newer one than this trainer holds there.
@@ -514,7 +523,8 @@ class Following:
         begun = self._loop.peer.node.world.now()
         name = f"the outer state after round {offer.state.round}"
         folder = await self._loop.artifacts.fetch(offer.reference, name)
-        checked = await child.check_state(folder)
+        job = CheckState(folder=self._loop.artifacts.local(folder))
+        checked = await child.check_state(job)
         if checked.problem or checked.digest != offer.state.digest:
             await self._loop.artifacts.drop_state(*offer.state[:2])
             raise BadManifest(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import trio
 
-from peers.outer.child import ReplicaChild
 from peers.outer.loop import OuterLoop
 from swarm.errors import SwarmError
+from swarm.jobs.outer import InspectContribution, OuterService
 from swarm.shardcast.manifest import BadManifest
 from swarm.wire.outer import Contribution
 from swarm.world import ChildDied
@@ -55,7 +55,7 @@ class Gathering:
             if trainer in trusted and self._loop.chain.refusal(held[0], head) is None
         }
 
-    async def run(self, head: Callable[[], bytes], child: ReplicaChild, bytes_max: int) -> None:
+    async def run(self, head: Callable[[], bytes], child: OuterService, bytes_max: int) -> None:
         """Fetch and check every announced contribution until cancelled.
 
         `head()` is the record whose outer state this trainer holds. Raises `ChildDied`.
@@ -106,7 +106,7 @@ class Gathering:
             reason=why,
         )
 
-    async def _take(self, contribution: Contribution, child: ReplicaChild, bytes_max: int) -> None:
+    async def _take(self, contribution: Contribution, child: OuterService, bytes_max: int) -> None:
         digest = contribution.artifact.digest
         try:
             if contribution.total_bytes > bytes_max:
@@ -117,7 +117,8 @@ class Gathering:
             else:
                 artifacts = self._loop.artifacts
                 folder = await artifacts.fetch_contribution(contribution, contribution.total_bytes)
-                why = await child.inspect(folder)
+                job = InspectContribution(contribution=artifacts.local(folder))
+                why = await child.inspect(job)
             if why:
                 self._refuse(contribution, why)
             else:

@@ -22,7 +22,6 @@ from peers.models.find import find_model
 from peers.outer import asking
 from peers.outer.artifacts import FOLDER, Artifacts
 from peers.outer.chain import Chain, tokens_in
-from peers.outer.child import SERVICE, START_DEADLINE_SECONDS, ReplicaChild
 from peers.outer.closing import Gathered, ranking
 from peers.outer.following import Following
 from peers.outer.gathering import Gathering
@@ -32,7 +31,14 @@ from peers.outer.settings import ReplicaSettings
 from peers.outer.store import OuterState, OuterStore, Own
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN, WORK
-from swarm.jobs.outer import OuterService, OuterSetup
+from swarm.jobs.outer import (
+    ExportState,
+    MeasureState,
+    OuterService,
+    OuterSetup,
+    StartReplica,
+    TrainRound,
+)
 from swarm.jobs.training import Figures
 from swarm.node.run_node import RunNode
 from swarm.run.findings import Finding, Work
@@ -44,6 +50,10 @@ from swarm.world import client
 from swarm.world.observable import STARVED_SECONDS, Observable
 from swarm.world.restarts import Restarts
 from swarm.world.tasks import open_guarded
+
+SERVICE = "peers.outer.learning.service:open_service"
+START_DEADLINE_SECONDS = 600.0
+"""Time for the child to import torch."""
 
 MEETING_SECONDS = 15.0
 """Time that a trainer waits at its start for the status of another trainer."""
@@ -156,10 +166,10 @@ class ReplicaRole:
             interpreter=self._settings.interpreter or None,
             start_deadline_seconds=START_DEADLINE_SECONDS,
         ) as process:
-            child = ReplicaChild(client(OuterService, process), self._node.disk, self._settings)
+            child = client(OuterService, process)
             self._peer.status.doing = "loading"
             own = self._store.own()
-            started = await child.start(self._run.manifest, self._peer.peer_id)
+            started = await child.start(self._start())
             await self._following.begin(child)
             self._own = own[-1] if own else None
             self._bases = {each.contribution.base for each in own}
@@ -182,6 +192,21 @@ class ReplicaRole:
                 tasks.start_soon(self._report_waiting)
                 await tasks.guard(lambda: self._train(child))
                 tasks.nursery.cancel_scope.cancel()
+
+    def _start(self) -> StartReplica:
+        manifest, settings = self._run.manifest, self._settings
+        return StartReplica(
+            model=settings.model,
+            trainer=self._peer.peer_id,
+            seed=settings.seed,
+            inner=settings.inner(manifest.optimiser),
+            inner_steps=self._outer.inner_steps,
+            rounds=self._outer.rounds,
+            trainers=tuple(manifest.trainer_ids()),
+            compression=self._outer.compression,
+            dtype=settings.dtype,
+            folder=self._loop.artifacts.local(FOLDER),
+        )
 
     async def _clear_leftovers(self) -> None:
         """Delete what a killed process left in `outer/` and no job would write again."""
@@ -210,7 +235,7 @@ class ReplicaRole:
 
     # --- training ----------------------------------------------------------------------------
 
-    async def _train(self, child: ReplicaChild) -> None:
+    async def _train(self, child: OuterService) -> None:
         """Contribute to every round that this trainer reaches, until the last one is merged."""
         while self._following.state.round < self._outer.rounds:
             base = self._following.state
@@ -245,13 +270,14 @@ class ReplicaRole:
                 return
             await self._loop.changed.wait_change()
 
-    async def _contribute(self, child: ReplicaChild) -> None:
+    async def _contribute(self, child: OuterService) -> None:
         """Take the inner steps from the present state, and publish the pseudo-gradient."""
         base = self._following.state
         state = self._following.folder(base.record)
         assert state is not None
+        local = self._loop.artifacts.local
         if self._settings.validation_sequences:
-            loss = await child.measure(state)
+            loss = await child.measure(MeasureState(state=local(state)))
             if loss is not None:
                 self._events.emit("outer.measured", round=base.round, loss=loss)
         before = self._own
@@ -260,13 +286,14 @@ class ReplicaRole:
         folder = f"{FOLDER}/contribution-{number}"
         status.begins(begun, self._seconds_made)
         try:
-            trained = await child.train(
-                base.round + 1,
-                state=state,
-                inner_before=_inner(before.number) if before is not None else "",
-                inner_after=_inner(number),
-                contribution=folder,
+            job = TrainRound(
+                round=base.round + 1,
+                state=local(state),
+                inner_before=local(_inner(before.number)) if before is not None else "",
+                inner_after=local(_inner(number)),
+                contribution=local(folder),
             )
+            trained = await child.train(job)
         finally:
             status.idle_since = self._node.world.now()
         with trio.CancelScope(shield=True):  # it is made, and takes no long work any more
@@ -313,13 +340,14 @@ class ReplicaRole:
         )
         self._gathering.add(own.contribution)
 
-    async def _finish(self, child: ReplicaChild) -> None:
+    async def _finish(self, child: OuterService) -> None:
         """Export the last outer state, and stay until the others have it, or a while."""
         state = self._following.state
         folder = f"{FOLDER}/model-{state.round}"
         source = self._following.folder(state.record)
         assert source is not None
-        await child.export(source, folder)
+        local = self._loop.artifacts.local
+        await child.export_state(ExportState(state=local(source), folder=local(folder)))
         self._events.emit(
             "outer.run_complete", round=state.round, state=state.digest, folder=folder
         )
