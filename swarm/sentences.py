@@ -238,8 +238,6 @@ outer.run_complete: the run is complete after {round} rounds, with state {state:
     is in {folder}
 standby.standing_by: stands by, with the run's newest policy
 trainer.alarm: alarm in step {step}: {sentence}
-trainer.evaluated: held-out tasks {moment} the run: accuracy {sampled:.3f} sampled, {greedy:.3f}
-    greedy
 trainer.fetch_failed: validator {validator:peer} could not hand over an accepted submission
     (attempt {attempt}): {reason}
 trainer.log_completed: {submissions} submissions trained on before the stop were added to the log

@@ -10,7 +10,7 @@ from peers.environments.collection import Environments
 from peers.environments.interface import messages_of
 from peers.environments.probe import probe_seed
 from swarm.errors import UserError
-from swarm.jobs.training import Answer
+from swarm.jobs.evaluation import Answer
 from swarm.look.rollouts.filters import Filters
 from swarm.look.rollouts.seen import SeenRollout
 from swarm.look.rollouts.sources import open_source

@@ -39,7 +39,7 @@ from peers.engines.demo import save_tokenizer
 from peers.environments.run_probe import probe_hashes
 from peers.models.find import Model
 from swarm.errors import SwarmError, UserError
-from swarm.jobs.training import Evaluated
+from swarm.jobs.evaluation import Evaluated
 from swarm.run.update import sign_manifest
 from swarm.wire.identity import load_or_create
 from swarm.world import client
@@ -47,6 +47,7 @@ from swarm.world.compute import LocalCompute
 from swarm.world.machine import Machine
 from swarm.world.process import FORK_SERVER_VARIABLE
 
+PREPARATION = "peers.demo.warmup:open_preparation"
 START_SECONDS_MAX = 120.0
 """Deadline for a peer to listen. The fork servers import in this time."""
 STALL_SECONDS_MAX = 300.0
@@ -133,7 +134,7 @@ class Demo:
         with suppress(trio.TooSlowError):  # the child then starts without it
             (await reach(self.compute_server)).close()
         compute = LocalCompute(fork_server=str(self.compute_server))
-        async with compute.child("peers.demo.warmup:open_preparation", name="preparation") as child:
+        async with compute.child(PREPARATION, name="preparation") as child:
             service = client(PreparationService, child)
             if self.model is not None:
                 evaluated = await self._take(self.model, service)
@@ -145,10 +146,13 @@ class Demo:
         if self.model is not None:
             self._start_peers(nursery)
             nursery.start_soon(self._show_answers)
-        told = {"event": "trainer.evaluated", "moment": "before"}
-        self.said("demo", told | msgspec.to_builtins(evaluated))
+        self.state.evaluated("before", msgspec.to_builtins(evaluated), trio.current_time())
         self.prepared.set()
         await self._watch_progress()
+        async with compute.child(PREPARATION, name="evaluation") as child:
+            job = Prepare(recipe=self.recipe, folder=self.state.finished_folder or "")
+            evaluated = await client(PreparationService, child).evaluate(job)
+        self.state.evaluated("after", msgspec.to_builtins(evaluated), trio.current_time())
         await trio.sleep(FAREWELL_SECONDS)
         return write_results(self.state, self.options)
 
@@ -188,7 +192,7 @@ class Demo:
     def _start_peers(self, nursery: trio.Nursery) -> None:
         bootstrap = self._peer("bootstrap")
         bootstrap.arguments = ["--manifest", str(self._sign_manifest())]
-        configure(self.peers, bootstrap.multiaddr, self.base, self.options, self.recipe)
+        configure(self.peers, bootstrap.multiaddr, self.base, self.options)
         nursery.start_soon(self._start_in_turn, nursery)
 
     async def _show_answers(self) -> None:

@@ -22,7 +22,7 @@ from peers.environments.registry import load_any
 from peers.environments.renderer import stop_ids_of
 from swarm.errors import UserError
 from swarm.jobs import TrainingJob
-from swarm.jobs.training import Evaluated
+from swarm.jobs.evaluation import Evaluated
 from swarm.wire.manifest import (
     Adapter,
     EnvironmentReference,

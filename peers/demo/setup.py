@@ -210,6 +210,8 @@ def demo_manifest(
     sampling = recipe.sampling
     if groups_per_submission is not None:
         sampling = replace(sampling, groups_per_submission=groups_per_submission)
+    found = entry_points(group=ROLE_GROUP)
+    others = [each.name for each in found if not each.module.startswith("peers.")]
     return RunManifest(
         name=name,
         version=1,
@@ -227,15 +229,9 @@ def demo_manifest(
         trainers=[TrustedKey(peer=trainer)],
         validators=[TrustedKey(peer=validator)],
         thresholds=recipe.thresholds,
-        admissions=Admissions(further_roles=roles_of_others()),
+        admissions=Admissions(further_roles=sorted(others)),  # of packages installed here
         checkpoints_kept=5,
     )
-
-
-def roles_of_others() -> list[str]:
-    """Roles that other packages have installed here: a demo admits them."""
-    found = entry_points(group=ROLE_GROUP)
-    return sorted(each.name for each in found if not each.module.startswith("peers."))
 
 
 def cast(inference_peers: int) -> list[tuple[str, str]]:
@@ -266,9 +262,7 @@ def make_peers(folder: Path, inference_peers: int) -> list[LocalPeer]:
     ]
 
 
-def configure(
-    peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoOptions, recipe: Recipe
-) -> None:
+def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoOptions) -> None:
     """Set the arguments of every peer but the bootstrap peer.
 
     `base` is the folder of the base policy. With `--cheat` the last peer cheats.
@@ -282,8 +276,6 @@ def configure(
             settings = {
                 "model": str(base),
                 "seed": options.seed,
-                "evaluate": True,
-                "evaluate_tasks": recipe.held_out,
                 "starved_seconds": STARVED_SECONDS,
             }
             if options.model is not None:

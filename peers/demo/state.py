@@ -273,9 +273,7 @@ class SwarmState:
         self.note(f"{name} evicted: {reason}", now, grave=True)
 
     def _train(self, name: str, f: Mapping[str, Any], now: float) -> None:
-        if name == "trainer.evaluated":
-            self._evaluated(f["moment"], f, now)
-        elif name == "trainer.step_opened" and self.phase == "joining":
+        if name == "trainer.step_opened" and self.phase == "joining":
             self.enter("training", now)
         elif name == "trainer.step_trained" and 0 <= f["step"] < self.steps_wanted:
             # A figure that is not finite is null.
@@ -290,7 +288,8 @@ class SwarmState:
                 self.note(f"WARNING: {self.warning}", now, grave=True)
             self.enter("ending", now)
 
-    def _evaluated(self, moment: str, f: Mapping[str, Any], now: float) -> None:
+    def evaluated(self, moment: str, f: Mapping[str, Any], now: float) -> None:
+        """Take the accuracies and answers of the policy `before` or `after`."""
         self.accuracy[moment] = {"sampled": f["sampled"], "greedy": f["greedy"]}
         self.measured[moment] = self.show(moment, f["answers"], now)
         if moment == "before":

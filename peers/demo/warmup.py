@@ -26,7 +26,7 @@ from peers.environments.episodes import demonstrate
 from peers.evaluation.accuracy import evaluate
 from peers.learning import adapters
 from peers.sandbox.launcher import start_launcher
-from swarm.jobs.training import Evaluate, Evaluated
+from swarm.jobs.evaluation import Evaluated
 from swarm.rollouts.seeds import digest, environment_of_group
 from swarm.wire.manifest import Thresholds
 from swarm.world.progress import report
@@ -76,8 +76,8 @@ def open_preparation() -> Preparation:
 def measure(folder: Path, recipe: Recipe, prompts: int = 0) -> Evaluated:
     """Measure a policy on held-out prompts, as many as the recipe says unless `prompts` does."""
     environments = Environments(recipe.environments)
-    job = Evaluate(folder=str(folder), prompts=prompts or recipe.held_out, split="held_out")
-    return evaluate(job, environments, recipe.environments, recipe.sampling)
+    wanted = prompts or recipe.held_out
+    return evaluate(folder, wanted, environments, recipe.environments, recipe.sampling)
 
 
 def prepare_base(
@@ -129,7 +129,12 @@ def warm_up(
     model: Any = loading.load(begin).train()
     stored, device = model.dtype, find_device("auto" if recipe.adapter.rank else "cpu")
     if recipe.adapter.rank:
-        model = _adapted(model, recipe, seed).to(device)
+        model = model.float()
+        adapters.adapt(model, recipe.adapter)
+        for name, value in model.named_parameters():
+            if value.requires_grad:
+                value.data.copy_(adapters.initial(name, value.shape, seed))
+        model = model.to(device)
     optimiser = torch.optim.AdamW(
         [each for each in model.parameters() if each.requires_grad],
         lr=recipe.learning_rate,
@@ -168,16 +173,6 @@ def _surprise(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(
         logits.transpose(1, 2), targets, ignore_index=-100, reduction="none"
     )
-
-
-def _adapted(model: Any, recipe: Warmup, seed: int) -> Any:
-    """The model in fp32 with the warm-up's adapters, which alone are trained."""
-    model = model.float()
-    adapters.adapt(model, recipe.adapter)
-    for name, value in model.named_parameters():
-        if value.requires_grad:
-            value.data.copy_(adapters.initial(name, value.shape, seed))
-    return model
 
 
 @torch.no_grad()

@@ -13,11 +13,11 @@ from peers.engines.engine import Engine
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, task_of
-from peers.environments.collection import Environments, labels
+from peers.environments.collection import Environments
 from peers.environments.episodes import grade_segments, transcript_of
-from peers.environments.interface import Split, messages_of
+from peers.environments.interface import messages_of
 from peers.evaluation.tasks import evaluation_seed, seeds_of_tasks
-from swarm.jobs.training import Accuracy, Answer, Evaluate, Evaluated
+from swarm.jobs.evaluation import Answer, Evaluated
 from swarm.rollouts.seeds import noise_key
 from swarm.wire.manifest import EnvironmentReference, Sampling
 from swarm.world.progress import report
@@ -36,18 +36,17 @@ def mean_reward(
     sampling: Sampling,
     *,
     prompts: int,
-    split: Split = "held_out",
     greedy: bool = False,
     answers: list[Answer] | None = None,
 ) -> float:
-    """Mean reward in [0, 1] over `prompts` tasks of a split, one episode each.
+    """Mean reward in [0, 1] over `prompts` held-out tasks, one episode each.
 
-    The tasks depend on the split only, so two policies answer the same ones. The first
-    `ANSWERS_KEPT` answers are added to `answers`.
+    Two policies answer the same ones. The first `ANSWERS_KEPT` answers are added to `answers`.
     """
-    drawn = evaluation_seed(split)
+    drawn = evaluation_seed("held_out")
     key = None if greedy else noise_key(drawn)
-    tasks = [task_of(environment, seed, split) for seed in islice(seeds_of_tasks(drawn), prompts)]
+    seeds = islice(seeds_of_tasks(drawn), prompts)
+    tasks = [task_of(environment, seed, "held_out") for seed in seeds]
     renderer, stops, total = Renderer(tokenizer_folder), sampling.stop_ids, 0.0
     for start in range(0, prompts, BATCH):
         batch = tasks[start : start + BATCH]
@@ -68,17 +67,17 @@ def mean_reward(
 
 @torch.inference_mode()
 def evaluate(
-    job: Evaluate,
+    folder: Path,
+    prompts: int,
     environments: Environments,
     references: Sequence[EnvironmentReference],
     sampling: Sampling,
 ) -> Evaluated:
-    """The accuracies, sampled and greedy, of a policy in every environment with a positive
-    weight."""
+    """The accuracies, sampled and greedy, of a policy on held-out tasks of every environment with a
+    positive weight."""
     total = sum(reference.weight for reference in references)
-    folder, found, answers = Path(job.folder), dict[str, Accuracy](), list[Answer]()
-    engine, sampled, greedy = NativeEngine(folder), 0.0, 0.0
-    for label, reference in zip(labels(references), references, strict=True):
+    engine, sampled, greedy, answers = NativeEngine(folder), 0.0, 0.0, list[Answer]()
+    for reference in references:
         if reference.weight:
             measure = partial(
                 mean_reward,
@@ -86,12 +85,8 @@ def evaluate(
                 environments.of(reference),
                 folder,
                 sampling,
-                prompts=job.prompts,
-                split=job.split,
+                prompts=prompts,
             )
-            found[label] = each = Accuracy(
-                sampled=measure(answers=answers), greedy=measure(greedy=True)
-            )
-            sampled += reference.weight / total * each.sampled
-            greedy += reference.weight / total * each.greedy
-    return Evaluated(sampled=sampled, greedy=greedy, environments=found, answers=answers)
+            sampled += reference.weight / total * measure(answers=answers)
+            greedy += reference.weight / total * measure(greedy=True)
+    return Evaluated(sampled=sampled, greedy=greedy, answers=answers)

@@ -171,13 +171,14 @@ def details(wanted: Evaluation, measured: Measured) -> str:
     head = ["", "tasks", "samples", *(f"pass@{k}" for k in wanted.pass_at)]
     rows = [[*head, "reward", "tokens", "finished"]]
     for label, found in figures_of(wanted, measured).items():
+        reward = found["reward"]
         rows.append(
             [
                 label,
                 str(found["tasks"]),
                 str(found["samples"]),
                 *(_percent(found["pass_at"][k]) for k in wanted.pass_at),
-                _figure(found["reward"]),
+                f"{reward.value:.3f} [{reward.low:.3f}, {reward.high:.3f}]",
                 f"{found['tokens']:.1f}",
                 f"{100 * found['finished']:.1f} %",
             ]
@@ -216,10 +217,6 @@ def _percent(found: Estimate, sign: str = "") -> str:
     return (
         f"{100 * found.value:{sign}.1f} [{100 * found.low:{sign}.1f}, {100 * found.high:{sign}.1f}]"
     )
-
-
-def _figure(found: Estimate) -> str:
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
 def _passes(tasks: Sequence[Sequence[Sample]], k: int) -> list[float]:

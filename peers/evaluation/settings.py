@@ -14,8 +14,7 @@ class EvaluationSettings(ComputeSettings):
     """Steps between evaluations during the run: a child of its own, at the lowest priority, plays
     held-out tasks with the newest policy, unless another peer has evaluated it. 0: none."""
     evaluate_tasks: int = pydantic.Field(default=128, ge=1, le=1 << 20)
-    """Held-out tasks of each environment in such an evaluation, and in the trainer's last one; one
-    sample each."""
+    """Held-out tasks of each environment in such an evaluation; one sample each."""
     evaluate_device: str = "cpu"
     """Device of these evaluations. One that nothing else uses, such as a GPU apart from the role's
     own, costs the role nothing."""

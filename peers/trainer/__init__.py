@@ -2,10 +2,9 @@
 
 `role.py` tells the story, in the network process, which imports no torch. `collector.py` fills the
 pool (`accepted.py`, `pool.py`), `orders.py` opens steps, `training.py` takes them one after the
-other (`steps.py` waits for a batch and trains on it), `publishing.py` announces policies.
-`saving.py` writes training states; `beginning.py` and `resuming.py` continue from them. `child.py`
-calls the child process, which `service.py` implements; its learning code is in `peers/learning`
-(start with `step.py`).
+other (`batches.py` waits for what they train on), `publishing.py` announces policies. `saving.py`
+writes training states; `beginning.py` and `resuming.py` continue from them. The child process is
+`service.py`; its learning code is in `peers/learning` (start with `step.py`).
 
 For other rooms:
 

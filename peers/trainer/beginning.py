@@ -9,7 +9,7 @@ from typing import NoReturn
 import trio
 
 from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
-from peers.trainer.child import TrainerChild
+from peers.trainer.child import start_training, training_terms
 from peers.trainer.orders import Orders
 from peers.trainer.progress import Progress
 from peers.trainer.publishing import Publisher
@@ -18,6 +18,7 @@ from peers.trainer.settings import TrainerSettings
 from peers.trainer.training import Training
 from swarm.errors import SwarmError, UserError
 from swarm.jobs.memory import fullest, shown
+from swarm.jobs.training import PlanTraining, RecordTo, TrainingService
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held, is_right
 from swarm.wire.manifest import RunManifest
@@ -47,14 +48,14 @@ class Beginning:
         self._publisher, self._training = publisher, training
         self.place = Place(accepted.peer, accepted.progress, accepted.log)
         self.lineages = Lineages(settings, orders, accepted, publisher, training)
-        self._resumption = Resumption(accepted, publisher, training)
+        self._resumption = Resumption(settings, accepted, publisher, training)
         self._begun = False
         """Whether this process began or resumed the run: a restarted child then continues from the
         states on this disk without `--resume`."""
         self.ranks = 1
         """Processes that train together: the child, and ranks that this peer cannot restart."""
 
-    async def begin(self, child: TrainerChild) -> None:
+    async def begin(self, child: TrainingService) -> None:
         """Begin the run from the base policy, or continue from the newest durable state, or from
         the newest policy where another trainer has led the run or every state is lost."""
         states = self._publisher.states.all()
@@ -72,7 +73,14 @@ class Beginning:
         self._peer.status.doing = "loading"
         self._begun = True
         self._publisher.begin_life()
-        self.ranks = await child.record_to(self._peer.run.id, manifest)
+        job = RecordTo(
+            tensorboard=self._settings.tensorboard,
+            wandb=self._settings.wandb,
+            run=self._peer.run.id,
+            terms=training_terms(manifest),
+            peak_flops=self._settings.peak_flops,
+        )
+        self.ranks = await child.record_to(job)
         if not self._orders.opened:
             await self._orders.restore_states()
         if takes_over:
@@ -91,13 +99,13 @@ class Beginning:
         if not self._orders.opened:
             await self._accepted.load()
         await self._plan(child, manifest)
-        await child.start(manifest)
+        await child.start(start_training(self._settings, manifest))
         self._accepted.progress.advance(0)
         await self._publisher.publish_first(child, 0)
 
-    async def _plan(self, child: TrainerChild, manifest: RunManifest) -> None:
+    async def _plan(self, child: TrainingService, manifest: RunManifest) -> None:
         """Say what the trainer will hold in memory; raises `UserError` if it does not fit."""
-        found = await child.plan(manifest)
+        found = await child.plan(PlanTraining(start=start_training(self._settings, manifest)))
         parts = {
             memory: [f"{part.name} {shown(part.bytes)}" for part in fullest(found.parts, memory)]
             for memory in ("device", "host")

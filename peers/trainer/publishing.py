@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import trio
 
 from peers.trainer.accepted import TrainerLog
-from peers.trainer.child import TrainerChild
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from peers.trainer.saving import SavedStates, State
 from swarm.errors import SwarmError
+from swarm.jobs.training import BeginSave, Export, TrainingService
 from swarm.ledger.entries import CheckpointPublished, Consumed, TrainingFigures
 from swarm.node.run_node import RunNode
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS
@@ -108,18 +108,16 @@ class Publisher:
             nursery.cancel_scope.cancel()
 
     def folders(self) -> dict[int, str]:
-        """Folders of the policies of this lineage that are on this disk, by step."""
+        """Local paths of the policies of this lineage that are on this disk, by step."""
         return {
-            step: held.folder
+            step: self.local(held.folder)
             for step in self.progress.published
             if (held := self.peer.store.held((self.progress.lineage, step))) is not None
         }
 
-    def newest_folder(self) -> str:
-        """Folder of the newest policy."""
-        held = self.peer.store.held((self.progress.lineage, self.progress.policy))
-        assert held is not None
-        return held.folder
+    def local(self, folder: str) -> str:
+        """The path of a folder on this machine, as jobs name it."""
+        return str(self.peer.node.disk.local_path(folder))
 
     def export_folder(self, step: int) -> str:
         """The folder that policy `step` is written to."""
@@ -131,32 +129,33 @@ class Publisher:
         await self.peer.node.disk.remove(folder)
         return folder
 
-    async def begin_save(self, child: TrainerChild, step: int, state: State | None) -> None:
+    async def begin_save(self, child: TrainingService, step: int, state: State | None) -> None:
         """Begin to write policy `step`, which the child holds, and this state, if any."""
-        folder = await self.clear_export(step)
-        await child.begin_save(state.folder if state else "", folder)
+        policy = self.local(await self.clear_export(step))
+        job = BeginSave(state=self.local(state.folder) if state else "", policy=policy)
+        await child.begin_save(job)
 
-    async def finish_save(self, child: TrainerChild, step: int, state: State | None) -> None:
+    async def finish_save(self, child: TrainingService, step: int, state: State | None) -> None:
         """Wait until they are durable. Announce nothing before."""
         await self.states.finish(child, state)
         self._exported = self.export_folder(step)
 
-    async def publish_first(self, child: TrainerChild, step: int) -> None:
+    async def publish_first(self, child: TrainingService, step: int) -> None:
         """Write the state of policy `step`, which begins a lineage, and publish it."""
         state = State(self.progress.lineage, step)
         await self.begin_save(child, step, state)
         await self.finish_save(child, step, state)
         await self.publish(child, step, reward=0.0)
 
-    async def _export(self, child: TrainerChild, step: int) -> str:
+    async def _export(self, child: TrainingService, step: int) -> str:
         """Write policy `step`, which the child holds, unless it is written already."""
         folder = self.export_folder(step)
         if self._exported != folder:
-            await child.export(await self.clear_export(step))
+            await child.export(Export(folder=self.local(await self.clear_export(step))))
             self._exported = folder
         return folder
 
-    async def _base_of(self, child: TrainerChild, step: int) -> CheckpointReference | None:
+    async def _base_of(self, child: TrainingService, step: int) -> CheckpointReference | None:
         """The whole model that policy `step` adapts; None: it is one itself.
 
         It is published again if its folder was deleted: newcomers need it.
@@ -171,13 +170,13 @@ class Publisher:
         base = store.held((lineage, 0))
         if base is None or not base.complete:
             folder = await self.clear_export(0)
-            await child.export(folder, base=True)
+            await child.export(Export(folder=self.local(folder), base=True))
             base = await self.peer.policies.deltas.publish(folder, lineage, 0, mirrors=self.mirrors)
         return base.reference
 
     async def publish(
         self,
-        child: TrainerChild,
+        child: TrainingService,
         step: int,
         *,
         reward: float,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.alarms import RECENT_STEPS, UNREWARDED, Alarms
-from peers.trainer.child import TrainerChild
+from peers.trainer.child import accepted_submissions, start_training
 from peers.trainer.orders import Orders
 from peers.trainer.progress import hold
 from peers.trainer.publishing import NotAsLogged, Publisher
@@ -20,7 +20,7 @@ from peers.trainer.saving import State
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.store import Batch
 from peers.trainer.training import StepTimes, TrainedStep, Training, logged_figures
-from swarm.jobs.training import Figures
+from swarm.jobs.training import Compare, Figures, Resume, RollBack, TrainingService, TrainStep
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.shardcast.held import Held
 from swarm.wire.manifest import RunManifest
@@ -33,6 +33,7 @@ LINEAGES_LEFT = 15
 class Resumption:
     """Brings the child to where the run was."""
 
+    settings: TrainerSettings
     accepted: AcceptedSubmissions
     publisher: Publisher
     training: Training
@@ -42,7 +43,7 @@ class Resumption:
         self.store = self.accepted.store
 
     async def resume(
-        self, child: TrainerChild, manifest: RunManifest, state: State, *, load: bool
+        self, child: TrainingService, manifest: RunManifest, state: State, *, load: bool
     ) -> str:
         """Continue from a training state, and repeat the steps that it lacks.
 
@@ -54,7 +55,12 @@ class Resumption:
         used = orders[0].checkpoint if orders else None
         oldest = step - self.peer.run.manifest.schedule.max_staleness
         await self.publisher.fetch_back(oldest, used)
-        consumed = await child.resume(manifest, state.folder, self.publisher.folders())
+        job = Resume(
+            start=start_training(self.settings, manifest),
+            folder=self.publisher.local(state.folder),
+            policies=self.publisher.folders(),
+        )
+        consumed = set((await child.resume(job)).consumed)
         self.publisher.states.loaded(state)
         self.progress.advance(step)
         # Of the batch before the state the weights are durable, though perhaps not the log. Those
@@ -101,7 +107,7 @@ class Resumption:
         await self.publisher.publish(child, newest, reward=reward)
         return ""
 
-    async def _repeat(self, child: TrainerChild, batches: Mapping[int, Batch]) -> str:
+    async def _repeat(self, child: TrainingService, batches: Mapping[int, Batch]) -> str:
         """Repeat the recorded steps that the state lacks, in order.
 
         Returns why they cannot be repeated although one of their policies was published, or else
@@ -117,7 +123,9 @@ class Resumption:
             now = self.peer.node.world.now()
             times = StepTimes(began=now, training=now)
             await self.training.apply_terms(child, step)
-            result = await child.train(step, taken, self.progress.versions, batch.values)
+            given = accepted_submissions(taken, self.progress.versions, self.peer.node.disk)
+            job = TrainStep(step=step, submissions=given, values=list(batch.values))
+            result = await child.train(job)
             if result.unreadable:
                 why = f"step {step} cannot be repeated: {result.unreadable[0].reason}"
                 break
@@ -129,7 +137,7 @@ class Resumption:
             self.progress.advance(step + 1)
             self.accepted.trained(step)
             published = self.publisher.folders().get(step + 1)
-            if published is not None and not await child.matches(published):
+            if published is not None and not await child.compare(Compare(folder=published)):
                 why = f"step {step} was repeated and gave another policy than the published one"
                 break
             self.peer.node.events.emit("trainer.step_repeated", step=step)
@@ -162,7 +170,7 @@ class Lineages:
         self.peer, self.progress = self.accepted.peer, self.accepted.progress
         self.alarms = Alarms(self.settings.limits)
 
-    async def heed(self, child: TrainerChild, figures: Figures) -> None:
+    async def heed(self, child: TrainingService, figures: Figures) -> None:
         """Report the alarms that a trained step raises, then act as `alarm_action` says."""
         step = self.progress.step - 1
         alarms = self.alarms.look(figures)
@@ -191,7 +199,7 @@ class Lineages:
                 return
         await hold(self.peer, self.progress, why)
 
-    async def roll_back(self, child: TrainerChild, state: State, why: str) -> None:
+    async def roll_back(self, child: TrainingService, state: State, why: str) -> None:
         """Continue from an older state in a new lineage.
 
         The lineage inherits the consumed list, so nothing is trained on twice.
@@ -201,10 +209,11 @@ class Lineages:
         self.peer.status.doing = f"rolling back to step {state.step}"
         lineage = self.progress.lineage + 1
         async with self._beginning(child, lineage, state.step, why):
-            await child.roll_back(state.folder, self.publisher.folders(), lineage)
+            folder, policies = self.publisher.local(state.folder), self.publisher.folders()
+            await child.roll_back(RollBack(folder=folder, policies=policies, lineage=lineage))
 
     async def take_over(
-        self, child: TrainerChild, manifest: RunManifest, policy: Held, newest: int
+        self, child: TrainingService, manifest: RunManifest, policy: Held, newest: int
     ) -> None:
         """Continue from a published policy above the lineage `newest`, to which another trainer, or
         this one before it lost its states, has led the run.
@@ -219,11 +228,12 @@ class Lineages:
         lineage, step = newest + ahead * (LINEAGES_LEFT + 1), policy.manifest.step
         why = f"took over from the trainer of lineage {newest}"
         async with self._beginning(child, lineage, step, why):
-            await child.start(manifest, policy.folder, step, lineage)
+            folder = self.publisher.local(policy.folder)
+            await child.start(start_training(self.settings, manifest, folder, step, lineage))
 
     @asynccontextmanager
     async def _beginning(
-        self, child: TrainerChild, lineage: int, step: int, why: str
+        self, child: TrainingService, lineage: int, step: int, why: str
     ) -> AsyncIterator[None]:
         """Begin a lineage with policy `step`, which the block has the child load.
 

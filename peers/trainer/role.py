@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
 import trio
 
 from peers.engines.doctor import compute_findings
@@ -25,14 +24,13 @@ from peers.models.find import find_model
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.alarms import UNREWARDED_ADVICE
 from peers.trainer.beginning import Beginning
-from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
+from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS
 from peers.trainer.collector import Collector
 from peers.trainer.orders import Orders
 from peers.trainer.publishing import Publisher
 from peers.trainer.pushing import Pusher
 from peers.trainer.saving import SavedStates
 from peers.trainer.settings import TrainerSettings
-from peers.trainer.standby import stand_by
 from peers.trainer.store import TrainerStore
 from peers.trainer.training import Training
 from swarm.errors import SwarmError
@@ -107,7 +105,7 @@ class TrainerRole:
     async def run(self) -> None:
         """Train until every step of the run is done; a standby first waits for its turn."""
         if self._peer.run.manifest.is_standby(self._peer.peer_id):
-            has_turn = await stand_by(self._peer)
+            has_turn = await _stand_by(self._peer)
             if not has_turn:
                 return  # the run has ended
         self._collector.listen()
@@ -136,8 +134,7 @@ class TrainerRole:
             interpreter=self._settings.interpreter or None,
             start_deadline_seconds=START_DEADLINE_SECONDS,
         ) as process:
-            service = client(TrainingService, process)
-            child = TrainerChild(service, self._peer.node.disk, self._settings)
+            child = client(TrainingService, process)
             await self._beginning.begin(child)
             if not self._orders.opened:
                 await self._orders.open_first()
@@ -162,22 +159,14 @@ class TrainerRole:
                 await self._progress.changed.wait_change()
 
     async def _push(self, step: int) -> None:
-        folder = self._peer.node.disk.local_path(self._publisher.folders()[step])
-        await self._pusher.push(step, folder, self._peer.run)
+        await self._pusher.push(step, Path(self._publisher.folders()[step]), self._peer.run)
 
-    async def _finish(self, child: TrainerChild) -> None:
-        """Announce that the run is over, and evaluate the final policy."""
+    async def _finish(self, child: TrainingService) -> None:
+        """Announce that the run is over, and upload the final policy."""
         if self._accepted.pool and not self._carried:
             self._carried = True
             await self._accepted.log.carried(self._accepted.pool.oldest_first())
         await self._orders.end()
-        folder = self._publisher.newest_folder()
-        if self._settings.evaluate:
-            self._peer.status.doing = "evaluating"
-            measured = await child.evaluate(folder)
-            self._peer.node.events.emit(
-                "trainer.evaluated", moment="after", **msgspec.to_builtins(measured)
-            )
         if self._settings.push:
             self._peer.status.doing = "uploading the policy"
             await self._push(self._progress.policy)
@@ -185,9 +174,30 @@ class TrainerRole:
         self._peer.node.events.emit(
             "trainer.run_complete",
             steps=self._progress.policy,
-            folder=str(self._peer.node.disk.local_path(folder)),
+            folder=self._publisher.folders()[self._progress.policy],
             unrewarded_steps=(unrewarded := self._beginning.lineages.alarms.unrewarded_steps),
             advice=UNREWARDED_ADVICE if unrewarded else "",
         )
         await child.end()
         await trio.sleep(FINAL_WORD_SECONDS)
+
+
+async def _stand_by(peer: RunNode) -> bool:
+    """Keep the run's newest policy until its manifest names this peer as a trainer.
+
+    Returns False if the run has ended before.
+    """
+    peer.status.doing = "standing by"
+    peer.node.events.emit("standby.standing_by")
+    async with trio.open_nursery() as nursery:
+
+        async def end() -> None:
+            await peer.run_over()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(peer.policies.follow)
+        nursery.start_soon(end)
+        while not peer.run.manifest.is_trainer(peer.peer_id):
+            await peer.versions.changed.wait_change()
+        nursery.cancel_scope.cancel()
+    return peer.run.manifest.is_trainer(peer.peer_id)

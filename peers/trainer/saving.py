@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from peers.learning.state_format import STATES
-from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
 from peers.trainer.settings import TrainerSettings
+from swarm.jobs.training import FinishSave, TrainingService
 from swarm.world import Disk, World
 
 ANCHORS_KEPT = 3
@@ -71,9 +71,9 @@ class SavedStates:
         """Note that the child has loaded a state."""
         self.newest, self.saved_at = state.step, self.world.now()
 
-    async def finish(self, child: TrainerChild, state: State | None) -> None:
+    async def finish(self, child: TrainingService, state: State | None) -> None:
         """Wait until they are durable, then delete old states. Announce nothing before."""
-        await child.finish_save()
+        await child.finish_save(FinishSave())
         if state is None:
             return
         self.newest, self.saved_at = state.step, self.world.now()

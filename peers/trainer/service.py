@@ -1,4 +1,4 @@
-"""The service of the trainer's child process: learns, saves, exports and evaluates."""
+"""The service of the trainer's child process: learns, saves and exports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import torch
 import trio
 
 from peers.engines.device import use_hardware
-from peers.environments.collection import Environments
-from peers.evaluation.accuracy import evaluate
 from peers.learning import metrics
 from peers.learning.attention import why_not
 from peers.learning.batch import AcceptedGroups
@@ -26,7 +24,6 @@ from peers.learning.reading import check_file, read_groups
 from peers.learning.settings import LearnerSettings
 from peers.learning.thread import LearnerThread
 from peers.learning.values import give_values
-from peers.sandbox.launcher import start_launcher
 from peers.trainer.planning import plan_training, sharding_of
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
@@ -34,8 +31,6 @@ from swarm.jobs.training import (
     AcceptedSubmission,
     BeginSave,
     Compare,
-    Evaluate,
-    Evaluated,
     Export,
     FinishSave,
     Follow,
@@ -58,7 +53,7 @@ from swarm.world.landlock import reading_in_home
 from swarm.world.tasks import JobThread, in_job_thread
 
 
-@reading_in_home("trainer", "checkpoints", "accepted", before_keys_close=start_launcher)
+@reading_in_home("trainer", "checkpoints", "accepted")
 def open_service(setup: TrainingSetup) -> Any:
     """Open the service of the trainer's child: a `TrainerService`, which leads the other ranks
     under `torchrun`."""
@@ -98,16 +93,13 @@ class TrainerService:
 
     def _begin(self, job: StartTraining) -> None:
         self._ahead.clear()
-        self._sampling = job.terms.sampling
-        self._references = job.environments
-        self._environments = Environments(job.environments)
         torch.backends.cuda.matmul.allow_tf32 = job.sharding.tf32
         settings = LearnerSettings(
             objective=job.terms.objective,
             optimiser=job.terms.optimiser,
             schedule=job.terms.schedule,
             seed=job.seed,
-            completion_tokens_max=self._sampling.max_new_tokens,
+            completion_tokens_max=job.terms.sampling.max_new_tokens,
             adapter=job.terms.adapter,
             sharding=self._sharding_of(job),
             attention=None if job.attention == "fastest" else job.attention,
@@ -137,8 +129,6 @@ class TrainerService:
     @in_job_thread
     def follow(self, job: Follow) -> None:
         terms = job.terms
-        self._sampling = terms.sampling
-        self._references = job.environments
         self._ahead.clear()  # scored for the objective before
         learner = self._held()
         learner.follow(
@@ -294,12 +284,6 @@ class TrainerService:
     @in_job_thread
     def compare(self, job: Compare) -> bool:
         return self._held().matches(Path(job.folder))
-
-    @in_job_thread
-    def evaluate(self, job: Evaluate) -> Evaluated:
-        if self._ranks.rank != 0:  # only rank 0 answers
-            return Evaluated(sampled=0.0, greedy=0.0)
-        return evaluate(job, self._environments, self._references, self._sampling)
 
     def _held(self) -> Learner:
         if self._learner is None:

@@ -30,8 +30,6 @@ class TrainerSettings(EvaluationSettings):
     required."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
     """Seed of the trainer's own choices: how a batch is split into optimiser steps."""
-    evaluate: bool = False
-    """Evaluate the last policy on `evaluate_tasks` held-out tasks when the run is over."""
     replicas: int = pydantic.Field(default=1, ge=1)
     """Whole copies of the policy among the ranks (HSDP); each copy is sharded over its ranks."""
     tensor_parallel: int = pydantic.Field(default=1, ge=1)

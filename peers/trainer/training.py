@@ -3,7 +3,6 @@ beside the next step, and the step's figures are reported."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import trio
 from peers.evaluation.during import Evaluations
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.batches import Batches
-from peers.trainer.child import TrainerChild
+from peers.trainer.child import accepted_submissions, training_terms
 from peers.trainer.environments import environment_figures
 from peers.trainer.orders import Orders
 from peers.trainer.pool import Accepted
@@ -21,7 +20,7 @@ from peers.trainer.publishing import Publisher
 from peers.trainer.saving import State
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.store import Batch
-from swarm.jobs.training import Figures
+from swarm.jobs.training import Figures, Follow, Record, ScoreAhead, TrainingService, TrainStep
 from swarm.ledger.entries import Consumed, TrainingFigures
 from swarm.run.manifest import manifest_in
 from swarm.wire.envelope import Envelope
@@ -88,14 +87,14 @@ class Training:
         self._followed = self._progress.versions.follow(step)
         return manifest_in(self._followed)
 
-    async def apply_terms(self, child: TrainerChild, step: int) -> None:
+    async def apply_terms(self, child: TrainingService, step: int) -> None:
         """Have the child follow the version of the run that a step follows."""
         followed = self._progress.versions.follow(step)
         if followed is not self._followed:
-            await child.follow(manifest_in(followed))
+            await child.follow(Follow(terms=training_terms(manifest_in(followed))))
             self._followed = followed
 
-    async def take_step(self, child: TrainerChild) -> Figures | None:
+    async def take_step(self, child: TrainingService) -> Figures | None:
         """Turn the newest policy into the next one; return the learner's metrics, or None once the
         run has no further step."""
         if self._progress.over:
@@ -110,17 +109,23 @@ class Training:
         await self.hand_over(child, step, trained, times)
         return trained.figures
 
-    async def _train(self, child: TrainerChild, step: int, times: StepTimes) -> TrainedStep | None:
+    async def _train(
+        self, child: TrainingService, step: int, times: StepTimes
+    ) -> TrainedStep | None:
         """Train on the next batch that the child can read; None if no further batch comes."""
         if not self._progress.paused:
             self._peer.status.doing = f"waiting for rollouts of step {step}"
-        versions = self._progress.versions
-        score = functools.partial(child.score, versions=versions)
+        versions, disk = self._progress.versions, self._peer.node.disk
+
+        async def score(some: list[Accepted]) -> None:
+            await child.score(ScoreAhead(submissions=accepted_submissions(some, versions, disk)))
+
         while (batch := await self._batches.next(score)) is not None:
             self._peer.status.doing = f"training step {step}"
             times.training = self._world.now()
             values = self._accepted.state_values.of(batch)
-            result = await child.train(step, batch, versions, values)
+            given = accepted_submissions(batch, versions, disk)
+            result = await child.train(TrainStep(step=step, submissions=given, values=values))
             if not result.unreadable:
                 break
             await self._accepted.leave_out({each.index: each.reason for each in result.unreadable})
@@ -136,7 +141,7 @@ class Training:
         return TrainedStep(batch, result.figures, record, result.group_tokens)
 
     async def hand_over(
-        self, child: TrainerChild, step: int, trained: TrainedStep, times: StepTimes
+        self, child: TrainingService, step: int, trained: TrainedStep, times: StepTimes
     ) -> None:
         """Copy the new policy, and have it written and published beside the next step."""
         publisher, progress = self._publisher, self._progress
@@ -188,7 +193,7 @@ class Training:
         }
 
     async def _report(
-        self, child: TrainerChild, step: int, trained: TrainedStep, figures: Figures
+        self, child: TrainingService, step: int, trained: TrainedStep, figures: Figures
     ) -> None:
         """Report a published step, and have the child record it."""
         manifest = self._progress.versions.manifest_of(step)
@@ -206,7 +211,7 @@ class Training:
         events.emit(
             "trainer.step_trained", **{**figures, "environments": environments, "step": step}
         )
-        await child.record(step, figures, environments)
+        await child.record(Record(step=step, figures=figures, environments=environments))
 
 
 class Background:

@@ -182,13 +182,6 @@ class TrainerModel:
     async def end(self) -> None:
         """Costs nothing."""
 
-    async def evaluate(self, job: training.Evaluate) -> training.Evaluated:
-        return training.Evaluated(sampled=self._skill(), greedy=self._skill())
-
-    def _skill(self) -> float:
-        work = self._setting.workload
-        return min(1.0, work.reward_start + work.reward_gain * self._step)
-
     async def _state(self, folder: str) -> _State:
         raw = await self._disk.read(f"{self._disk.path_of(folder)}/state")
         return msgspec.msgpack.decode(raw, type=_State)

@@ -10,8 +10,8 @@ For other rooms:
 - `averaging`: AverageRound, AveragingService, AveragingSetup, Exchanged, Meet
 - `environment`: *, DrawPrompt, Drawn, EnvironmentService, EnvironmentSetup, EpisodeJob,
   GradeEpisode, PlayTurn, Played, TrialService, TrialSetup, Tried, TryEnvironment
-- `evaluation`: *, DrawTasks, EVALUATION_START_SECONDS, EvaluationService, EvaluationSetup,
-  NextSamples, PlayTasks, PromptMessage, Sample, TasksDrawn
+- `evaluation`: *, Answer, DrawTasks, EVALUATION_START_SECONDS, Evaluated, EvaluationService,
+  EvaluationSetup, NextSamples, PlayTasks, PromptMessage, Sample, TasksDrawn
 - `inference`: *, AskedTurn, Generate, Generated, GiveTurn, InferenceService, InferenceSetup,
   Loaded, Probe, SignedPrompt, Surveyed, Swap, Swapping
 - `memory`: MemoryPart, MemoryPlan, Phase, fullest, shown, total
@@ -20,10 +20,9 @@ For other rooms:
 - `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState, FromUpdate,
   Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
   OuterState, ReplicaStarted, RoundTrained, StartReplica, ToUpdate, TrainRound
-- `training`: *, AcceptedSubmission, Accuracy, Answer, BeginSave, Compare, Evaluate, Evaluated,
-  Export, Figures, FinishSave, Follow, PlanTraining, Record, RecordTo, Resume, Resumed, RollBack,
-  ScoreAhead, Sharding, StartTraining, StateValue, TrainStep, Trained, TrainingService,
-  TrainingSetup, TrainingTerms, Unreadable
+- `training`: *, AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow,
+  PlanTraining, Record, RecordTo, Resume, Resumed, RollBack, ScoreAhead, Sharding, StartTraining,
+  StateValue, TrainStep, Trained, TrainingService, TrainingSetup, TrainingTerms, Unreadable
 - `validation`: *, Grade, Graded, Inspect, Inspected, InspectionService, InspectionSetup, Judge,
   Judged, PrefillService, PrefillSetup, ProofFigures, Report, SamplingFigures, ServedEpisode,
   UngradedGroup

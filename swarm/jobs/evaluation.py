@@ -106,6 +106,26 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.environment, self.row
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What a policy answers to a task, for people to read."""
+
+    question: str
+    text: str
+    """All turns of the model."""
+    reward: float
+
+
+class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean rewards, averaged over the environments by their weights."""
+
+    sampled: float
+    """Mean reward when sampling as for the run's rollouts."""
+    greedy: float
+    """Mean reward when always taking the likeliest token."""
+    answers: list[Answer] = []
+    """Some of those that were sampled; equal tasks for every policy."""
+
+
 class EvaluationService(Protocol):
     """Evaluates one checkpoint."""
 

@@ -8,14 +8,7 @@ import msgspec
 
 from swarm.jobs import Hardware, LoadingJob, SavingJob, TrainingJob
 from swarm.jobs.memory import MemoryPlan
-from swarm.wire.manifest import (
-    Adapter,
-    EnvironmentReference,
-    Objective,
-    Optimiser,
-    Sampling,
-    Schedule,
-)
+from swarm.wire.manifest import Adapter, Objective, Optimiser, Sampling, Schedule
 from swarm.wire.messages import Digest, Rewards
 from swarm.world import Job, Setup
 
@@ -68,7 +61,6 @@ class StartTraining(LoadingJob, frozen=True, kw_only=True):
 
     model: str
     terms: TrainingTerms
-    environments: list[EnvironmentReference]
     seed: int
     sharding: Sharding = Sharding()
     dtype: str = "auto"
@@ -107,8 +99,6 @@ class Follow(Job, frozen=True, kw_only=True):
     """Follow another version of the run from the next step on."""
 
     terms: TrainingTerms
-    environments: list[EnvironmentReference]
-    """Their weights may have changed."""
 
 
 class RollBack(SavingJob, frozen=True, kw_only=True):
@@ -216,45 +206,6 @@ class Compare(SavingJob, frozen=True, kw_only=True):
     """Compare the policy held with a published one."""
 
     folder: str
-    base: bool = False
-    """Write policy 0 instead, in a run that trains adapters."""
-
-
-class Evaluate(TrainingJob, frozen=True, kw_only=True):
-    """Measure a published policy on tasks of a split."""
-
-    folder: str
-    prompts: int
-    split: Literal["train", "held_out"]
-
-
-class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean rewards of one policy."""
-
-    sampled: float
-    """Mean reward when sampling as for the run's rollouts."""
-    greedy: float
-    """Mean reward when always taking the likeliest token."""
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What a policy answers to a task, for people to read."""
-
-    question: str
-    text: str
-    """All turns of the model."""
-    reward: float
-
-
-class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean rewards, averaged over the environments by their weights."""
-
-    sampled: float
-    greedy: float
-    environments: dict[str, Accuracy] = {}
-    """By label, for each environment with a positive weight."""
-    answers: list[Answer] = []
-    """Some of those that were sampled; equal tasks for every policy."""
 
 
 class RecordTo(Job, frozen=True, kw_only=True):
@@ -321,8 +272,6 @@ class TrainingService(Protocol):
     async def compare(self, job: Compare) -> bool:
         """Whether they are equal, bit for bit."""
         ...
-
-    async def evaluate(self, job: Evaluate) -> Evaluated: ...
 
     async def roll_back(self, job: RollBack) -> None: ...
 

@@ -32,7 +32,6 @@ USUAL: dict[str, dict[str, Any]] = {
         "doing": "", "policy": -1, "step": -1, "tokens_per_second": 0.0, "bytes_sent": 0,
         "bytes_received": 0,
     },
-    "trainer.evaluated": {"sampled": 0.2, "greedy": 0.5, "answers": []},
     "trainer.run_complete": {"folder": "/somewhere", "unrewarded_steps": 0, "advice": ""},
     "validator.verdict": {
         "worker": identifier("inference-1"), "outcome": "accepted", "failed": "", "figure": 0.0,

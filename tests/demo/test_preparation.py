@@ -13,7 +13,7 @@ from peers.demo.warmup import Preparation, warm_up
 from peers.engines.loading import load
 from peers.engines.model import read_weights
 from peers.environments.collection import Environments
-from swarm.jobs.training import Answer
+from swarm.jobs.evaluation import Answer
 from tests.demo.chat_model import make_chat_model
 
 WARMUP = Warmup(learning_rate=1e-2, warmup_steps=2, batch=8, steps_max=4)

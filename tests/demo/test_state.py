@@ -107,10 +107,10 @@ def test_a_step_outside_the_run_is_not_believed() -> None:
 def test_answers_are_shown_before_during_and_after() -> None:
     state = fresh()
     before = [{"question": "21>", "text": "21\x1b[2J", "reward": 0.0}]
-    say(state, "trainer", "trainer.evaluated", 1.0, moment="before", answers=before)
+    state.evaluated("before", {"sampled": 0.2, "greedy": 0.5, "answers": before}, 1.0)
     state.show("step 3", [{"question": "31>", "text": "13", "reward": 1.0}], 2.0)
     after = [{"question": "21>", "text": "12", "reward": 1.0}]
-    say(state, "trainer", "trainer.evaluated", 3.0, moment="after", answers=after)
+    state.evaluated("after", {"sampled": 0.2, "greedy": 0.5, "answers": after}, 3.0)
     assert [(each.policy, each.right) for each in state.answers] == [
         ("before", False),
         ("step 3", True),

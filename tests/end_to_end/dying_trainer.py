@@ -18,7 +18,6 @@ import typer
 
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.batches import Batches
-from peers.trainer.child import TrainerChild
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates
 from peers.trainer.store import TrainerStore
@@ -29,8 +28,8 @@ from swarm.shardcast.store import CheckpointStore
 BEFORE, AFTER = "before", "after"
 MOMENTS: dict[str, tuple[type, str, str]] = {
     "before-outcomes-kept": (TrainerStore, "keep_batch", BEFORE),
-    "before-save": (TrainerChild, "begin_save", BEFORE),
-    "after-copy": (TrainerChild, "begin_save", AFTER),
+    "before-save": (Publisher, "begin_save", BEFORE),
+    "after-copy": (Publisher, "begin_save", AFTER),
     "after-save": (SavedStates, "finish", AFTER),
     "after-log": (TrustedPart, "append", AFTER),
     "after-export": (CheckpointStore, "publish", AFTER),
@@ -49,9 +48,7 @@ class Death:
         self._watch(Batches, "next", after=self._count)
         if moment.startswith("during-save+"):
             milliseconds = int(moment.removeprefix("during-save+"))
-            self._watch(
-                TrainerChild, "begin_save", before=lambda: self._die_in(milliseconds / 1000)
-            )
+            self._watch(Publisher, "begin_save", before=lambda: self._die_in(milliseconds / 1000))
             return
         owner, method, when = MOMENTS[moment]
         self._watch(owner, method, **{when: self._die})

@@ -123,7 +123,7 @@ def pipeline(
         InspectorService(InspectionSetup(environments=environments)),
         TrainerService(),
     )
-    start = StartTraining(model=str(folder / "0"), terms=terms, environments=environments, seed=0)
+    start = StartTraining(model=str(folder / "0"), terms=terms, seed=0)
     trio.run(trainer.start, start)
     engine = EngineService(InferenceSetup(environments=environments))
     prefill = PrefillService(PrefillSetup())

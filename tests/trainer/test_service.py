@@ -29,10 +29,7 @@ from peers.trainer.settings import Attention
 from swarm.errors import UserError
 from swarm.jobs.training import (
     AcceptedSubmission,
-    Accuracy,
     BeginSave,
-    Evaluate,
-    Evaluated,
     Export,
     FinishSave,
     Follow,
@@ -60,7 +57,6 @@ def start(base: Path, **changes: Any) -> StartTraining:
             schedule=Schedule(steps=4, groups_per_step=2),
             sampling=SAMPLING,
         ),
-        environments=[ENVIRONMENT],
         seed=0,
     )
     return msgspec.structs.replace(job, **changes)
@@ -172,12 +168,6 @@ def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: 
     ]
     assert weights[0] == weights[1]
     assert weights[0] != (tmp_path / "policy-1" / "model.safetensors").read_bytes()
-    evaluate = Evaluate(folder=str(tmp_path / "resumed"), prompts=8, split="held_out")
-    evaluated = trio.run(restarted.evaluate, evaluate)
-    assert len(evaluated.answers) == 4
-    assert msgspec.structs.replace(evaluated, answers=[]) == Evaluated(
-        sampled=0, greedy=0, environments={"sort-digits": Accuracy(sampled=0, greedy=0)}
-    )
 
 
 def test_a_run_that_synthesises_trains_nothing(base: Path, tmp_path: Path) -> None:
@@ -227,7 +217,7 @@ def test_what_was_scored_ahead_is_scored_again_under_a_new_version(
     given = submission(base, tmp_path / "a", policy=0)
     trio.run(service.score, ScoreAhead(submissions=[given]))
     terms = start(base).terms
-    trio.run(service.follow, Follow(terms=terms, environments=[ENVIRONMENT]))
+    trio.run(service.follow, Follow(terms=terms))
     Path(given.path).unlink()
     assert [each.index for each in train(service, 0, given).unreadable] == [0]
 
@@ -376,17 +366,7 @@ def test_a_batch_may_hold_rollouts_of_two_versions_of_the_run(base: Path, tmp_pa
         sampling=cooler,
         optimiser=Optimiser(learning_rate=1e-4, warmup_steps=0),
     )
-    trio.run(service.follow, Follow(terms=terms, environments=[ENVIRONMENT]))
+    trio.run(service.follow, Follow(terms=terms))
     found = train(service, 0, *submissions).figures
     assert found["learning_rate"] == pytest.approx(1e-4)
     assert found["groups"] == 4 and found["engine_log_probability_difference"] < 1e-4
-
-
-def test_an_evaluation_follows_the_weights_of_the_newest_version_of_the_run(base: Path) -> None:
-    without = msgspec.structs.replace(ENVIRONMENT, weight=0.0)
-    service = TrainerService()
-    trio.run(service.start, start(base, environments=[ENVIRONMENT, without]))
-    terms = start(base).terms
-    trio.run(service.follow, Follow(terms=terms, environments=[without, ENVIRONMENT]))
-    found = trio.run(service.evaluate, Evaluate(folder=str(base), prompts=8, split="held_out"))
-    assert list(found.environments) == [f"{ENVIRONMENT.name}-1"]
