@@ -213,13 +213,9 @@ def derive(connection: sqlite3.Connection, owner: str, position: int, entry: Jud
 
 def _records(connection: sqlite3.Connection, number: tuple[str, int, int]) -> list[Record]:
     """The verdicts on one number of a worker, in all logs."""
-    rows = connection.execute(
-        "SELECT p.owner, p.position, e.entry FROM verdict_places p JOIN entries e "
-        "ON e.owner = p.owner AND e.position = p.position "
-        "WHERE p.worker = ? AND p.step = ? AND p.number = ? ORDER BY p.owner, p.position",
-        number,
-    )
-    return [Record(owner, position, decode(raw)) for owner, position, raw in rows]
+    of_number = "WHERE p.worker = ? AND p.step = ? AND p.number = ?"
+    rows = connection.execute(f"{_PLACES} {of_number} {_BY_NUMBER}", number)
+    return [Record(owner, position, decode(raw)) for *_, owner, position, raw in rows]
 
 
 def forget(connection: sqlite3.Connection, sealed: Frontier) -> None:

@@ -257,11 +257,8 @@ def deriving(owner: str, entries: Sequence[Entry], *, anew: bool = False) -> Als
             _forget(connection, owner)
         for position, entry in enumerate(entries, first):
             if isinstance(entry, Sealed):
-                connection.execute(
-                    "INSERT OR IGNORE INTO seals (owner, position, epoch, stated) "
-                    "VALUES (?, ?, ?, ?)",
-                    (owner, position, entry.epoch, epochs.stated(entry)),
-                )
+                stated = epochs.stated(entry)
+                _add(connection, "seals", owner, position, entry.epoch, stated)
                 _keep_capitals(connection, owner, position, entry)
             if isinstance(entry, Carried):  # as if it were still at its own index
                 deriving(owner, [decode(entry.entry)])(connection, entry.position)
@@ -271,29 +268,21 @@ def deriving(owner: str, entries: Sequence[Entry], *, anew: bool = False) -> Als
             if isinstance(entry, Judged):
                 capital.derive(connection, owner, position, entry)
                 if binds(entry):
-                    connection.execute(
-                        "INSERT OR IGNORE INTO refused (worker, submission) VALUES (?, ?)",
-                        (entry.worker, entry.submission),
-                    )
+                    _add(connection, "refused", entry.worker, entry.submission)
+                if entry.evidence.tokens:
+                    raw = msgspec.msgpack.encode(entry.evidence)
+                    _add(connection, "evidence", entry.worker, owner, position, raw)
             elif isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}:
-                connection.execute(
-                    "INSERT OR IGNORE INTO used (submission) VALUES (?)", (entry.submission,)
-                )
+                _add(connection, "used", entry.submission)
             elif isinstance(entry, (Evicted, Reinstated)):
-                connection.execute(
-                    "INSERT OR IGNORE INTO expulsions (envelope) VALUES (?)", (entry.envelope,)
-                )
-            if isinstance(entry, Judged) and entry.evidence.tokens:
-                connection.execute(
-                    "INSERT OR IGNORE INTO evidence (worker, owner, position, evidence) "
-                    "VALUES (?, ?, ?, ?)",
-                    (entry.worker, owner, position, msgspec.msgpack.encode(entry.evidence)),
-                )
-            elif isinstance(entry, Reinstated):
-                connection.execute(
-                    "INSERT OR IGNORE INTO reinstated (peer, owner, position, envelope) "
-                    "VALUES (?, ?, ?, ?)",
-                    (entry.peer, owner, position, entry.envelope),
-                )
+                _add(connection, "expulsions", entry.envelope)
+            if isinstance(entry, Reinstated):
+                _add(connection, "reinstated", entry.peer, owner, position, entry.envelope)
 
     return derive
+
+
+def _add(connection: sqlite3.Connection, table: str, *row: str | int | bytes) -> None:
+    """Insert a row, in the order of the table's columns, unless it is there."""
+    marks = ", ".join("?" * len(row))
+    connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
