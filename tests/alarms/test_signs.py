@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from swarm.events import Event
-from swarm.look.alarms.board import Board
 from swarm.look.alarms.catalogue import CATALOGUE
-from swarm.look.alarms.ringing import RECEIPTS, FromEvents
+from swarm.look.alarms.ringing import RECEIPTS, Board, FromEvents
 from swarm.settings import AlarmSettings
 
 

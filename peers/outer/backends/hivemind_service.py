@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import trio
 from hivemind.averaging import DecentralizedAverager
@@ -22,7 +23,6 @@ from hivemind.averaging.partition import AllreduceException
 from hivemind.dht import DHT
 from torch import Tensor
 
-from peers.outer.backends import files
 from swarm.errors import UserError
 from swarm.jobs.averaging import (
     AverageRound,
@@ -174,7 +174,7 @@ class HivemindService:
             weights = self._step(job)
             if weights is not None:
                 with self._averager.get_tensors() as (values,):
-                    files.write(job.average, values)
+                    _write(job.average, values)
                 return Exchanged(
                     round=job.round,
                     trainers=len(weights),
@@ -182,7 +182,7 @@ class HivemindService:
                     averaged=True,
                     attempts=attempts,
                 )
-        files.write(job.average, files.read_update(job.update, self._setup.elements))
+        _write(job.average, _read(job.update, "<f4", self._setup.elements))
         return Exchanged(
             round=job.round, tokens=job.tokens, averaged=True, attempts=max(1, attempts)
         )
@@ -196,7 +196,7 @@ class HivemindService:
     def _step(self, job: AverageRound) -> list[int] | None:
         """Try once to average with others; return the members' tokens, or None."""
         with self._averager.get_tensors() as (values,):  # a failed attempt has changed them
-            values.copy_(files.read_update(job.update, self._setup.elements))
+            values.copy_(_read(job.update, "<f4", self._setup.elements))
         self._averager.set_group_bits(_bits(job.round))
         try:
             control = self._averager.step(
@@ -218,7 +218,7 @@ class HivemindService:
 
     def _share(self, round_: int, path: str) -> None:
         """Offer the state after a round to trainers that come later, and announce the round."""
-        self._averager.shared = (round_, files.read_state(path, self._setup.state_bytes))
+        self._averager.shared = (round_, _read(path, "u1", self._setup.state_bytes))
         self._averager.state_sharing_priority = float(round_ + 1)
         self._averager.allow_state_sharing = True
 
@@ -243,9 +243,9 @@ class HivemindService:
         round_ = metadata.get("round") if isinstance(metadata, dict) else None
         if not isinstance(round_, int) or round_ < job.round or len(tensors) != 1:
             return None
-        if not files.is_state(tensors[0], self._setup.state_bytes):
+        if not _is_state(tensors[0], self._setup.state_bytes):
             return None
-        files.write(job.received, tensors[0])
+        _write(job.received, tensors[0])
         return round_
 
 
@@ -257,3 +257,24 @@ def _pause() -> None:
 
 def _bits(round_: int) -> str:
     return format(round_ % (1 << ROUND_BITS), f"0{ROUND_BITS}b")
+
+
+def _read(path: str, dtype: str, count: int) -> Tensor:
+    """The values of an update or a state; raises `UserError` for a file of another size."""
+    values = np.fromfile(path, dtype)
+    if len(values) != count:
+        raise UserError(f"{path} has {len(values)} values, but this model has {count}")
+    return torch.from_numpy(values)
+
+
+def _write(path: str, values: Tensor) -> None:
+    values.detach().contiguous().numpy().tofile(path)
+
+
+def _is_state(values: object, size_bytes: int) -> bool:
+    """Whether another trainer's tensor can be the file of a state of this model."""
+    return (
+        isinstance(values, Tensor)
+        and values.dtype == torch.uint8
+        and tuple(values.shape) == (size_bytes,)
+    )

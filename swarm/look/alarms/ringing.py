@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import trio
 
 from swarm.events import Event
-from swarm.look.alarms.board import Board, State
 from swarm.look.alarms.catalogue import CATALOGUE
 from swarm.node.node import Node
-from swarm.sentences import sentence
+from swarm.sentences import numbered, sentence
 from swarm.settings import AlarmSettings
-from swarm.terminal.untrusted import shown
+from swarm.terminal.untrusted import printable, shown
 
 LOOK_SECONDS = 30.0
 """Interval at which disk and quiet times are looked at."""
@@ -30,6 +30,61 @@ VERDICTS, RECEIPTS = 50, 20
 """Newest judgements of a validator, and of a worker, whose share of refusals counts."""
 
 SIGNS = {event: name for name, kind in CATALOGUE.items() for event in kind.events}
+
+
+State = Literal["raised", "cleared"]
+
+
+class Board:
+    """Raises and clears the alarms of the catalogue, each at most once at a time.
+
+    An alarm is raised once its kind's number of signs has come within a time, and cleared when no
+    sign has come for another time, or when `well` proves that the cause is gone. So a figure that
+    swings about its limit does not ring again and again.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], changed: Callable[[str, str, State], None]
+    ) -> None:
+        """`clock` gives seconds that only grow; `changed` gets an alarm's name and sentence."""
+        self._clock = clock
+        self._changed = changed
+        self.raised: dict[str, str] = {}
+        """The sentences of the alarms that are raised now, by name; printable lines."""
+        self._signs: dict[str, deque[float]] = {
+            name: deque(maxlen=kind.signs) for name, kind in CATALOGUE.items()
+        }
+
+    def now(self) -> float:
+        """Seconds of the clock that only grows."""
+        return self._clock()
+
+    def sign(self, name: str, sentence: str) -> None:
+        """Count one sign of an alarm, which may raise it; a raised one takes the new sentence."""
+        kind, now = CATALOGUE[name], self._clock()
+        signs = self._signs[name]
+        signs.append(now)
+        is_new = name not in self.raised
+        enough = len(signs) == kind.signs and now - signs[0] <= kind.within_seconds
+        if is_new and not enough:
+            return
+        self.raised[name] = printable(numbered(sentence))
+        if is_new:
+            self._changed(name, self.raised[name], "raised")
+
+    def well(self, name: str) -> None:
+        """Clear an alarm: something has proved that its cause is gone."""
+        self._signs[name].clear()
+        sentence = self.raised.pop(name, None)
+        if sentence is not None:
+            self._changed(name, sentence, "cleared")
+
+    def settle(self) -> None:
+        """Clear the alarms without a sign for their quiet time. Called now and then."""
+        now = self._clock()
+        for name in list(self.raised):
+            if now - self._signs[name][-1] >= CATALOGUE[name].quiet_seconds:
+                self.well(name)
 
 
 class FromEvents:

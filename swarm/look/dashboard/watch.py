@@ -9,12 +9,14 @@ import msgspec
 import trio
 
 from swarm.errors import PeerError
+from swarm.ledger import merkle
 from swarm.ledger.client import LedgerClient, own_head
+from swarm.ledger.entries import CheckpointPublished, decode
 from swarm.ledger.receipts import receipts_from
+from swarm.ledger.wire import RECEIPTS_MAX
 from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.history import History
 from swarm.look.dashboard.snapshot import Snapshot, snapshot_of
-from swarm.look.dashboard.training import published_from
 from swarm.look.onlooker import ask_all, status_of
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -98,10 +100,39 @@ class Watcher:
         for _ in range(PAGES_MAX):
             if start >= head.size:
                 break
-            entries, start = await published_from(client, client.peer, head, start)
+            entries, start = await _published_from(client, client.peer, head, start)
             self.read[reader] = start
             for entry in entries:
                 self.history.learn_training(entry, order)
+
+
+async def _published_from(
+    client: LedgerClient, owner: str, head: LogHead, start: int
+) -> tuple[list[CheckpointPublished], int]:
+    """Fetch a page of `owner`'s log from index `start` on; also returns where the next one begins.
+
+    Returns the policies with figures among the entries, and checks their proofs to `head`. Raises
+    `PeerError` when the answer does not hold.
+    """
+    raws, origin = await client.entries_or_origin(owner, start, head.size - start)
+    start = origin.start if origin is not None else start  # the entries before are pruned
+    found: dict[int, tuple[bytes, CheckpointPublished]] = {}
+    for index, raw in enumerate(raws, start):
+        try:
+            entry = decode(raw)
+        except ValueError as error:
+            raise PeerError(f"{client.peer} sent {error}") from error
+        if isinstance(entry, CheckpointPublished) and entry.figures is not None:
+            found[index] = raw, entry
+    indices = list(found)
+    for first in range(0, len(indices), RECEIPTS_MAX):
+        part = indices[first : first + RECEIPTS_MAX]
+        proofs = await client.inclusions(owner, part, head.size)
+        for index, proof in zip(part, proofs, strict=True):
+            leaf = merkle.leaf_hash(found[index][0])
+            if not merkle.verify_inclusion(leaf, index, head.size, proof, head.root):
+                raise PeerError(f"{client.peer} sent entry {index}, which is not in its log")
+    return [entry for _, entry in found.values()], start + len(raws)
 
 
 async def watch(watcher: Watcher, feed: Feed) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import blake3
+import msgspec
 
-from swarm.errors import UserError
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.look.rollouts.filters import Filters
-from swarm.look.rollouts.harness_rewards import posted_reward
 from swarm.look.rollouts.log import RunLog, read_log
 from swarm.look.rollouts.seen import (
     Grades,
@@ -200,7 +200,7 @@ class _Submission:
         self._manifest = log.manifest
         self._verdict = log.verdicts.get(digest)
         self._consumed = log.consumed.get(digest)
-        self._posted = posted_reward(found.path)
+        self._posted = _posted_reward(found.path)
         self._samples = int(rollouts.sample.max()) + 1
         self._names: list[tuple[str, str]] = []
         if header is not None:
@@ -295,3 +295,27 @@ class _Submission:
 def _at(values: Sequence[float], index: int) -> float | None:
     """The value of a sample, if there is one."""
     return values[index] if 0 <= index < len(values) else None
+
+
+NOTE_BYTES_MAX = 64 << 20
+
+
+class _Note(msgspec.Struct):
+    """What an agent's harness posted for a session that `swarm endpoint` recorded."""
+
+    session: str
+    file: str
+    reward: float | None = None
+    parts: dict[str, float] = {}
+
+
+def _posted_reward(path: Path) -> tuple[float | None, dict[str, float]]:
+    """The reward and its parts in the JSON file beside a recorded submission, if there are any."""
+    note = path.with_suffix(".json")
+    try:
+        if note.stat().st_size > NOTE_BYTES_MAX:
+            return None, {}
+        found = msgspec.json.decode(note.read_bytes(), type=_Note)
+    except (OSError, *DECODE_ERRORS):
+        return None, {}
+    return (found.reward, found.parts) if found.file == path.name else (None, {})
