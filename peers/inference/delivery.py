@@ -57,7 +57,7 @@ class Deliveries:
         self._receipts: Recent[tuple[int, int, int], Envelope] = Recent(RECEIPTS_KEPT)
         """The last acknowledgements and logged verdicts, by lineage, step and number. A validator
         acknowledges a number only if it knows that the one before was acknowledged or judged."""
-        self._outbox = Outbox(peer.node, peer.run.id)
+        self.outbox = Outbox(peer.node, peer.run.id)
         self._was_accepted = False
         self._added, self._to_deliver = trio.open_memory_channel[tuple[Made, trio.Event]](math.inf)
         self.under_way = 0
@@ -67,21 +67,20 @@ class Deliveries:
         """By event and validator: the time it was last emitted, and how often it was suppressed
         since."""
 
-    @property
-    def outbox(self) -> Outbox:
-        return self._outbox
-
     async def open(self) -> None:
         """Recall what was made before this peer's restart."""
-        await self._outbox.open()
-        for receipt in self._outbox.receipts()[-RECEIPTS_KEPT:]:
+        await self.outbox.open()
+        for receipt in self.outbox.receipts()[-RECEIPTS_KEPT:]:
             self._keep(receipt)
 
     @property
     def room(self) -> int:
         """How many further submissions may be made before one has its verdict."""
-        limits = self._run.manifest.limits
-        return (1 if self._on_trial else limits.submissions_unjudged_max) - self.under_way
+        admission = self._peer.lease.admission if self._peer.lease else None
+        most = self._run.manifest.limits.submissions_unjudged_max
+        if admission is not None and admission.expect(Admission).trial and not self._was_accepted:
+            most = 1
+        return most - self.under_way
 
     def add(self, made: Made) -> trio.Event:
         """Let a submission be delivered after those added before, until its verdict.
@@ -99,14 +98,6 @@ class Deliveries:
             async for made, delivered in self._to_deliver:
                 await nursery.start(self.see_through, made)
                 delivered.set()
-
-    @property
-    def _on_trial(self) -> bool:
-        """Whether this worker is on trial, according to its admission, and has no acceptance."""
-        admission = self._peer.lease.admission if self._peer.lease else None
-        if admission is None or self._was_accepted:
-            return False
-        return admission.expect(Admission).trial
 
     def ranked(self, submission: Submission, nonce: bytes) -> list[str]:
         """The validators in the order in which they have to be asked to judge a submission."""
@@ -152,7 +143,7 @@ class Deliveries:
             self._verdicts.pop(submission.digest, None)
         # A peer that leaves before keeps the file, and delivers it after its restart.
         key = (submission.lineage, submission.step, submission.number)
-        await self._outbox.settle(submission, self._receipts.get(key))
+        await self.outbox.settle(submission, self._receipts.get(key))
         await self._node.disk.remove(made.path)
 
     async def _wait(

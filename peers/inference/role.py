@@ -209,7 +209,11 @@ class InferenceRole:
                 self._events.emit("inference.run_over", step=order.step)
                 return
             await self._resume(order)
-            await self._start_step(order)
+            if not self._pending.works_on(order):
+                outbox = self._deliveries.outbox
+                await outbox.forget_before(order.lineage, order.step - self._run.max_staleness)
+                self._pending.start_step(order, outbox.next_number(order.lineage, order.step))
+            self._peer.status.step = order.step
             if self._obstacle() is not None:
                 continue  # all its numbers were made before a restart
             manifest = self._run.manifest_of(order)
@@ -290,13 +294,6 @@ class InferenceRole:
             )
         for made in waiting:  # in the order of their numbers
             self._deliveries.add(made)
-
-    async def _start_step(self, order: StepOrder) -> None:
-        if not self._pending.works_on(order):
-            outbox = self._deliveries.outbox
-            await outbox.forget_before(order.lineage, order.step - self._run.max_staleness)
-            self._pending.start_step(order, outbox.next_number(order.lineage, order.step))
-        self._peer.status.step = order.step
 
     def _show_ready(self, loaded: Loaded) -> None:
         """Say once what was found on this machine, and what it can do with the first policy."""

@@ -12,7 +12,7 @@ import typer
 
 from peers.evaluation.command import progress_shown
 from peers.models.find import FORMS, find_model
-from swarm.commands.rollouts import Chosen
+from swarm.commands.rollouts import chosen
 from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
@@ -117,8 +117,7 @@ def synthesize(
 
         if tasks is not None:
             raise UserError("--tasks goes with --teacher; a run's tasks are those of its manifest")
-        chosen = Chosen(rollouts, None, None, None, None, 0, tokenizer, ledger, run)
-        source, seen = chosen.open("export")
+        source, seen = chosen(rollouts, tokenizer=tokenizer, ledger=ledger, run=run)
         decoder = source.tokenizer
         chats = ChatReader(Renderer(decoder.folder)) if decoder is not None else None
         found = of_rollouts(seen, chats)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,8 +23,6 @@ from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rich.text import Text
 
     from swarm.look.rollouts.seen import SeenRollout
     from swarm.look.rollouts.sources import Source
@@ -70,43 +67,32 @@ Ledger = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The options that all commands here share."""
+def chosen(
+    path: Path,
+    environment: str | None = None,
+    reward: str | None = None,
+    worker: str | None = None,
+    step: str | None = None,
+    tokenizer: Path | None = None,
+    ledger: Path | None = None,
+    run: str | None = None,
+) -> tuple[Source, Iterator[SeenRollout]]:
+    """Find the rollouts that pass the filters, at least one; raises `UserError`."""
+    from swarm.look.rollouts.filters import Filters, parse_range
+    from swarm.look.rollouts.sources import open_source
 
-    path: Path
-    environment: str | None
-    reward: str | None
-    worker: str | None
-    step: str | None
-    limit: int
-    """0: all."""
-    tokenizer: Path | None
-    ledger: Path | None
-    run: str | None
-
-    def open(self, command: str) -> tuple[Source, Iterator[SeenRollout]]:
-        """Find the rollouts that pass the filters, at least one; raises `UserError`."""
-        require_extra("infer", f"swarm rollouts {command}")
-        from swarm.look.rollouts.filters import Filters, parse_range
-        from swarm.look.rollouts.sources import open_source
-
-        filters = Filters(
-            self.environment,
-            parse_range("--reward", self.reward, "0:0.5"),
-            self.worker,
-            parse_range("--step", self.step, "10:20"),
-        )
-        source = open_source(self.path, self.ledger, self.tokenizer, self.run)
-        found = source.rollouts(filters)
-        first = next(found, None)
-        if first is None:
-            raise UserError(_nothing(source))
-        return source, chain([first], found)
-
-    def limited(self, rollouts: Iterator[SeenRollout]) -> Iterator[SeenRollout]:
-        """As many rollouts as are wanted."""
-        return islice(rollouts, self.limit or None)
+    filters = Filters(
+        environment,
+        parse_range("--reward", reward, "0:0.5"),
+        worker,
+        parse_range("--step", step, "10:20"),
+    )
+    source = open_source(path, ledger, tokenizer, run)
+    found = source.rollouts(filters)
+    first = next(found, None)
+    if first is None:
+        raise UserError(_nothing(source))
+    return source, chain([first], found)
 
 
 def _nothing(source: Source) -> str:
@@ -136,18 +122,23 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print rollouts: each prompt, then what followed it, with rewards and verdict."""
-    chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
-    source, found = chosen.open("show")
+    require_extra("infer", "swarm rollouts show")
     from swarm.look.rollouts.seen import as_row
 
-    shown = chosen.limited(found)
+    source, found = chosen(path, environment, reward, worker, step, tokenizer, ledger, run)
+    shown = islice(found, limit or None)
     if as_json:
         print_json({"source": str(source.path), "rollouts": [as_row(seen) for seen in shown]})
     else:
         from rich.console import Console
+        from rich.text import Text
 
+        from swarm.look.rollouts.screen import LEGEND, lines
+
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         console = Console(soft_wrap=True, highlight=False, markup=False)
-        for line in _screen(shown):
+        console.print(Text(f"{LEGEND}\n", "bright_black"))
+        for line in lines(shown, width):
             console.print(line)
         if next(found, None) is not None:
             print("\nmore follow: --limit 0 shows all")
@@ -176,20 +167,9 @@ def export(
     from swarm.look.rollouts import export as data
 
     data.check_target(to)
-    chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
-    source, found = chosen.open("export")
-    print(numbered(f"{data.export(chosen.limited(found), to):,} rollouts are in {to}"))
+    source, found = chosen(path, environment, reward, worker, step, tokenizer, ledger, run)
+    print(numbered(f"{data.export(islice(found, limit or None), to):,} rollouts are in {to}"))
     _warn(source)
-
-
-def _screen(shown: Iterator[SeenRollout]) -> Iterator[Text]:
-    from rich.text import Text
-
-    from swarm.look.rollouts.screen import LEGEND, lines
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    yield Text(f"{LEGEND}\n", "bright_black")
-    yield from lines(shown, width)
 
 
 def _warn(source: Source) -> None:
