@@ -73,7 +73,8 @@ def run(
             raise Deadlock(f"{error}\nseed {seed}; replay: {replay}") from error
         if json_path is not None:
             write_json("--json", report, json_path)
-    print_report(report, replay, _console(json_path))
+    console = Console(stderr=json_path == STANDARD_OUTPUT, highlight=False)
+    print_report(report, replay, console)
     for what, path in (("plot", plot_path), ("report", json_path)):
         if path is not None and path != STANDARD_OUTPUT:
             _say(json_path, f"{what} written to {path}")
@@ -115,11 +116,6 @@ def _mistakes() -> Iterator[None]:
         yield
     except SwarmError as error:
         raise typer.Exit(exit_with(error)) from error
-
-
-def _console(json_path: Path | None) -> Console:
-    """The console for text: standard error where JSON goes to standard output."""
-    return Console(stderr=json_path == STANDARD_OUTPUT, highlight=False)
 
 
 def _say(json_path: Path | None, line: str) -> None:

@@ -98,7 +98,11 @@ class Endpoint:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
             asked = parse(await self._body(request), kind)
-            job = job_of(asked, self._session_of(request), self.policy)
+            name = request.headers.get(SESSION_HEADER)
+            if name is not None and not 1 <= len(name) <= NAME_MAX:
+                told = f"the header X-Session-ID has {len(name)} characters"
+                raise ApiError(400, f"{told}; 1 to {NAME_MAX} are allowed")
+            job = job_of(asked, name, self.policy)
             begun = self.generator.begin(job)
             if job.stream:
                 return Stream(self, begun)
@@ -222,15 +226,6 @@ class Endpoint:
             except ApiError as error:
                 return error.message
         return ""
-
-    def _session_of(self, request: Request) -> str | None:
-        name = request.headers.get(SESSION_HEADER)
-        if name is not None and not 1 <= len(name) <= NAME_MAX:
-            raise ApiError(
-                400,
-                f"the header X-Session-ID has {len(name)} characters; 1 to {NAME_MAX} are allowed",
-            )
-        return name
 
     async def _body(self, request: Request) -> bytes:
         """The body, within its bounds of type, size and time; raises `ApiError`."""

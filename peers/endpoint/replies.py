@@ -133,8 +133,12 @@ class ChatForm:
     def _choice(self, reply: Reply, delta: Delta) -> dict[str, Any]:
         log_probabilities = None
         if reply.wants_log_probabilities:
-            names = reply.token_texts(delta.tokens)
-            log_probabilities = {"content": _content(names, delta), "refusal": None}
+            names, values = reply.token_texts(delta.tokens), _finite(delta.log_probabilities)
+            content: list[dict[str, Any]] = [
+                {"token": name, "logprob": value, "bytes": None, "top_logprobs": []}
+                for name, value in zip(names, values, strict=True)
+            ]
+            log_probabilities = {"content": content, "refusal": None}
         return {
             "index": delta.index,
             "logprobs": log_probabilities,
@@ -171,14 +175,6 @@ def _calls(delta: Delta) -> list[dict[str, Any]]:
             "function": {"name": call.name, "arguments": call.arguments},
         }
         for call in delta.calls
-    ]
-
-
-def _content(names: Sequence[str], delta: Delta) -> list[dict[str, Any]]:
-    values = _finite(delta.log_probabilities)
-    return [
-        {"token": name, "logprob": value, "bytes": None, "top_logprobs": []}
-        for name, value in zip(names, values, strict=True)
     ]
 
 

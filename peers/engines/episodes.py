@@ -111,6 +111,8 @@ class _Row:
 
     def request(self, id: int, noise_key: tuple[int, int] | None, sampling: Sampling) -> Request:
         """The request for the episode's next model segment."""
+        # A continued prompt has used up some of the length limit.
+        before = len(self.work.prefix) if isinstance(self.work, ContinuedTask) else 0
         return Request(
             id=id,
             tokens=[token for segment in self.segments for token in segment.tokens],
@@ -118,7 +120,7 @@ class _Row:
             noise_key=noise_key,
             temperature=sampling.temperature,
             stop_ids=tuple(sampling.stop_ids),
-            limit=sampling.max_new_tokens - self._tokens_before,
+            limit=sampling.max_new_tokens - before,
             start=sum(len(each.tokens) for each in self.segments if each.kind == "model"),
             continues=self.last,
             keep=self.has_turns,
@@ -136,11 +138,6 @@ class _Row:
             )
         )
         add_states(self.states, piece)
-
-    @property
-    def _tokens_before(self) -> int:
-        """Tokens of the length limit that the prompt has used up."""
-        return len(self.work.prefix) if isinstance(self.work, ContinuedTask) else 0
 
     @property
     def has_turns(self) -> bool:

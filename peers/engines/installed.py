@@ -174,11 +174,11 @@ def interpreter_for(engine: str, home: Path, interpreter: str, device: str = "au
         return None  # the native engine, or one of another package
     if device == "cpu":
         recipes.reverse()
-    present = [recipe for recipe in recipes if folder_of(home, recipe.name).exists()]
+    present = [recipe for recipe in recipes if recipe.folder(home).exists()]
     problems = [why_unusable(recipe, home) for recipe in present or recipes]
     for recipe, problem in zip(present, problems, strict=False):
         if problem is None:
-            return str(python_of(folder_of(home, recipe.name)))
+            return str(python_of(recipe.folder(home)))
     raise UserError(str(problems[0]))
 
 

@@ -125,7 +125,7 @@ class EngineService:
         self._renderer: Renderer | None = None
         self._asked = AskedQueue()
         self._environments = Environments(setup.environments, setup.allowed)
-        _warm_up()
+        toploc.build([torch.randn(2, 128).bfloat16()])  # its tables, not in the first submission
 
     @in_job_thread
     def survey(self) -> Surveyed:
@@ -283,7 +283,7 @@ class EngineService:
         order = job.order
         self._check_policy(order)
         assert self._player is not None
-        renderer = self._current_renderer()
+        renderer = self._renderer = Renderer.current(self._folder, self._renderer)
         positions = ModelFacts.read(self._folder).max_position_embeddings
         room = PromptRoom.of_policy(renderer, positions, order.sampling.max_new_tokens)
         with self._player.environments_turn:
@@ -394,10 +394,6 @@ class EngineService:
             engine=self._engine.capabilities.engine_class,
         )
 
-    def _current_renderer(self) -> Renderer:
-        self._renderer = Renderer.current(self._folder, self._renderer)
-        return self._renderer
-
 
 _SERVICE: type[InferenceService] = EngineService
 
@@ -416,11 +412,6 @@ def _work(drawn: GroupTask) -> Work:
     if drawn.prefix:
         return ContinuedTask(drawn.task, drawn.prefix)
     return drawn.environment, drawn.task
-
-
-def _warm_up() -> None:
-    """Build the tables of TOPLOC now, not during the first submission."""
-    toploc.build([torch.randn(2, 128).bfloat16()])
 
 
 def _altered(folder: Path, aside: Path, size: float) -> Path:

@@ -171,7 +171,12 @@ def probe_run(
     """
     renderer = Renderer(folder)
     for each in manifest.environments:
-        _check_replayable(installed.of(each), each, where)
+        if each.where == "local" and not installed.of(each).replayable:
+            raise UserError(
+                f"{where}: the observations of environment {each.name!r} may differ from machine "
+                "to machine with these options, so a validator cannot replay them; set where = "
+                '"served" for it'
+            )
     steps = manifest.schedule.steps
     # Rows that are too long were counted, and a worker passes over them; other prompts must fit.
     limited, unlimited = policy_room(manifest, folder, renderer), PromptRoom(renderer)
@@ -199,16 +204,6 @@ def probe_run(
     check_tokenizer(folder, config["vocab_size"])
     _check_tokens(manifest, config, longest, largest, where)
     return warnings
-
-
-def _check_replayable(environment: Environment, named: EnvironmentReference, where: str) -> None:
-    """Raise `UserError` if a validator would replay what no replay gives again."""
-    if named.where == "local" and not environment.replayable:
-        raise UserError(
-            f"{where}: the observations of environment {named.name!r} may differ from machine to "
-            'machine with these options, so a validator cannot replay them; set where = "served" '
-            "for it"
-        )
 
 
 def _check_tokens(

@@ -33,15 +33,11 @@ def split_of(prompt: Prompt) -> Split:
     return "held_out" if blake3.blake3(raw).digest()[0] < HELD_OUT_BELOW else "train"
 
 
-def _by_prompt(task: Task) -> Split:
-    return split_of(task.prompt)
-
-
 def draw(
     seed: bytes,
     split: Split,
     make: Callable[[bytes], Task],
-    split_of_task: Callable[[Task], Split] = _by_prompt,
+    split_of_task: Callable[[Task], Split] = lambda task: split_of(task.prompt),
 ) -> Task:
     """The first task of `split` that `make` returns; it may raise `UnusableTask` for some.
 

@@ -92,7 +92,8 @@ class Records:
             if self._are_rollouts:
                 yield self._rollout(row, where)
             elif self._are_solutions:
-                yield self._solution(row, where)
+                group = str(row["environment"]), int(row["task"])
+                yield Sampled(self._written(row, where), group, float(row["reward"]))
             else:
                 yield self._written(row, where)
 
@@ -173,10 +174,6 @@ class Records:
         if not isinstance(value, str):
             raise UserError(f"{where}: {name} is {value!r:.60}; it must be text or messages")
         return Conversation((Message("user", value),)) if self._reading.chat else value
-
-    def _solution(self, row: dict[str, Any], where: str) -> Sampled:
-        group = str(row["environment"]), int(row["task"])
-        return Sampled(self._written(row, where), group, float(row["reward"]))
 
     def _rollout(self, row: dict[str, Any], where: str) -> Sampled:
         """An exported rollout, or its messages if it was sampled with another tokenizer."""

@@ -145,15 +145,11 @@ def _bounded_bar(most: int) -> type[tqdm]:
     return Bar
 
 
-def _is_weights(file: str) -> bool:
-    return "/" not in file and fnmatch(file, WEIGHTS[0])
-
-
 def _check_size(hub: HfApi, name: str, revision: str | None, called: str) -> None:
     """Refuse a model whose weights no memory of this machine holds, before they are fetched."""
     info = hub.model_info(name, revision=revision, files_metadata=True, timeout=SECONDS)
     files = {each.rfilename: each.size or 0 for each in info.siblings or []}
-    weights = {file: size for file, size in files.items() if _is_weights(file)}
+    weights = {n: size for n, size in files.items() if "/" not in n and fnmatch(n, WEIGHTS[0])}
     if not weights:
         others = sorted(
             each for each in files if each.endswith((".bin", ".pt", ".pth", ".gguf", ".ckpt"))

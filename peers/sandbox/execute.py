@@ -190,7 +190,8 @@ class _Watch:
             return Outcome("timeout", abs(code), stdout, stderr, cpu_seconds)
         if code < 0:
             return Outcome("signalled", -code, stdout, stderr, cpu_seconds)
-        out_of_memory = code != 0 and _last_line(stderr).startswith(b"MemoryError")
+        last_line = stderr.strip().rpartition(b"\n")[2]
+        out_of_memory = code != 0 and last_line.startswith(b"MemoryError")
         status: Literal["memory", "exited"] = "memory" if out_of_memory else "exited"
         return Outcome(status, code, stdout, stderr, cpu_seconds)
 
@@ -258,7 +259,3 @@ def _pid_of(descriptor: int) -> int:
     """The process number, outside the sandbox, of a process descriptor."""
     information = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
     return int(information.partition("Pid:")[2].split()[0])
-
-
-def _last_line(text: bytes) -> bytes:
-    return text.strip().rpartition(b"\n")[2]

@@ -214,7 +214,10 @@ class Collector:
         attempt = 0
         while not (self.accepted.is_unfit(verdict) or self.accepted.is_second(verdict)):
             try:
-                await self._fetch_once(validator, verdict)
+                path = path_of(verdict.submission)
+                wanted = BlobReference(verdict.rollouts_digest, verdict.rollouts_bytes)
+                await self._node.fetch_file(validator, wanted, path)
+                await self._node.disk.sync(path)
                 return True
             except PeerError as error:
                 self._events.emit(
@@ -227,12 +230,6 @@ class Collector:
             pause = FETCH_PAUSE_SECONDS_MIN * 2 ** min(attempt, 10)
             await trio.sleep(min(FETCH_PAUSE_SECONDS_MAX, pause))
         return False
-
-    async def _fetch_once(self, validator: PeerId, verdict: Verdict) -> None:
-        path = path_of(verdict.submission)
-        wanted = BlobReference(verdict.rollouts_digest, verdict.rollouts_bytes)
-        await self._node.fetch_file(validator, wanted, path)
-        await self._node.disk.sync(path)
 
     def _settle(self, verdict: Verdict) -> None:
         self.forecast.settle((verdict.worker, verdict.submission))

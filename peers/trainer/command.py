@@ -88,7 +88,13 @@ def plan_command(
     folder = path.parent if is_config else find_model(model, "--model", weights=False).folder
     chosen = _trainer_settings(folder, settings or [])
     half = chosen.dtype == "bfloat16" or (chosen.dtype == "auto" and device == "cuda")
-    longest = _longest(context, read_text_config(folder)["max_position_embeddings"])
+    positions = read_text_config(folder)["max_position_embeddings"]
+    if context is not None and context > positions:
+        raise UserError(
+            f"--context is {context}; the model reads at most {positions} tokens "
+            "(max_position_embeddings in its config.json)"
+        )
+    longest = context or min(CONTEXT, positions)
     machine = planning.Machine(
         device=device,
         ranks=gpus,
@@ -155,16 +161,6 @@ def takeover_command(
     if not (home / "identity.key").exists():
         raise UserError(f"--home {home} has no identity.key; give the standby's home")
     run_until_interrupted(take_over, home, bootstrap or [], run, trainer, force)
-
-
-def _longest(context: int | None, positions: int) -> int:
-    """The longest sequence planned for a model with this many positions."""
-    if context is not None and context > positions:
-        raise UserError(
-            f"--context is {context}; the model reads at most {positions} tokens "
-            "(max_position_embeddings in its config.json)"
-        )
-    return context or min(CONTEXT, positions)
 
 
 def _show(found: MemoryPlan) -> None:

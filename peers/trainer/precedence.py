@@ -13,7 +13,6 @@ would delay every acceptance that it comes before, for the whole run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import trio
@@ -93,21 +92,16 @@ class Precedence:
 
     async def wait(self, judge: str, verdict: Verdict) -> None:
         """Wait until no validator before `judge` in rank may still refuse what it accepted."""
-        earlier = self._earlier(judge, verdict)
-        if not earlier:
-            return
-        async with trio.open_nursery() as nursery:
-            for validator in earlier:
-                nursery.start_soon(self._wait_for, validator, verdict)
-
-    def _earlier(self, judge: str, verdict: Verdict) -> Sequence[str]:
-        """The validators before `judge` in rank."""
         order = self._store.order(verdict.lineage, verdict.step)
         validators = self._peer.run.manifest.validator_ids()
         if order is None or judge not in validators:
-            return ()
+            return
         ranks = judges_of(validators, order.nonce, verdict.worker, verdict.number)
-        return ranks[: ranks.index(judge)]
+        if judge == ranks[0]:
+            return
+        async with trio.open_nursery() as nursery:
+            for validator in ranks[: ranks.index(judge)]:
+                nursery.start_soon(self._wait_for, validator, verdict)
 
     async def _wait_for(self, validator: str, verdict: Verdict) -> None:
         limits = self._peer.run.manifest.limits

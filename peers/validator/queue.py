@@ -94,7 +94,7 @@ class CaseQueue:
                 self._docket.orders.take(case.ordered)
         for case in sorted(restored, key=lambda case: case.slot):
             self._admit(case)
-            self._put(case)
+            self.put(case)
         if dropped:
             self._events.emit("validator.cases_dropped", cases=len(dropped), reason=dropped[0])
 
@@ -102,13 +102,10 @@ class CaseQueue:
         """Store a case durably, so that its worker can rely on a verdict."""
         self._admit(case)
         await execute(self._database, _kept("unjudged", case))
-        self._put(case)
+        self.put(case)
 
-    def add_second(self, case: Case) -> None:
-        """Queue a case that another validator has judged; after a restart it is drawn again."""
-        self._put(case)
-
-    def _put(self, case: Case) -> None:
+    def put(self, case: Case) -> None:
+        """Queue a case; one that another validator has judged is drawn again after a restart."""
         is_proven = case.first is not None or self._is_proven(case.worker)
         self._queue.put(case.client, case, is_proven=is_proven)
 

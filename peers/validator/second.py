@@ -15,7 +15,7 @@ import trio
 
 from peers.validator.cases import Case, slot_of
 from peers.validator.docket import Docket
-from peers.validator.inbox import Inbox, Key, path_of
+from peers.validator.inbox import Inbox, path_of
 from peers.validator.queue import CaseQueue
 from peers.validator.statistics import draw_secret, prefill_wanted
 from swarm.errors import PeerError
@@ -176,18 +176,15 @@ class SecondOpinions:
         self._inbox.hold(key, verdict.size_bytes)
         try:
             if not node.disk.exists(path_of(key)):
-                await self._fetch_file(judge, key, verdict.size_bytes)
+                path = path_of(key) + ".second"
+                wanted = BlobReference(verdict.submission, verdict.size_bytes)
+                await node.fetch_file(judge, wanted, path)
+                await node.disk.rename(path, path_of(key))
+                await node.disk.sync(path_of(key))
         except BaseException:
             self._inbox.let_go(key)
             raise
-        self._queue.add_second(Case(fault.announced, fault.ordered, first=envelope))
-
-    async def _fetch_file(self, judge: PeerId, key: Key, size_bytes: int) -> None:
-        node, (_, submission) = self._peer.node, key
-        path = path_of(key) + ".second"
-        await node.fetch_file(judge, BlobReference(submission, size_bytes), path)
-        await node.disk.rename(path, path_of(key))
-        await node.disk.sync(path_of(key))
+        self._queue.put(Case(fault.announced, fault.ordered, first=envelope))
 
     def _check(self, fault: Fault, verdict: Verdict) -> None:
         """Raise `PeerError` unless the announcement is of this submission, in this run."""

@@ -81,20 +81,16 @@ class Duplicates:
         for group in group_digests:
             held.setdefault(group, own)
             copies += next(each[group] for each in oldest_first if group in each) != own
-        self._forget_oldest()
+        excess = sum(map(len, self._first.values())) - self._groups_max
+        for each in sorted(self._first):
+            while self._first[each] and excess > 0:
+                self._first[each].popitem(last=False)
+                excess -= 1
         return copies if copies * 2 > len(group_digests) else 0
 
     def forget_before(self, oldest: PolicyKey) -> None:
         """Forget the groups of older policies."""
         self._first = {policy: held for policy, held in self._first.items() if policy >= oldest}
-
-    def _forget_oldest(self) -> None:
-        excess = sum(map(len, self._first.values())) - self._groups_max
-        for policy in sorted(self._first):
-            held = self._first[policy]
-            while held and excess > 0:
-                held.popitem(last=False)
-                excess -= 1
 
 
 @dataclass

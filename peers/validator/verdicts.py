@@ -66,16 +66,12 @@ class Verdicts:
                 if not self._inbox.exists(key):
                     continue  # removed, because its step has closed
                 self._serve(key, verdict)
-                await self._announce_again(envelope, verdict)
+                if envelope.body.expires_ms > self._peer.node.world.wall_time() * 1000:
+                    self._peer.gossip.publish(envelope)
+                else:
+                    await self._peer.announce(verdict, VERDICT_LIFETIME_SECONDS)
             elif binds(verdict) and not verdict.proven_fault and self._inbox.exists(key):
                 self._serve_refused(key, verdict)
-
-    async def _announce_again(self, envelope: Envelope, verdict: Verdict) -> None:
-        """Announce a verdict again, signed anew if its envelope has expired."""
-        if envelope.body.expires_ms > self._peer.node.world.wall_time() * 1000:
-            self._peer.gossip.publish(envelope)
-        else:
-            await self._peer.announce(verdict, VERDICT_LIFETIME_SECONDS)
 
     async def give(
         self, case: Case, outcome: Outcome, nursery: trio.Nursery, *, seconds: float = 0.0
@@ -110,8 +106,10 @@ class Verdicts:
         elif binds(verdict) and not verdict.proven_fault:
             self._serve_refused(key, verdict)
         else:
-            if outcome.proven_fault and is_new:
-                await self._keep_evidence(case)
+            if outcome.proven_fault and is_new:  # so that anyone can check it again
+                fault = self._fault_of(case)
+                if fault is not None and self._inbox.exists(key):
+                    await self._trusted.faults.keep(fault, path_of(key))
             await self._inbox.remove(key)
         self._peer.gossip.publish(envelope)
         self._report(case, outcome, seconds, decided)
@@ -170,12 +168,6 @@ class Verdicts:
         accepted = envelope is not None and verdict_in(envelope).outcome == "accepted"
         here = accepted and self._docket.is_judged_here(key) and self._inbox.exists(key)
         return here and self._peer.run.evicted(key[0]) is None
-
-    async def _keep_evidence(self, case: Case) -> None:
-        """Keep the messages and the file that prove a fault, so that anyone can check it again."""
-        fault = self._fault_of(case)
-        if fault is not None and self._inbox.exists(case.key):
-            await self._trusted.faults.keep(fault, path_of(case.key))
 
     def _lent(self, submission: bytes, worker: str) -> Fault | None:
         """The messages of a judged case, with which other validators give a second opinion."""

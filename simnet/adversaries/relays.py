@@ -118,18 +118,15 @@ class Forger(Adversary):
         disk = cast(SimulatedDisk, self._peer.node.disk)
         folder = f"forged/{order.policy + 1}"
         if not disk.exists(folder):
-            size = disk.size_bytes(f"{self._newest_folder()}/{WEIGHTS}")
+            newest = self._peer.store.held(self._peer.store.complete()[-1])
+            assert newest is not None
+            size = disk.size_bytes(f"{newest.folder}/{WEIGHTS}")
             disk.put(f"{folder}/{WEIGHTS}", 0, Symbol("rubbish", 0, size))
             disk.put(f"{folder}/tokenizer.json", 0, TOKENIZER)
         held = self._peer.store.held((order.lineage, order.policy + 1))
         if held is not None:
             return held
         return await self._peer.store.publish(folder, order.lineage, order.policy + 1)
-
-    def _newest_folder(self) -> str:
-        held = self._peer.store.held(self._peer.store.complete()[-1])
-        assert held is not None
-        return held.folder
 
 
 class Poisoner(Adversary):

@@ -423,7 +423,11 @@ class Gossip:
             elif (
                 dropped.cause in FORGED
                 or self._is_out_of_time(neighbour, dropped.cause, raw)
-                or (dropped.cause == "unknown_kind" and not self._may_be_newer(neighbour))
+                # A newer peer may send some messages of unknown kinds.
+                or (
+                    dropped.cause == "unknown_kind"
+                    and not self._unknown.of(neighbour.peer).take(1, self._world.now())
+                )
             ):
                 neighbour.invalid += 1
             return
@@ -441,10 +445,6 @@ class Gossip:
             body.expires_ms / 1000 < theirs - FUTURE_SECONDS_MAX
             or body.issued_ms / 1000 > theirs + FUTURE_SECONDS_MAX + CLOCK_SKEW_SECONDS_MAX
         )
-
-    def _may_be_newer(self, neighbour: Neighbour) -> bool:
-        """Whether a neighbour sends no more messages of unknown kinds than a newer peer may."""
-        return self._unknown.of(neighbour.peer).take(1, self._world.now())
 
     def _accept(self, envelope: Envelope) -> None:
         topic, digest = self._store.add(envelope), envelope.digest

@@ -165,8 +165,10 @@ Rows = Callable[..., list[tuple[Any, ...]]]
 
 def _fill(archive: Archive, own: str, rows: Rows) -> None:
     """Copy the logs in the database of the peer `own`."""
-    for owner, origin in _origins(rows):
-        archive.log(owner).origin = origin
+    node = "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ?"
+    for owner, start in rows("SELECT owner, position FROM starts ORDER BY owner"):
+        peaks = [rows(node, owner, *place)[0][0] for place in merkle.peaks_of(start)]
+        archive.log(owner).origin = Origin(start, peaks)
     for owner, raw in rows("SELECT owner, entry FROM entries ORDER BY owner, position"):
         archive.log(owner).entries.append(raw)
     for owner, raw in rows("SELECT owner, envelope FROM heads ORDER BY owner"):
@@ -177,14 +179,6 @@ def _fill(archive: Archive, own: str, rows: Rows) -> None:
         ForkEvidence(first, second)
         for first, second in rows("SELECT first, second FROM forks ORDER BY owner, first")
     ]
-
-
-def _origins(rows: Rows) -> Iterator[tuple[str, Origin]]:
-    """Where each pruned log in a home begins."""
-    node = "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ?"
-    for owner, start in rows("SELECT owner, position FROM starts ORDER BY owner"):
-        peaks = [rows(node, owner, *place)[0][0] for place in merkle.peaks_of(start)]
-        yield owner, Origin(start, peaks)
 
 
 def home_rows(database: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:

@@ -87,13 +87,17 @@ async def _node_at(
     if is_new:
         events.emit("peer.identity_made", key=str(home / KEY_FILE))
     disk = LocalDisk(home, settings.quota_bytes)
+    relay = settings.of("relay", RelaySettings)
     manifests = {run_id(m): m for m in (load_manifest(Path(f)) for f in settings.manifest)}
     async with (
         open_libp2p(
             identity,
             listen=settings.listen or default_listen(),
             announced=_announced(settings, identity.peer_id),
-            circuit_limits=_circuit_limits(settings),
+            circuit_limits=CircuitLimits(
+                reservations=relay.reservations,
+                bytes_per_second=relay.carry_mbps and relay.carry_mbps * 1e6 / 8,
+            ),
             bulk_port=settings.bulk_port,
             uplink_bytes_per_second=settings.uplink_mbps and settings.uplink_mbps * 1e6 / 8,
             world=world,
@@ -114,14 +118,6 @@ async def _node_at(
         ) as node,
     ):
         yield node
-
-
-def _circuit_limits(settings: PeerSettings) -> CircuitLimits:
-    given = settings.of("relay", RelaySettings)
-    return CircuitLimits(
-        reservations=given.reservations,
-        bytes_per_second=given.carry_mbps and given.carry_mbps * 1e6 / 8,
-    )
 
 
 def _announced(settings: PeerSettings, peer: str) -> Announced:

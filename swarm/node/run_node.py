@@ -379,7 +379,12 @@ class RunNode:
                 if self.lease is not None:
                     await nursery.start(self.lease.keep)
                 yield nursery
-                await self._say_goodbye()
+                order = self.step_order()
+                self._leaving = "finished" if order is not None and order.final else "left"
+                if self._trusted is not None:
+                    await self._trusted.say_goodbye()
+                elif self.lease is not None:
+                    await self.lease.say_goodbye()
                 nursery.cancel_scope.cancel()
         except* NotAdmitted as group:
             reason = str(leaf_errors(group)[0])
@@ -391,15 +396,6 @@ class RunNode:
         finally:
             if self._trusted is not None:
                 self._trusted.close()
-
-    async def _say_goodbye(self) -> None:
-        """Tell a trusted peer, or as one all others, that this peer leaves or has finished."""
-        order = self.step_order()
-        self._leaving = "finished" if order is not None and order.final else "left"
-        if self._trusted is not None:
-            await self._trusted.say_goodbye()
-        elif self.lease is not None:
-            await self.lease.say_goodbye()
 
     async def _report_status(self) -> None:
         while True:

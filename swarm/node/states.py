@@ -104,7 +104,12 @@ class States:
 
     async def _fetch(self, order: StepOrder) -> None:
         reasons: list[str] = []
-        for source in self._sources(order.states):
+        manifest = self._run.manifest
+        others = [each.peer for each in self._policies.sources(order.states) if each.peer]
+        named = [PeerId(each) for each in manifest.trainer_ids() + manifest.validator_ids()]
+        for source in dict.fromkeys(named + others):
+            if source == self._node.peer_id:
+                continue
             try:
                 with trio.fail_after(FETCH_SECONDS):
                     wanted = BlobReference(order.states, order.states_bytes)
@@ -114,13 +119,6 @@ class States:
                 reasons.append(str(error) or f"no answer within {FETCH_SECONDS:g} s")
         last = reasons[-1] if reasons else "no other peer is known"
         raise PeerError(f"no peer sent the states of step {order.step}: {last}")
-
-    def _sources(self, digest: bytes) -> list[PeerId]:
-        """The trainers and validators, then other peers."""
-        manifest = self._run.manifest
-        others = [each.peer for each in self._policies.sources(digest) if each.peer]
-        named = [PeerId(each) for each in manifest.trainer_ids() + manifest.validator_ids()]
-        return [each for each in dict.fromkeys(named + others) if each != self._node.peer_id]
 
 
 def _check(states: list[State], manifest: RunManifest) -> None:

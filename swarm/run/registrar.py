@@ -245,16 +245,14 @@ class Registrar:
         slot = Slot(admitted_ms=admission.admitted_ms, entry=admission.entry)
         return LeaseInForce(peer, slot, None)
 
-    def _is_by_invite(self, peer: str) -> bool:
-        manifest = self._me.run.manifest
-        return manifest.admissions.policy == "invite" and peer not in manifest.trusted_ids()
-
     def _uninvited(self, peer: str, invite: Envelope | None) -> AdmissionRefused | None:
         """Return the refusal of a peer that the run's policy admits only with another invite."""
-        if not self._is_by_invite(peer) or self._me.run.evicted(peer) is not None:
+        run, manifest = self._me.run, self._me.run.manifest
+        by_invite = manifest.admissions.policy == "invite" and peer not in manifest.trusted_ids()
+        if not by_invite or run.evicted(peer) is not None:
             return None
         wall_time = self._me.world.wall_time()
-        problem = invite_problem(self._invites, self._me.run, peer, invite, wall_time)
+        problem = invite_problem(self._invites, run, peer, invite, wall_time)
         return AdmissionRefused(peer=peer, reason=problem[:500]) if problem else None
 
     def _refusal(

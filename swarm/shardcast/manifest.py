@@ -178,7 +178,14 @@ def check(manifest: CheckpointManifest) -> None:
                 "is due, so pieces overlap or are missing"
             )
     _check_deltas(manifest)
-    _check_mirrors(manifest.mirrors)
+    mirrors = manifest.mirrors
+    if len(mirrors) > limits.MIRRORS_MAX:
+        raise BadManifest(
+            f"the manifest names {len(mirrors)} mirrors, more than the {limits.MIRRORS_MAX} allowed"
+        )
+    for mirror in mirrors:
+        if not is_mirror(mirror):
+            raise BadManifest(f"the mirror {mirror[:80]!r} is no http:// or https:// address")
     base = manifest.base
     if base is not None and (base.lineage, base.step) >= (manifest.lineage, manifest.step):
         raise BadManifest(f"the manifest names {base} as its base, which is not older")
@@ -201,16 +208,6 @@ def _check_deltas(manifest: CheckpointManifest) -> None:
     digests = [digest for link in manifest.deltas for digest in (link.base, link.manifest)]
     if len(set(digests)) < len(digests):
         raise BadManifest("the chain of deltas names one manifest twice, so it has a cycle")
-
-
-def _check_mirrors(mirrors: list[str]) -> None:
-    if len(mirrors) > limits.MIRRORS_MAX:
-        raise BadManifest(
-            f"the manifest names {len(mirrors)} mirrors, more than the {limits.MIRRORS_MAX} allowed"
-        )
-    for mirror in mirrors:
-        if not is_mirror(mirror):
-            raise BadManifest(f"the mirror {mirror[:80]!r} is no http:// or https:// address")
 
 
 def is_mirror(address: str) -> bool:

@@ -65,7 +65,11 @@ class Uploads:
         """Open a piece or manifest to send; None if it is missing. Raises `Refused` 503 if busy."""
         store = self._store
         now = self._world.now()
-        self._leave_out_the_slow(now)
+        while self._counted:
+            oldest = next(iter(self._counted))
+            if now - self._counted[oldest][0] < UPLOAD_COUNTED_SECONDS:
+                break
+            self._stop_counting(oldest)
         busy = self._active_bytes >= UPLOAD_SECONDS * self.bytes_per_second
         if busy and store.blobs.has(digest):
             raise Refused(503, "busy")
@@ -82,13 +86,6 @@ class Uploads:
         return OpenBlob(
             blob.path, blob.offset, blob.size_bytes, functools.partial(self._release, number, blob)
         )
-
-    def _leave_out_the_slow(self, now: float) -> None:
-        while self._counted:
-            oldest = next(iter(self._counted))
-            if now - self._counted[oldest][0] < UPLOAD_COUNTED_SECONDS:
-                return
-            self._stop_counting(oldest)
 
     def _stop_counting(self, number: int) -> None:
         _, size_bytes = self._counted.pop(number, (0.0, 0))

@@ -87,14 +87,10 @@ def exit_with(error: BaseException) -> int:
 def is_expected(error: BaseException) -> bool:
     """Whether an error is a person's, another peer's or the machine's, not the program's."""
     return user_error_in(error) is not None or all(
-        isinstance(leaf, (SwarmError, KeyboardInterrupt)) or _is_of_the_machine(leaf)
+        isinstance(leaf, (SwarmError, KeyboardInterrupt))
+        or (isinstance(leaf, OSError) and leaf.errno in _MACHINE_ERRORS)
         for leaf in leaf_errors(error)
     )
-
-
-def _is_of_the_machine(error: BaseException) -> bool:
-    """Whether the error comes from this machine, such as a full disk or a missing permission."""
-    return isinstance(error, OSError) and error.errno in _MACHINE_ERRORS
 
 
 def _sentence(error: BaseException) -> str:

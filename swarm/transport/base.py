@@ -157,10 +157,6 @@ class BaseTransport:
         """Whether a peer is vouched for without end, as the run's trainers and validators are."""
         return self._vouched_until.get(peer, 0.0) == math.inf
 
-    def _opened_stream(self, carrier: ByteStream, peer: PeerId, protocol: str) -> FramedStream:
-        """Wrap a stream that this peer opened."""
-        return FramedStream(carrier, peer=peer, protocol=protocol, on_held=self._on_held)
-
     def _on_held(self, stream: FramedStream, change_bytes: int) -> None:
         """Count bytes that streams hold; beyond the limit, reset the fullest stream of the peer
         that holds most, strangers first."""

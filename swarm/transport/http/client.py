@@ -359,7 +359,8 @@ class BulkClient:
         began = trio.current_time()
         try:
             stream = await trio.open_tcp_stream(host, port)
-            self._note_round_trip(root, trio.current_time() - began)
+            seconds = trio.current_time() - began
+            self._round_trips[root] = min(seconds, self._round_trips.get(root, seconds))
             return await self._secured(stream, host) if secure else stream
         except (OSError, UnicodeError, trio.BrokenResourceError) as error:
             self._unreachable[root, peer] = trio.current_time()
@@ -404,9 +405,6 @@ class BulkClient:
         """The error for a server without room for this connection: a stream may carry the blob."""
         refusal = await connection.refusal(status, size)
         return Unreachable(str(refusal), retry=refusal.retry, busy=refusal.busy)
-
-    def _note_round_trip(self, root: str, seconds: float) -> None:
-        self._round_trips[root] = min(seconds, self._round_trips.get(root, seconds))
 
 
 def _why(error: BaseException) -> str:

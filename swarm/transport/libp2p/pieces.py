@@ -69,7 +69,12 @@ class StreamServer:
         if scope.cancelled_caught:
             raise StreamError(f"{stream.peer} sent no request in time")
         try:
-            ask = _ask_of(first)
+            try:
+                ask = decode_ask(first or b"")
+            except DECODE_ERRORS as error:
+                raise Refused(400, "the request is malformed") from error
+            if len(ask.digest) != 32 or not 0 <= ask.size_bytes <= http_limits.BLOB_BYTES_MAX:
+                raise Refused(400, "bad digest or size")
             service = self._serving.service()
             if not service.admits(stream.peer, ask.credential):
                 raise Refused(403, "this peer is not admitted")
@@ -118,16 +123,6 @@ class StreamServer:
             sink.abandon()
             raise
         await stream.send(encode(Answer(204, "", 0)))
-
-
-def _ask_of(frame: bytes | None) -> Ask:
-    try:
-        ask = decode_ask(frame or b"")
-    except DECODE_ERRORS as error:
-        raise Refused(400, "the request is malformed") from error
-    if len(ask.digest) != 32 or not 0 <= ask.size_bytes <= http_limits.BLOB_BYTES_MAX:
-        raise Refused(400, "bad digest or size")
-    return ask
 
 
 # --- asking ---

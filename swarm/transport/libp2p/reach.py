@@ -116,16 +116,14 @@ class Reach:
             answer = await self._ask(peer)
             if answer is not None:
                 told.append(Told(peer, answer))
-                if len(told) == ASKED_MAX or (answer.reached and self._is_own(told[-1])):
+                is_own = told[-1].is_global and answer.host in self._own_hosts()
+                if len(told) == ASKED_MAX or (answer.reached and is_own):
                     break
         if not told:
             return RETRY_SECONDS
         # Peers of this private network say nothing about the others, if any of the others is there.
         self._weigh([each for each in told if each.is_global] or told)
         return RECHECK_SECONDS if any(each.answer.reached for each in told) else RETRY_SECONDS
-
-    def _is_own(self, told: Told) -> bool:
-        return told.is_global and told.answer.host in self._own_hosts()
 
     async def _ask(self, peer: PeerId) -> Answer | None:
         """A peer's answer; None if it gave none, or claims a handshake that was not seen."""

@@ -32,6 +32,7 @@ from swarm.transport import (
     limits,
 )
 from swarm.transport.base import BaseTransport
+from swarm.transport.framing import FramedStream
 from swarm.transport.http.messages import BLOB_PROTOCOL
 from swarm.transport.http.pace import Uplink
 from swarm.transport.http.serving import Serving
@@ -468,7 +469,8 @@ class Libp2pTransport(BaseTransport, BlobTransport):
                 raise StreamError(
                     f"stream {protocol} with {peer}: the connection broke ({reason_of(error)})"
                 ) from error
-            return self._opened_stream(Libp2pBytes(stream), peer, protocol)
+            carrier, held = Libp2pBytes(stream), self._on_held
+            return FramedStream(carrier, peer=peer, protocol=protocol, on_held=held)
         raise StreamError(f"stream {protocol} with {peer}: no answer within {seconds:g} s")
 
     def serve(
