@@ -236,7 +236,7 @@ class SwarmState:
         elif name == "membership.peer_admitted":
             self._welcome(f["remote"], f["roles"], now)
         elif name == "membership.peer_evicted":
-            self._evict(f["remote"], f["reason"], now)
+            self._evict(f["remote"], f.get("reason", ""), now)
         elif name == "validator.verdict":
             self._judge(f, now)
         elif name == "inference.submission_made":
