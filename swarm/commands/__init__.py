@@ -7,6 +7,6 @@ For other rooms:
 
 - `ledger_checks`: Source, readable, report
 - `peer`: main
-- `rollouts`: Chosen
+- `rollouts`: chosen
 - `start`: become_rank, start
 """
