@@ -119,7 +119,7 @@ async def test_a_network_of_another_protocol_version(tmp_path: Path) -> None:
         world=Machine(),
         disk=LocalDisk(tmp_path / "future"),
     ) as transport:
-        transport.serve("/swarm/runs/2.0.0", answer)
+        transport.serve("/swarm/runs/3.0.0", answer)
         async with trio.open_nursery() as nursery:
             person = Person(
                 "guest",

@@ -130,4 +130,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from peers.environments.graders import worker
+
+    worker.main()  # the module that services import, whose `Refusal` theirs is
