@@ -275,7 +275,7 @@ def test_an_exception_ends_no_process(pool, tmp_path):
     before = pool.ask(["ok"])
     with pytest.raises(ServiceError, match="ValueError: no"):
         pool.ask(["raise"])
-    with pytest.raises(ServiceError, match="^the whole sentence$"):
+    with pytest.raises(ServiceError, match=r"^the whole sentence$"):
         pool.ask(["refuse"])
     with pytest.raises(ServiceError, match="PermissionError"):
         pool.ask(["connect"])
