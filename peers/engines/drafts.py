@@ -22,6 +22,10 @@ PASS_MAX = 16
 """Most tokens in a pass with drafts, on a CPU: up to about so many, reading the weights takes
 longer than computing with them, so that more tokens cost little."""
 
+LENGTH_MAX = 2048
+"""Positions of a row up to which it drafts: with longer caches the attention of a wrong draft costs
+more than a tenth of a step (measured at 6,000)."""
+
 
 @dataclass
 class Lookup:

@@ -21,7 +21,7 @@ from torch import Tensor
 from peers.engines.cache import Cache, Shape
 from peers.engines.decoder import Decoder
 from peers.engines.device import available_bytes, is_out_of_memory, upload
-from peers.engines.drafts import DRAFT_MAX, PASS_MAX
+from peers.engines.drafts import DRAFT_MAX, LENGTH_MAX, PASS_MAX
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.flat import FlatAttention, Fresh, Further, Part
 from peers.engines.noise import Ahead, OfRequest, draw
@@ -329,7 +329,7 @@ def _lay(batch: _Batch, part: Part, row: Row, tokens: Sequence[int]) -> None:
 def _lay_draft(batch: _Batch, part: Part, row: Row, room: int) -> int:
     """Append at most so many tokens that may follow a decoding row's; return their number."""
     past, left = row.length + 1, row.request.limit - row.position - 1
-    most = min(DRAFT_MAX, room, left, part.bucket.columns - past)
+    most = min(DRAFT_MAX, room, left, part.bucket.columns - past, LENGTH_MAX - past)
     tokens = row.lookup.draft(row.request.tokens, row.tokens, most) if most > 0 else []
     if tokens:
         first = len(batch.tokens)
