@@ -47,7 +47,7 @@ def write_text(option: str, text: str, path: Path) -> None:
         print(text, flush=True)
         return
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(text + "\n" if text else "", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{option} {path} cannot be written ({error.strerror})") from error
 

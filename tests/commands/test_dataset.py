@@ -43,7 +43,7 @@ def test_it_goes_on_where_it_was_interrupted(policy: Path, tmp_path: Path) -> No
     samples.write_bytes(b"".join(lines[:8]) + lines[8][:20])
     out.unlink()
     done = run(policy, out, "--tasks", "40", "--keep", "0:0.5")
-    assert done.status == 0 and "sort-digits: 7 of 80\n" in done.errors
+    assert done.status == 0 and "sort-digits: 7 of 80 samples\n" in done.errors
     assert "40 of 40 tasks are kept" in done.output  # random weights solve no task: share 0
     assert out.read_bytes() == through
     assert len({row["prompt"] for row in rows_of(out)}) == 40
