@@ -315,13 +315,18 @@ def _lay_decoding(batch: _Batch, part: Part, rows: Sequence[Row]) -> None:
     batch.last.extend(range(first, first + len(rows)))
 
 
-def _lay(batch: _Batch, part: Part, row: Row, tokens: Sequence[int]) -> None:
-    """Append a row's next tokens to the batch."""
+def _put(batch: _Batch, part: Part, row: Row, start: int, tokens: Sequence[int]) -> None:
+    """Append a row's tokens at its positions from `start` on."""
     part.rows.extend([row.index] * len(tokens))
-    positions = range(row.length, row.length + len(tokens))
+    positions = range(start, start + len(tokens))
     part.positions.extend(positions)
     batch.positions.extend(positions)
     batch.tokens.extend(tokens)
+
+
+def _lay(batch: _Batch, part: Part, row: Row, tokens: Sequence[int]) -> None:
+    """Append a row's next tokens to the batch; the last of them is sampled from."""
+    _put(batch, part, row, row.length, tokens)
     batch.rows.append(row)
     batch.last.append(len(batch.tokens) - 1)
 
@@ -335,11 +340,7 @@ def _lay_draft(batch: _Batch, part: Part, row: Row, room: int) -> int:
         first = len(batch.tokens)
         batch.drafts.append(_Draft(row, tokens, first))
         part.further.append(Further(first, len(tokens), row.index, past))
-        part.rows.extend([row.index] * len(tokens))
-        positions = range(past, past + len(tokens))
-        part.positions.extend(positions)
-        batch.positions.extend(positions)
-        batch.tokens.extend(tokens)
+        _put(batch, part, row, past, tokens)
     return len(tokens)
 
 
