@@ -1,7 +1,7 @@
 """Examples to learn from, as the rows of a data set have them.
 
-A row is a prompt with an answer, a chat, a prompt with a chosen and a rejected answer, a solution
-that `swarm synthesize` wrote, or a rollout that `swarm rollouts export` wrote.
+A row is a prompt with an answer, a chat, a solution that `swarm synthesize` wrote, or a rollout
+that `swarm rollouts export` wrote.
 """
 
 from __future__ import annotations
@@ -37,17 +37,7 @@ class Chat:
     messages: tuple[Message, ...]
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """What a policy answered, with its reward."""
-
-    example: Rollout | Task | Chat
-    group: tuple[str, int]
-    """Shared by all answers to a prompt."""
-    reward: float
-
-
-Record = Task | Chat | Sampled
+Record = Task | Chat | Rollout
 
 
 class Records:
@@ -89,58 +79,7 @@ class Records:
             if not self._is_wanted(row):
                 self.unwanted += 1
                 continue
-            if self._are_rollouts:
-                yield self._rollout(row, where)
-            elif self._are_solutions:
-                group = str(row["environment"]), int(row["task"])
-                yield Sampled(self._written(row, where), group, float(row["reward"]))
-            else:
-                yield self._written(row, where)
-
-    def pairs(self) -> Iterator[tuple[Record, Record]]:
-        """Each (chosen, rejected) pair; raises `UserError` with the row.
-
-        Of a policy's answers to a prompt, the best and the worst, the first of each; a prompt whose
-        rewards are all equal has no pair.
-        """
-        if self._are_rollouts or self._are_solutions:
-            yield from self._best_and_worst()
-            return
-        self._rows.check_columns(("chosen", "rejected"), "--data")
-        for index in range(len(self._rows)):
-            row = self._rows[index]
-            where = f"{self._data}, row {index}"
-            prompt = row.get(self._reading.prompt_column)
-            yield (
-                self._answered(prompt, row["chosen"], f"{where}: chosen"),
-                self._answered(prompt, row["rejected"], f"{where}: rejected"),
-            )
-
-    def _best_and_worst(self) -> Iterator[tuple[Record, Record]]:
-        groups: dict[tuple[str, int], tuple[Sampled, Sampled]] = {}
-        for record in self:
-            assert isinstance(record, Sampled)
-            best, worst = groups.get(record.group, (record, record))
-            groups[record.group] = (
-                record if record.reward > best.reward else best,
-                record if record.reward < worst.reward else worst,
-            )
-        for best, worst in groups.values():
-            if best.reward > worst.reward:
-                yield best, worst
-
-    def _answered(self, prompt: Any, answer: Any, where: str) -> Record:
-        """A prompt with one of its answers, either of them text or messages."""
-        if isinstance(answer, str):
-            return Task(self._prompt(prompt, where), answer)
-        messages = _messages(answer, where)
-        if isinstance(prompt, list):
-            begin = _messages(prompt, where)
-            if messages[: len(begin)] != begin:
-                messages = begin + messages
-        elif isinstance(prompt, str) and messages[0].role == "assistant":
-            messages = (Message("user", prompt), *messages)
-        return Chat(messages)
+            yield (self._rollout if self._are_rollouts else self._written)(row, where)
 
     def _is_wanted(self, row: dict[str, Any]) -> bool:
         """Whether the reward of a policy's answer is within bounds, and not refused."""
@@ -175,11 +114,10 @@ class Records:
             raise UserError(f"{where}: {name} is {value!r:.60}; it must be text or messages")
         return Conversation((Message("user", value),)) if self._reading.chat else value
 
-    def _rollout(self, row: dict[str, Any], where: str) -> Sampled:
+    def _rollout(self, row: dict[str, Any], where: str) -> Record:
         """An exported rollout, or its messages if it was sampled with another tokenizer."""
         try:
             rollout = Rollout([_segment(turn) for turn in row[ROLLOUT]])
-            group = str(row["submission"]), int(row["group"])
             own = self._are_own(row[ROLLOUT], where)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
@@ -187,13 +125,13 @@ class Records:
                 "the rollouts again"
             ) from error
         if own:
-            return Sampled(rollout, group, float(row["reward"]))
+            return rollout
         if not row.get(CHAT):
             raise UserError(
                 f"{where} was sampled with another tokenizer than the model's, so its tokens "
                 "mean other texts; choose a model of that run, or make examples of texts"
             )
-        return Sampled(self._written(row, where), group, float(row["reward"]))
+        return self._written(row, where)
 
     def _are_own(self, turns: Sequence[Any], where: str) -> bool:
         """Whether this model's tokenizer gives the rollout's tokens their text.

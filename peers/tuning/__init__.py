@@ -1,4 +1,4 @@
-"""`swarm sft` and `swarm dpo`: fine-tuning on this machine, without a network.
+"""`swarm sft`: fine-tuning on this machine, without a network.
 
 For other rooms:
 
