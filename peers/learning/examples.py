@@ -97,10 +97,11 @@ def encode_examples(
 
 def read_examples(
     data: Path, model: Path, tokens_max: int, reading: Reading
-) -> tuple[list[Rollout], int]:
-    """As `encode_examples`, of a data set; raises `UserError`."""
+) -> tuple[list[Rollout], int, int]:
+    """As `encode_examples`, of a data set; also how many answers of policies were refused or have a
+    reward out of bounds. Raises `UserError`."""
     records = Records(data, reading, Renderer(model))
-    return encode_examples(records, model, tokens_max)
+    return *encode_examples(records, model, tokens_max), records.unwanted
 
 
 def epochs(examples: Sequence[Rollout], seed: int) -> Iterator[Rollout]:

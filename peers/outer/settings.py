@@ -5,8 +5,6 @@ Settings of the whole run (rounds, inner steps, outer and inner optimiser) are i
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pydantic
 
 from swarm.errors import UserError
@@ -24,8 +22,6 @@ class ReplicaSettings(ComputeSettings):
     data: list[str] = pydantic.Field(default=[])
     """Files with this trainer's data: text, JSONL or Parquet. Trainers may have the same files:
     each trains on other blocks of them."""
-    objective: Literal["pretrain", "sft"] = "pretrain"
-    """pretrain: predict every token. sft: predict the answers only."""
     sequence_tokens: int = pydantic.Field(default=1024, ge=2, le=1 << 20)
     """Length of a packed sequence."""
     batch_sequences: int = pydantic.Field(default=32, ge=1, le=1 << 20)
@@ -50,7 +46,6 @@ class ReplicaSettings(ComputeSettings):
     def inner(self, optimiser: Optimiser) -> Inner:
         """The inner steps, with the optimiser of the run's manifest."""
         return Inner(
-            objective=self.objective,
             data=self.data,
             sequence_tokens=self.sequence_tokens,
             batch_sequences=self.batch_sequences,

@@ -1,6 +1,1 @@
-"""`swarm sft`: fine-tuning on this machine, without a network.
-
-For other rooms:
-
-- `service`: as_batch
-"""
+"""`swarm sft`: fine-tuning on this machine, without a network."""

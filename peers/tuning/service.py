@@ -18,16 +18,14 @@ import msgspec
 import torch
 
 from peers.engines.model import count_parameters
-from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.learning import states
 from peers.learning.batch import Batch
 from peers.learning.descent import descend
-from peers.learning.examples import draw_tasks, encode_examples, epochs
+from peers.learning.examples import draw_tasks, encode_examples, epochs, read_examples
 from peers.learning.groups import Group, make_batch
 from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
-from peers.learning.records import Records
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.offline import (
@@ -211,8 +209,7 @@ def read_job(job: StartTuning, tokens_max: int) -> tuple[list[Rollout], int, int
         environment = load_environment(reference.name, reference.version, reference.options)
         tasks = draw_tasks(environment, 2 * settings.steps * settings.batch, settings.seed)
         return *encode_examples(tasks, model, tokens_max, environment), 0
-    records = Records(Path(job.data), job.reading, Renderer(model))
-    return *encode_examples(records, model, tokens_max), records.unwanted
+    return read_examples(Path(job.data), model, tokens_max, job.reading)
 
 
 def as_batch(rollouts: Sequence[Rollout]) -> Batch:

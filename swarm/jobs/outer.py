@@ -9,7 +9,7 @@ the same contributions hold the same bits.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -31,7 +31,6 @@ class OuterSetup(Setup, frozen=True, kw_only=True):
 class Inner(msgspec.Struct, frozen=True, kw_only=True):
     """How one trainer takes its inner steps."""
 
-    objective: Literal["pretrain", "sft"] = "pretrain"
     data: list[str] = []
     """Files on this machine: text, JSONL or Parquet."""
     sequence_tokens: Annotated[int, Meta(ge=2)] = 1024

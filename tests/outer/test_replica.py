@@ -283,15 +283,11 @@ def test_two_ranks_make_the_contribution_of_one(base: Path, text: Path, tmp_path
 # --- data ------------------------------------------------------------------------------------
 
 
-def test_rows_and_examples_are_read_as_well(base: Path, tmp_path: Path) -> None:
+def test_rows_are_read_as_well(base: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"row {n} of text that is long enough"}) for n in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     rows = Trainer(tmp_path / "rows", job_of(base, tmp_path / "rows.jsonl"))
     assert rows.train(1).tokens == 3 * 4 * 32
-    examples = [json.dumps({"prompt": f"{n:02}>", "answer": f"{n % 7}"}) for n in range(20)]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(examples))
-    sft = Trainer(tmp_path / "sft", job_of(base, tmp_path / "pairs.jsonl", objective="sft"))
-    assert sft.train(1).tokens == 3 * 4 * 2  # a digit and the end
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_what_is_written_here_is_what_sft_learns(tmp_path: Path) -> None:
     ]
     measured = Measured("teacher", drawn(), [samples])
     write(of_samples(measured, SORT), Selection(RULES), tmp_path / "data", "local")
-    found, _ = read_examples(tmp_path / "data", tmp_path / "student", 99, Reading())
+    found, *_ = read_examples(tmp_path / "data", tmp_path / "student", 99, Reading())
     decode = Renderer(tmp_path / "student").decode_completion
     assert [decode(each.model_tokens, [2])[0][:2] for each in found] == ["12", "13"]
     credits = json.loads((tmp_path / "data/credits.json").read_text())

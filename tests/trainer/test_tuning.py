@@ -169,7 +169,7 @@ def test_only_the_assistants_words_of_a_chat_are_learned(base: Path, tmp_path: P
     chat = [{"role": role, "content": content} for role, content in messages]
     data = tmp_path / "chats.jsonl"
     data.write_text(json.dumps({"messages": chat}))
-    (found,), _ = read_examples(data, model, 99, Reading())
+    (found,), *_ = read_examples(data, model, 99, Reading())
     decode = Renderer(model).decode_completion
     assert [(each.kind, decode(each.tokens, [EOS_ID])[0]) for each in found.segments] == [
         ("prompt", "<user>1<assistant>"),
@@ -178,7 +178,7 @@ def test_only_the_assistants_words_of_a_chat_are_learned(base: Path, tmp_path: P
         ("model", "4"),
     ]
     data.write_text(json.dumps({"prompt": "1", "answer": "2"}))
-    (asked,), _ = read_examples(data, model, 99, Reading(chat=True))
+    (asked,), *_ = read_examples(data, model, 99, Reading(chat=True))
     assert asked.segments[:2] == found.segments[:2]
 
 
@@ -206,7 +206,7 @@ def write_rollouts(path: Path, base: Path, rewards: Sequence[Sequence[float]]) -
 
 def test_rollouts_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
     data = write_rollouts(tmp_path / "r.jsonl", base, [[0, 1, 0.5], [0, 0, 0], [1, 0, 1]])
-    found, _ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
+    found, *_ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
     decode = Renderer(base).decode_completion
     assert [decode(each.tokens, ())[0] for each in found] == ["0>1", "2>0", "2>2"]
 
@@ -221,7 +221,7 @@ def test_a_teachers_solutions_are_chosen_by_reward(base: Path, tmp_path: Path) -
     data = tmp_path / "solutions.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
     decode = Renderer(base).decode_completion
-    found, _ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
+    found, *_ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
     assert [decode(each.model_tokens, ())[0][0] for each in found] == ["1", "2", "3"]
     none = StartTuning(
         model=str(base), data=str(data), settings=TuningSettings(), reading=Reading(reward=(2, 3))

@@ -1,4 +1,4 @@
-"""`swarm train`: pre-train or fine-tune a model, alone or as one of a run's trainers."""
+"""`swarm train`: pre-train a model, alone or as one of a run's trainers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ class BackendName(StrEnum):
     hivemind = "hivemind"
 
 
-class Objective(StrEnum):
-    pretrain = "pretrain"
-    sft = "sft"
-
-
 OF_THE_RUN = (
     *("fresh", "steps", "inner_steps", "learning_rate", "warmup_steps", "decay_share"),
     *("weight_decay", "outer_learning_rate", "outer_momentum", "resume", "as_json"),
@@ -43,8 +38,8 @@ def train(
     data: Annotated[
         list[Path],
         typer.Option(
-            help="File or folder to train on; repeatable. pretrain: text, or JSON lines, Parquet "
-            'or Arrow with a column text. sft: JSON lines, each {"prompt": text, "answer": text}.'
+            help="File or folder to train on; repeatable: text, or JSON lines, Parquet or Arrow "
+            "with a column text."
         ),
     ],
     out: Annotated[
@@ -91,9 +86,6 @@ def train(
     backends: Annotated[
         Path, typer.Option(help="Folder where `swarm backend install` puts backends.")
     ] = Path("~/.swarm"),
-    objective: Annotated[
-        Objective, typer.Option(help="pretrain: learn every token. sft: learn the answers only.")
-    ] = Objective.pretrain,
     fresh: Annotated[
         bool,
         typer.Option(
@@ -105,9 +97,7 @@ def train(
         int, typer.Option(help="Steps of a round, after which the state is durable.")
     ] = 100,
     batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
-    sequence_tokens: Annotated[
-        int, typer.Option(help="Tokens of a sequence; of sft, the longest example.")
-    ] = 1024,
+    sequence_tokens: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 1024,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-4,
     warmup_steps: Annotated[int, typer.Option(help="Steps of warm-up.")] = 100,
     decay_share: Annotated[
@@ -136,7 +126,7 @@ def train(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pre-train or fine-tune a model: alone without a network, or as one of a run's trainers."""
+    """Pre-train a model: alone without a network, or as one of a run's trainers."""
     require_extra("train", "swarm train")
 
     folder = str(find_model(model, "--model", weights=not fresh).folder.absolute())
@@ -150,7 +140,6 @@ def train(
         settings = {
             "model": folder,
             "data": [str(each.absolute()) for each in data],
-            "objective": objective.value,
             "batch_sequences": batch,
             "sequence_tokens": sequence_tokens,
             "z_loss": z_loss,
@@ -179,7 +168,6 @@ def train(
 
     become_rank(["replica"])
     inner = Inner(
-        objective=objective.value,
         data=[str(each.absolute()) for each in data],
         sequence_tokens=sequence_tokens,
         batch_sequences=batch,

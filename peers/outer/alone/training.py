@@ -1,4 +1,4 @@
-"""`swarm train`: pre-training or fine-tuning by one trainer on this machine, in rounds.
+"""`swarm train`: pre-training by one trainer on this machine, in rounds.
 
 The rounds are those of several trainers (`swarm.jobs.outer`), with this one alone or with others
 (`peers.outer.alone.averaging`). Alone, with an outer learning rate of 1 and no outer

@@ -1,19 +1,16 @@
 """The data of the inner steps: sequences of tokens, addressed by index.
 
-Pre-training reads text. Documents follow one another, each with the end token, and the stream is
-cut into blocks of equal length, each of which begins with the last token of the block before, so
-that every token but the very first is predicted once. Supervised fine-tuning reads prompts with
-answers; only the answers are predicted.
+Documents follow one another, each with the end token, and the stream is cut into blocks of equal
+length, each of which begins with the last token of the block before, so that every token but the
+very first is predicted once.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,10 +19,8 @@ from peers.engines.config import read_config
 from peers.environments import Renderer
 from peers.environments.rows import SUFFIXES, Rows, located
 from peers.learning.batch import Batch
-from peers.learning.examples import read_examples, stop_id
-from peers.tuning.service import as_batch
+from peers.learning.examples import stop_id
 from swarm.errors import UserError
-from swarm.jobs.offline import Reading
 from swarm.jobs.outer import Inner
 from swarm.world.progress import report
 
@@ -39,44 +34,19 @@ _NONE = torch.zeros(0, dtype=torch.int64)
 NO_SEQUENCES = Batch(_NONE, _NONE.bool(), _NONE, _NONE, _NONE.float(), _NONE.double())
 
 
-class Corpus(Protocol):
-    """Sequences to learn from."""
-
-    def __len__(self) -> int: ...
-
-    def tokens(self, index: int) -> int:
-        """Tokens of a sequence."""
-        ...
-
-    def predicted(self, index: int) -> int:
-        """Tokens of a sequence that are predicted."""
-        ...
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """The sequences, perhaps none: several ranks may share fewer."""
-        ...
-
-
-def read_corpus(inner: Inner, model: Path, seed: int) -> Corpus:
-    """Read the data of these settings, in tokens of the model; raises `UserError`."""
-    if not inner.data:
-        raise UserError("data is empty; name at least one file to train on")
-    longest = int(read_config(model)["max_position_embeddings"])
-    if inner.sequence_tokens > longest + 1:
-        raise UserError(
-            f"sequence_tokens is {inner.sequence_tokens}; the model takes {longest} tokens, so "
-            f"{longest + 1} is the most"
-        )
-    if inner.objective == "sft":
-        return Examples(inner, model, seed)
-    return TextBlocks(inner, model)
-
-
 class TextBlocks:
     """Blocks of text, in a temporary file that is mapped into memory."""
 
     def __init__(self, inner: Inner, model: Path) -> None:
-        """Tokenize the data; raises `UserError`."""
+        """Read and tokenize the data; raises `UserError`."""
+        if not inner.data:
+            raise UserError("data is empty; name at least one file to train on")
+        longest = int(read_config(model)["max_position_embeddings"])
+        if inner.sequence_tokens > longest + 1:
+            raise UserError(
+                f"sequence_tokens is {inner.sequence_tokens}; the model takes {longest} tokens, so "
+                f"{longest + 1} is the most"
+            )
         self._width = inner.sequence_tokens
         self._stream = _tokenize(inner.data, model)
         if len(self) == 0:
@@ -88,13 +58,8 @@ class TextBlocks:
     def __len__(self) -> int:
         return max(0, len(self._stream) - 1) // (self._width - 1)
 
-    def tokens(self, index: int) -> int:
-        return self._width
-
-    def predicted(self, index: int) -> int:
-        return self._width - 1
-
     def batch(self, indices: Sequence[int]) -> Batch:
+        """The sequences, perhaps none: several ranks may share fewer."""
         if not indices:
             return NO_SEQUENCES
         count, stride = len(indices), self._width - 1
@@ -109,37 +74,6 @@ class TextBlocks:
             advantage=torch.zeros(count),
             temperature=torch.ones(count, dtype=torch.float64),
         )
-
-
-class Examples:
-    """Prompts with answers."""
-
-    def __init__(self, inner: Inner, model: Path, seed: int) -> None:
-        """Tokenize the data; raises `UserError`."""
-        read = [
-            read_examples(Path(path), model, inner.sequence_tokens, Reading())
-            for path in inner.data
-        ]
-        self._found = [example for found, _ in read for example in found]
-        left_out = sum(count for _, count in read)
-        if not self._found:
-            raise UserError(
-                f"data leaves no example to train on: {left_out} are without a prompt or longer "
-                f"than {inner.sequence_tokens} tokens; give other data or a larger sequence_tokens"
-            )
-        random.Random(seed).shuffle(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def tokens(self, index: int) -> int:
-        return len(self._found[index].tokens)
-
-    def predicted(self, index: int) -> int:
-        return len(self._found[index].model_tokens)
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        return as_batch([self._found[index] for index in indices]) if indices else NO_SEQUENCES
 
 
 def _tokenize(data: Sequence[str], model: Path) -> np.memmap[tuple[int], np.dtype[np.uint32]]:

@@ -30,7 +30,7 @@ from peers.learning.stored import slices_of
 from peers.outer.learning import contribution
 from peers.outer.learning.compression import VALUE_MAX
 from peers.outer.learning.contribution import Header
-from peers.outer.learning.corpus import Corpus, read_corpus
+from peers.outer.learning.corpus import TextBlocks
 from peers.outer.learning.draw import Draw
 from peers.outer.learning.state import StateFile
 from peers.outer.learning.tensor_file import Shapes, TensorFile, TensorFileWriter
@@ -64,7 +64,7 @@ class InnerStep:
 class Replica:
     """Holds this rank's part of the model, its optimiser, and the data."""
 
-    def __init__(self, job: StartReplica, ranks: Ranks, corpus: Corpus | None = None) -> None:
+    def __init__(self, job: StartReplica, ranks: Ranks, corpus: TextBlocks | None = None) -> None:
         """Load model and data; raises `UserError`. `corpus`: data that was read before."""
         self._job = job
         self._ranks = ranks
@@ -80,7 +80,7 @@ class Replica:
             attention=None if job.attention == "fastest" else job.attention,
         )
         base = Path(job.model)
-        self._corpus = corpus or read_corpus(inner, base, job.seed)
+        self._corpus = corpus or TextBlocks(inner, base)
         self._draw = self._divide()
         self._left: Path | None = None
         """The folder of the inner state that the moments in memory are those of."""
@@ -157,7 +157,7 @@ class Replica:
         return learning_rate(self._inner.optimiser, self._job.rounds * self._job.inner_steps, step)
 
     def _step(self, blocks: Sequence[int], rate: float) -> InnerStep:
-        tokens = sum(map(self._corpus.predicted, blocks))
+        tokens = self._predicted(blocks)
         optimiser = self.policy.optimiser
         optimiser.zero_grad()
         total = 0.0
@@ -178,9 +178,13 @@ class Replica:
             optimiser.step()
         return InnerStep(total / tokens, norm, rate, tokens, not finite)
 
+    def _predicted(self, blocks: Sequence[int]) -> int:
+        """Tokens of some sequences that are predicted: all but the first of each."""
+        return len(blocks) * (self._inner.sequence_tokens - 1)
+
     def _passes(self, blocks: Sequence[int]) -> list[Rows]:
         """The forward passes over this rank's share of some sequences."""
-        share = self._ranks.share([self._corpus.tokens(block) for block in blocks])
+        share = self._ranks.share([self._inner.sequence_tokens] * len(blocks))
         return self.policy.passes(self._corpus.batch([blocks[index] for index in share]))
 
     def _loss(self, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -202,7 +206,7 @@ class Replica:
         total, tokens = 0.0, 0
         for start in held_back[::MEASURED_SEQUENCES]:
             blocks = list(range(start, min(start + MEASURED_SEQUENCES, held_back.stop)))
-            tokens += sum(map(self._corpus.predicted, blocks))
+            tokens += self._predicted(blocks)
             for rows in self._passes(blocks):
                 total += float(self._loss(rows)[0])
         rest(self.policy.scorer)
