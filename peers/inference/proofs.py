@@ -58,19 +58,11 @@ class ProofKeeper:
         await self._kept.open()
         self._judging.update(self._peer.run.manifest.validator_ids())  # while this peer was away
         self._judged.set()
-        try:
-            while True:
-                await self._judged.wait()
-                await trio.sleep(SOON_SECONDS * self._node.world.random.uniform(0.5, 1.5))
-                async with self._asking:
-                    await self._ask(self._judging)
-        finally:  # an eviction ends the role
-            expulsions = self._peer.run.expulsions_of(self._peer.peer_id)
-            if expulsions:
-                with trio.move_on_after(LAST_SECONDS, shield=True):
-                    signed = self._peer.run.manifest_envelope
-                    await self._kept.keep_expulsions(signed, expulsions)
-                    await self._ask([each.sender for each in expulsions])
+        while True:
+            await self._judged.wait()
+            await trio.sleep(SOON_SECONDS * self._node.world.random.uniform(0.5, 1.5))
+            async with self._asking:
+                await self._ask(self._judging)
 
     async def finish(self) -> None:
         """Keep what is not kept yet, before the peer leaves."""

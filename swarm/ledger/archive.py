@@ -77,8 +77,6 @@ class Archive:
     """The worker's home whose receipts are all that there is; empty for logs."""
     receipts: list[Receipt] = field(default_factory=list)
     """The worker's own receipts."""
-    expulsions: list[Record] = field(default_factory=list)
-    """Its eviction and reinstatement, as in the log of a trusted peer."""
     problems: list[str] = field(default_factory=list)
     """One sentence for each copy that could not be had."""
 
@@ -110,7 +108,7 @@ class Archive:
         return [
             records_of(owner, log.origin.start, log.entries)
             for owner, log in sorted(self.logs.items())
-        ] + [[*(each.record for each in self.receipts), *self.expulsions]]
+        ] + [[each.record for each in self.receipts]]
 
     @cached_property
     def state(self) -> LedgerState:

@@ -129,10 +129,6 @@ class KeptProofs:
             "submission BLOB NOT NULL, manifest BLOB NOT NULL, verdict BLOB NOT NULL, "
             "entry BLOB NOT NULL, head BLOB NOT NULL, proof BLOB NOT NULL, "
             "bytes INTEGER NOT NULL, UNIQUE (run, validator, position))",
-            "CREATE TABLE IF NOT EXISTS own_expulsions "
-            "(run TEXT NOT NULL, manifest BLOB NOT NULL, envelope BLOB NOT NULL)",
-            # Whoever is admitted again is not evicted any more.
-            ("DELETE FROM own_expulsions WHERE run = ?", (self._run,)),
         )
 
     def next_index(self, validator: str) -> int:
@@ -168,12 +164,6 @@ class KeptProofs:
             return self._make_room(connection)
 
         return await self._database.transact(run)
-
-    async def keep_expulsions(self, manifest: Envelope, envelopes: Sequence[Envelope]) -> None:
-        """Keep this worker's newest signed eviction and reinstatement."""
-        rows = [(self._run, manifest.raw, envelope.raw) for envelope in envelopes]
-        sql = "INSERT INTO own_expulsions VALUES (?, ?, ?)"
-        await execute(self._database, *((sql, row) for row in rows))
 
     def _make_room(self, connection: sqlite3.Connection) -> int:
         rows = connection.execute(

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
-from swarm.ledger.entries import Evicted, Reinstated
 from swarm.ledger.proof_file import KEPT_PROOFS, KEPT_PROOFS_OF_RUN, Proven, proven_in
-from swarm.ledger.state import Record
 from swarm.look.archives import home_rows
 from swarm.look.prefixes import resolve
 from swarm.run.choice import choose_run
-from swarm.run.run import Run
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.manifest import RunManifest
-from swarm.wire.messages import Eviction, Reinstatement
 from swarm.world.home import check_format
 
 
@@ -50,9 +45,7 @@ def kept_archive(home: Path, run: str | None) -> Archive:
     """The receipts that a worker's home keeps of a run, each checked again; raises `UserError`."""
     database = _database(home)
     manifests: dict[str, Envelope] = {}
-    signed = home_rows(database, "SELECT envelope FROM proof_manifests")
-    signed += home_rows(database, "SELECT manifest FROM own_expulsions")
-    for (raw,) in signed:
+    for (raw,) in home_rows(database, "SELECT envelope FROM proof_manifests"):
         with suppress(Dropped):
             manifest = open_envelope(raw)
             known = manifests.get(manifest.body.run, manifest)
@@ -80,7 +73,6 @@ def kept_archive(home: Path, run: str | None) -> Archive:
         receipt = proven.receipt
         archive.receipts.append(receipt)
         archive.log(receipt.envelope.sender).verdicts[receipt.index] = receipt.envelope
-    archive.expulsions.extend(_expulsions(database, archive))
     if damaged:
         archive.problems.append(f"{damaged:,} of the receipts in {database} prove nothing")
     return archive
@@ -93,20 +85,3 @@ def _database(home: Path) -> Path:
     if not home_rows(database, "SELECT 1 FROM sqlite_master WHERE name = 'receipts'"):
         raise UserError(f"{home} keeps no proofs: only workers keep them")
     return database
-
-
-def _expulsions(database: Path, archive: Archive) -> Iterator[Record]:
-    """The eviction and the reinstatement that the worker heard before it left."""
-    run = Run(archive.signed)
-    for (raw,) in home_rows(
-        database, "SELECT envelope FROM own_expulsions WHERE run = ?", archive.run
-    ):
-        with suppress(Dropped):
-            envelope = open_envelope(raw)
-            message = envelope.message
-            if not isinstance(message, Eviction | Reinstatement):
-                continue
-            if run.permits(envelope.sender, message) is None:
-                kind = Evicted if isinstance(message, Eviction) else Reinstated
-                entry = kind(peer=message.peer, reason=message.reason, envelope=envelope.raw)
-                yield Record(archive.manifest.trusted_ids()[0], 0, entry)

@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.ledger import merkle, proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
-from swarm.ledger.entries import Evicted, decode, encode
+from swarm.ledger.entries import Evicted, encode
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.ledger.proof_file import KeptProofs, Proven
@@ -33,7 +33,6 @@ from swarm.look.why import (
     submission_named,
 )
 from swarm.run.run import Run
-from swarm.wire.envelope import open_envelope
 from swarm.wire.identity import Identity
 from swarm.wire.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.world.disk import LocalDisk
@@ -129,17 +128,13 @@ def worker(tmp_path: Path) -> Path:
     return home
 
 
-def keep(
-    home: Path, archive: Archive, receipts: Sequence[Receipt], evictions: Sequence[Evicted] = ()
-) -> None:
-    """Let the worker of a home be admitted, and keep receipts and its evictions."""
+def keep(home: Path, archive: Archive, receipts: Sequence[Receipt]) -> None:
+    """Let the worker of a home be admitted, and keep receipts."""
 
     async def main() -> None:
         kept = KeptProofs(LocalDisk(home).database("peer.sqlite"), archive.run, 1 << 20)
         await kept.open()
         await kept.keep([Proven(archive.signed, receipt) for receipt in receipts])
-        expulsions = [open_envelope(each.envelope) for each in evictions]
-        await kept.keep_expulsions(archive.signed, expulsions)
         assert not receipts or kept.next_index(ALICE.peer_id) == receipts[-1].index + 1
 
     trio.run(main)
@@ -341,22 +336,6 @@ def test_a_changed_proof_proves_nothing(archive: Archive, kept: list[Receipt]) -
     )
     with pytest.raises(ValueError, match="it holds no receipt"):
         proof_file.read(b"{}")
-
-
-def test_an_evicted_worker_reads_why_without_the_network(
-    archive: Archive, kept: list[Receipt], worker: Path
-) -> None:
-    evicted = decode(archive.logs[ALICE.peer_id].entries[4])
-    assert isinstance(evicted, Evicted)
-    keep(worker, archive, [], [evicted])
-    assert "another policy" in swarm("ledger", "--from", worker).output, "before a receipt"
-    keep(worker, archive, kept, [evicted])
-    for named in (WORKER.peer_id, "worker"):
-        told = swarm("why", named, "--from", worker).output
-        assert "evicted on" in told and "another policy" in told
-        assert LIE.hex() in told
-    keep(worker, archive, [])
-    assert "evicted" not in swarm("ledger", "--from", worker).output, "it is admitted again"
 
 
 def test_a_worker_reads_its_receipts_without_the_network(

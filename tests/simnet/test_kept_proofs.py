@@ -10,7 +10,6 @@ import pytest
 import trio
 
 from peers.inference.proofs import SOON_SECONDS
-from peers.inference.role import InferenceRole
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware
 from simnet.simulation import Peer, Plan, Simulation
@@ -18,9 +17,7 @@ from swarm.events import Event
 from swarm.ledger import proof_file
 from swarm.ledger.log import Log
 from swarm.ledger.proof_file import KEPT_PROOFS, Proven, proven_in
-from swarm.wire.envelope import open_envelope
 from swarm.wire.manifest import Limits, Thresholds
-from swarm.wire.messages import Eviction
 from swarm.world import Database
 from tests.simnet.runs import SMALL, going
 
@@ -118,26 +115,6 @@ async def test_the_last_receipts_are_kept(end: str) -> None:
         expected = {submission for when, submission in heard if when <= last}
         assert len(expected) > 2
         assert expected <= kept
-
-
-async def test_a_worker_keeps_its_eviction() -> None:
-    simulation = Simulation(4, workload=SMALL)
-
-    async with going(
-        simulation,
-        Plan("v0", ["validator"]),
-        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=2.0)),
-        Plan("w", ["inference"], acts=InferenceRole),  # so that its end is expected
-        steps=1_000_000,
-    ):
-        await trio.sleep(30)
-        worker, (validator,) = simulation.peers["w"], simulation.peers["v0"].roles
-        await validator._trusted.evict(worker.id, "for a test", b"", 1.0, 0.0)  # type: ignore[attr-defined]
-        await trio.sleep(10)
-        assert not worker.alive
-        rows = _database(simulation, "w", "peer.sqlite").read("SELECT envelope FROM own_expulsions")
-        (kept,) = [open_envelope(raw).expect(Eviction) for (raw,) in rows]
-        assert (kept.peer, kept.reason) == (worker.id, "for a test")
 
 
 def _check(simulation: Simulation) -> None:
