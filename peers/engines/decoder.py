@@ -8,7 +8,7 @@ differs between models is in the `Architecture` that the config asks for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -38,14 +38,12 @@ class Decoder:
         *,
         merge: bool = True,
         devices: Sequence[torch.device] = (),
-        stage_layers: Sequence[int] = (),
     ) -> None:
         """Load the policy in `folder`; raises `UserError` for an unsupported model.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. Unless `merge`,
         adapters are computed beside their base's weights, which are then read only once.
-        `devices` instead of `device` share the layers, each `stage_layers` of them (empty: equal
-        numbers); embedding and head are on the last.
+        `devices` instead of `device` share the layers; embedding and head are on the last.
         """
         self.merge = merge
         config = read_config(folder)
@@ -57,7 +55,7 @@ class Decoder:
                 "layers cannot be shared among devices; leave devices empty"
             ) from problem
         devices = list(devices) or [torch.device(device)]
-        spans = split_layers(len(model.windows), len(devices), stage_layers)
+        spans = split_layers(len(model.windows), len(devices))
         self.device = devices[-1]
         self.layer_devices = [
             device for device, span in zip(devices, spans, strict=True) for _ in span
@@ -124,17 +122,9 @@ class Decoder:
         return Weights(self.model, stored, str(folder), self.device, self._dtype)
 
 
-def split_layers(count: int, devices: int, given: Sequence[int] = ()) -> list[range]:
-    """The range of layers of each device; `given` are their numbers, if they are chosen.
-
-    Raises `UserError`.
-    """
-    sizes = list(given)
-    if not sizes:
-        sizes = [count // devices + (index < count % devices) for index in range(devices)]
-    if len(sizes) != devices or sum(sizes) != count or min(sizes) < 1:
-        raise UserError(
-            f"{sizes} does not split {count} layers over {devices} devices; change stage_layers"
-        )
-    ends = list(accumulate(sizes))
-    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+def split_layers(count: int, devices: int) -> list[range]:
+    """The range of layers of each device, in equal numbers; raises `UserError` for too few."""
+    if devices > count:
+        raise UserError(f"{devices} devices cannot share {count} layers; name fewer in devices")
+    ends = [(index * count + devices - 1) // devices for index in range(devices + 1)]
+    return [range(start, end) for start, end in pairwise(ends)]

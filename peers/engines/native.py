@@ -89,18 +89,15 @@ class NativeEngine:
         memory_share: float = 0.5,
         merge: bool = True,
         devices: Sequence[torch.device] = (),
-        stage_layers: Sequence[int] = (),
     ) -> None:
         """Load the policy in `folder`, whose number is `policy`.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
         rows are generated at once (0: `SLOTS`), with caches of at most
-        `memory_share` of the memory that is free once the weights are loaded. `merge`, `devices`
-        and `stage_layers` are as in `Decoder`. Raises `UserError` for an unsupported model.
+        `memory_share` of the memory that is free once the weights are loaded. `merge` and
+        `devices` are as in `Decoder`. Raises `UserError` for an unsupported model.
         """
-        self._decoder = decoder = Decoder(
-            folder, device, dtype, merge=merge, devices=devices, stage_layers=stage_layers
-        )
+        self._decoder = decoder = Decoder(folder, device, dtype, merge=merge, devices=devices)
         model = decoder.model
         self._prefiller = Prefiller(decoder)
         self._policy = policy

@@ -68,15 +68,8 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
         if not is_described(read_config(folder)):
             return GeneralEngine(folder, device, dtype, **given)
         check_fits(need_of(folder, hardware), available_bytes(device))
-    return NativeEngine(
-        folder,
-        device,
-        dtype,
-        **given,
-        merge=merges(hardware, dtype),
-        devices=devices,
-        stage_layers=hardware.stage_layers,
-    )
+    merge = merges(hardware, dtype)
+    return NativeEngine(folder, device, dtype, **given, merge=merge, devices=devices)
 
 
 def make_engine(

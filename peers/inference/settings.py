@@ -42,8 +42,6 @@ class InferenceSettings(ComputeSettings):
     devices: list[str] = pydantic.Field(default=[])
     """native: devices of this machine that share the layers of a model too large for one, for
     example `["cuda:0", "cuda:1"]`."""
-    stage_layers: list[int] = pydantic.Field(default=[])
-    """native: layers of each of `devices`. Empty: equal numbers."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
     """native: whether LoRA adapters become part of the weights, or are computed beside them:
     slower by two thin products per matrix, but exact in 16 bits, and a new policy is read in an

@@ -69,8 +69,6 @@ class ValidatorSettings(EvaluationSettings):
     devices: list[str] = pydantic.Field(default=[])
     """Devices of this machine that share the layers of a model too large for one, for example
     `["cuda:0", "cuda:1"]`."""
-    stage_layers: list[int] = pydantic.Field(default=[])
-    """Layers of each of `devices`. Empty: equal numbers."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
     """Whether LoRA adapters become part of the weights, or are computed beside them. auto: part of
     them in fp32, beside them in bf16."""
@@ -82,7 +80,6 @@ class ValidatorSettings(EvaluationSettings):
             dtype=self.dtype,
             threads=self.threads,
             devices=self.devices,
-            stage_layers=self.stage_layers,
             adapters=self.adapters,
         )
 

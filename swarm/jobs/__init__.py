@@ -79,8 +79,6 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = False
     devices: list[str] = []
     """Devices that share the layers; empty: one device holds the model."""
-    stage_layers: list[int] = []
-    """Layers of each of `devices`; empty: equal numbers."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
     """Whether LoRA adapters become part of the weights or are computed beside them; auto: part of
     them in fp32 only, since 16 bits round away much of what was learned."""

@@ -36,13 +36,13 @@ class TestTwoDevices(Conformance):
 @pytest.mark.parametrize("name", ["llama-yarn", "qwen2-window", "qwen3-moe"])
 def test_the_settings_split_every_kind_of_layer(name: str, tmp_path: Path) -> None:
     save_random(SUPPORTED[name], tmp_path, seed=1)
-    settings = InferenceSettings(devices=["cpu", "cpu"], stage_layers=[3, 1])
-    judging = ValidatorSettings(devices=["cpu", "cpu"], stage_layers=[3, 1])
+    settings = InferenceSettings(devices=["cpu", "cpu"])
+    judging = ValidatorSettings(devices=["cpu", "cpu"])
     assert judging.hardware == msgspec.structs.replace(
         settings.hardware, memory_share=judging.hardware.memory_share
     )
     split: Any = make_engine("native", tmp_path, settings.hardware)
-    assert [len(each._layers) for each in split._decoder._stages] == [3, 1]
+    assert [len(each._layers) for each in split._decoder._stages] == [2, 2]
     whole = NativeEngine(tmp_path)
     ours, theirs = (
         complete(each, PROMPTS, [4, 0, 9, 5, 2, 7], (1, 2), 0.8, [0, 3], 14)
@@ -54,12 +54,10 @@ def test_the_settings_split_every_kind_of_layer(name: str, tmp_path: Path) -> No
         assert torch.equal(split.logits(mine), whole.logits(other))
 
 
-def test_layers_are_split_evenly_or_as_given(tmp_path: Path) -> None:
+def test_layers_are_split_evenly(tmp_path: Path) -> None:
     assert split_layers(10, 3) == [range(4), range(4, 7), range(7, 10)]
-    assert split_layers(10, 3, [1, 2, 7]) == [range(1), range(1, 3), range(3, 10)]
-    for given in ([2, 1], [4], [4, 0], [2, 2, 0]):
-        with pytest.raises(UserError, match="does not split 4 layers over 2 devices; change stage"):
-            split_layers(4, 2, given)
+    with pytest.raises(UserError, match="5 devices cannot share 4 layers"):
+        split_layers(4, 5)
     save_random(SUPPORTED["llama"], tmp_path, seed=1)
     with pytest.raises(UserError, match="is not on this machine"):
         make_engine("native", tmp_path, InferenceSettings(devices=["cuda:7"]).hardware)
