@@ -1,4 +1,4 @@
-"""The catalogue: every file of this folder is one attack, and its docstring is its row.
+"""The catalogue: every attack has a docstring, that of its test or of its test's file, for its row.
 
 A docstring has three paragraphs: the attack; its outcome, which begins with *Caught*, *Harmless* or
 *Undefended*; and *Cost:*, what it costs the swarm and the attacker.
@@ -159,20 +159,30 @@ attack's name."""
 def attacks() -> Iterator[Attack]:
     """All attacks, by group; raises `ValueError` for a docstring without its three paragraphs."""
     for group in GROUPS:
-        for path in sorted((HERE / group).glob("test_*.py")):
-            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        for path, name, text in _described(group):
             parts = [" ".join(part.split()) for part in text.split("\n\n")]
             if (
                 len(parts) != 3
                 or not parts[1].startswith(OUTCOMES)
                 or not parts[2].startswith("Cost: ")
             ):
-                raise ValueError(f"{path} does not say its attack, its outcome and its cost")
+                raise ValueError(f"{name} does not say its attack, its outcome and its cost")
             cost = parts[2].removeprefix("Cost: ")
-            name = path.stem.removeprefix("test_")
-            where = f"tests/attacks/{group}/{path.name}"
+            where = f"tests/attacks/{path.relative_to(HERE)}"
             yield Attack(group, name, parts[0], parts[1], cost, where)
     yield from ELSEWHERE
+
+
+def _described(group: str) -> Iterator[tuple[Path, str, str]]:
+    """File, name and docstring of a group's attacks: the files of a folder, or the tests of a
+    file."""
+    for path in sorted((HERE / group).glob("test_*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        yield path, path.stem.removeprefix("test_"), ast.get_docstring(module) or ""
+    for path in HERE.glob(f"test_{group}.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                yield path, node.name.removeprefix("test_"), ast.get_docstring(node) or ""
 
 
 def table() -> str:
