@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,23 +49,6 @@ def test_the_published_design_uses_the_relays_that_there_are() -> None:
     assert 1 <= times[-1] / max(bound(case).values()) < 1.2
 
 
-@pytest.mark.slow
-def test_with_churn_nothing_is_compared() -> None:
-    (run,) = printed("--peers", "10", "--seeds", "1", "--churn", "0.2")["runs"]
-    assert run["ratio_to_bound"] >= 1
-    assert not {"published", "random_mesh"} & set(run)
-
-
-@pytest.mark.slow
-def test_growth_has_a_run_for_each_number_and_is_drawn(tmp_path: Path) -> None:
-    picture = tmp_path / "growth.png"
-    report = printed("--growth", "2,4", "--seeds", "1", "--no-baselines", "--plot", str(picture))
-    assert report["peers"] == [2, 4]
-    assert [run["peers"] for run in report["runs"]] == [2, 4]
-    assert len(report["ratio_to_bound"]) == 2
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -91,8 +73,3 @@ def test_what_makes_no_sense_is_refused_at_once(arguments: str, said: str, capsy
         parse(arguments.split())
     assert refused.value.code == 2
     assert said in capsys.readouterr().err
-
-
-def test_the_least_that_makes_sense_is_taken() -> None:
-    options = parse(["--peers", "6", "--mode", "relay-only", "--gb", "0.001", "--seeds", "1"])
-    assert (options.peers, options.gb, options.seeds) == (6, 0.001, 1)

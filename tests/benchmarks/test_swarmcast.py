@@ -41,19 +41,6 @@ def test_receivers_in_relay_only_mode_send_nothing() -> None:
     assert broadcast(headline(10, 2, size_bytes=SIZE)).sent_by_receivers > 0
 
 
-@pytest.mark.slow
-def test_saying_who_has_what_costs_a_hundredth_of_the_bytes_at_most() -> None:
-    outcome = broadcast(headline(8, 1, size_bytes=256 << 20))
-    assert outcome.sent_in_pieces > 8 * (256 << 20)
-    # Each peer says to at least one other of most of its 1,024 pieces that it has them.
-    assert 8 * 1024 < outcome.sent_in_messages < 0.01 * outcome.sent_in_pieces
-
-
-def test_whoever_stays_finishes_though_others_leave() -> None:
-    case = headline(10, 3, size_bytes=SIZE, churn=0.2)
-    assert len(broadcast(case).finished) == 8
-
-
 def test_a_slow_source_is_the_bound() -> None:
     line = Line("us-east", 12.5e6, 125e6)
     case = Case(1, SIZE, Line("us-east", 1e6, 1e6), [line] * 4)

@@ -25,13 +25,6 @@ def test_steps_rewards_and_time_left() -> None:
     assert state.marks == {"preparing": 0.0, "joining": 8.0, "training": TRAINING_SINCE}
 
 
-def test_a_step_trained_again_after_a_crash_counts_once() -> None:
-    state = trained(fresh(), 10)
-    say(state, "trainer", "trainer.step_trained", 99.0, step=9, reward=0.5)
-    assert state.step == 10
-    assert state.rewards()[-1] == (9, 0.5)
-
-
 def test_verdicts_are_counted_by_what_failed() -> None:
     state = trained(fresh(), 10)
     say(state, "validator", "validator.verdict", 1.0, outcome="quarantined", failed="speed")
@@ -63,18 +56,6 @@ def test_an_eviction_is_remembered_once_and_outlasts_later_events() -> None:
     assert sum("evicted" in note.text for note in state.notes) == 1
 
 
-def test_bytes_add_up_over_the_lives_of_a_process() -> None:
-    state = fresh()
-    say(state, "relay-1", "peer.status", 1.0, bytes_sent=100, bytes_received=7)
-    state.process_died("relay-1", -9, 2.0)
-    relay = state.peers[identifier("relay-1")]
-    assert (relay.state, relay.restarts) == ("restarting", 1)
-    say(state, "relay-1", "peer.listening", 3.0)
-    say(state, "relay-1", "peer.status", 4.0, bytes_sent=20, bytes_received=1)
-    say(state, "relay-1", "peer.status", 5.0, bytes_sent=30, bytes_received=2)
-    assert (relay.sent, relay.received) == (130, 9)
-
-
 def test_a_guest_gets_a_row_of_its_own() -> None:
     state = fresh()
     guest = identifier("stranger")
@@ -95,13 +76,6 @@ def test_a_guest_gets_a_row_of_its_own() -> None:
     assert row.state == "suspected"
     say(state, "trainer", "membership.peer_returned", 5.0, remote=guest)
     assert row.state == "live"
-
-
-def test_a_step_outside_the_run_is_not_believed() -> None:
-    state = trained(fresh(steps=20), 10)
-    for step in (-1, 20, 10**12):
-        say(state, "trainer", "trainer.step_trained", 99.0, step=step, reward=0.5)
-    assert state.step == 10
 
 
 def test_answers_are_shown_before_during_and_after() -> None:

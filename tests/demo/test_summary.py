@@ -12,7 +12,7 @@ from rich.console import Console
 from peers.demo.state import SwarmState
 from peers.demo.summary import draw_rewards, page, summarise
 from swarm.terminal.output import write_json
-from tests.demo.recorded import TRAINING_SINCE, fresh, say, trained
+from tests.demo.recorded import fresh, say, trained
 
 PROMISED = {
     "reward_first",
@@ -68,24 +68,6 @@ def test_a_demo_in_which_every_reward_was_0_says_so() -> None:
     console.print(page(summary, {}))
     assert words in console.file.getvalue()  # type: ignore[attr-defined]
     assert summarise(finished(), 25.0, seed=7)["warning"] == ""
-
-
-def test_phases_follow_each_other_and_add_up() -> None:
-    phases = summarise(finished(), 25.0, seed=0)["seconds_by_phase"]
-    assert phases == {
-        "preparing": 8.0,
-        "joining": TRAINING_SINCE - 8.0,
-        "training": 10.0,
-        "ending": 5.0,
-    }
-    assert sum(phases.values()) == 25.0
-
-
-def test_a_run_cut_short_says_what_it_does_not_know() -> None:
-    summary = summarise(fresh(), 3.0, seed=0)
-    assert summary["reward_first"] is None and summary["sampled_accuracy_after"] is None
-    assert summary["steps"] == 0 and summary["verdicts"] == {"accepted": 0, "quarantined": 0}
-    assert summary["policy_folder"] is None
 
 
 def test_it_is_written_as_json_and_drawn(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shlex
-import subprocess
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,6 @@ from peers.demo.view import (
     paste_lines,
     plot,
 )
-from swarm.terminal.figures import readable_bytes, readable_seconds
 from tests.demo.recorded import JOIN_LINE, fresh, identifier, say, trained
 from tests.network.test_untrusted import HOSTILE, controls
 
@@ -84,12 +82,6 @@ def test_a_cut_command_survives_pasting(word: str) -> None:
     assert "".join(line[:-1] for line in cut[:-1]) + cut[-1] == command
 
 
-def test_a_shell_reads_the_cut_line_as_one() -> None:
-    text = "\n".join(paste_lines(f"echo {JOIN_LINE}", 40))
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == JOIN_LINE
-
-
 def dots(picture: list[str]) -> list[tuple[int, int]]:
     """(column, height above the bottom) of every dot."""
     bits = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3))
@@ -111,29 +103,6 @@ def test_the_plot_shows_values_where_they_are() -> None:
     rising = dots(plot([(step, step / 9) for step in range(10)], 10, 5, 2))
     assert rising[0] == (0, 0) and rising[-1] == (9, 7)
     assert {column for column, _ in rising} == set(range(10)), "the curve has no gaps"
-
-
-def test_the_plot_bridges_gaps_and_clips() -> None:
-    assert {c for c, _ in dots(plot([(0, 0.5), (9, 0.5)], 10, 5, 3))} == set(range(10))
-    assert dots(plot([(0, -3.0)], 10, 5, 2)) == [(0, 0)]
-    assert dots(plot([(0, 7.0)], 10, 5, 2)) == [(0, 7)]
-    assert plot([], 10, 5, 2) == [" " * 5] * 2
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_500, "100 kB"), (1_234_567, "1.2 MB"),
-     (999_600_000, "1.0 GB"), (5 * 10**15, "5000 TB")],
-)  # fmt: skip
-def test_bytes(count: int, shown: str) -> None:
-    assert readable_bytes(count) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3725, "1:02:05")]
-)
-def test_seconds(seconds: float, shown: str) -> None:
-    assert readable_seconds(seconds) == shown
 
 
 @given(HOSTILE)

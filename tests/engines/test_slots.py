@@ -16,10 +16,8 @@ from peers.engines.batch import generate
 from peers.engines.cache import Bucket
 from peers.engines.engine import Piece, Request
 from peers.engines.model import read_weights
-from peers.engines.native import SLOTS, NativeEngine
-from peers.engines.registry import make_engine
+from peers.engines.native import NativeEngine
 from swarm.errors import UserError
-from swarm.jobs import Hardware
 from tests.engines.conformance import PROMPTS, drain, requests
 
 Policies = Callable[[str], list[Path]]
@@ -108,16 +106,6 @@ def test_out_of_memory_halves_the_batch_and_goes_on(folder: Path) -> None:
     assert [found[each.id].tokens for each in asked] == [piece.tokens for piece in plain]
 
 
-def test_slots_and_memory_are_settings(folder: Path) -> None:
-    made = [
-        make_engine("native", folder, Hardware(slots=slots, memory_share=share)).capabilities
-        for slots, share in ((0, 0.4), (7, 0.8))
-    ]
-    assert [each.slots for each in made] == [SLOTS, 7]
-    less, more = (each.memory_bytes or 0 for each in made)
-    assert 0 < less < 0.75 * more
-
-
 def test_no_memory_for_one_row_is_a_sentence(folder: Path) -> None:
     engine = NativeEngine(folder)
 
@@ -128,43 +116,6 @@ def test_no_memory_for_one_row_is_a_sentence(folder: Path) -> None:
     with pytest.raises(UserError, match="no memory for a completion of 12 positions"):
         generate(engine, endless(4, 9))
     assert not engine._rows.live
-
-
-@pytest.mark.parametrize("steps", [0, 3])
-def test_a_row_goes_on_where_it_was_after_memory_was_short_for_sampling(
-    steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its error ends another's submission, if that one drives the engine."""
-    engine = NativeEngine(folder)
-    (request,) = endless(1, 9)
-    engine.submit(request)
-    for _ in range(steps):
-        engine.step()
-
-    def short(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("no room")
-
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="no memory"):
-        patch.setattr(engine, "logits", short)
-        engine.step()
-    (expected,) = generate(NativeEngine(folder), [request])
-    assert drain(engine)[request.id].tokens == expected.tokens
-
-
-def test_a_finished_row_s_cache_for_which_memory_is_short_is_not_kept(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = [replace(each, keep=True) for each in endless(6, 9)]
-    plain = generate(NativeEngine(folder), asked)
-
-    def short(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("no room")
-
-    engine = NativeEngine(folder)
-    monkeypatch.setattr(Bucket, "copy_out", short)
-    made = generate(engine, asked)
-    assert [piece.tokens for piece in made] == [piece.tokens for piece in plain]
-    assert not engine._rows._kept and engine._rows.cache.copies_bytes == 0
 
 
 @pytest.mark.parametrize("capacity", [0, 3])
@@ -206,22 +157,6 @@ def test_broken_weights_are_named_by_policy_and_row(folder: Path, tmp_path: Path
         generate(engine, asked)
     engine.load_weights(folder, 8)
     assert [piece.tokens for piece in generate(engine, asked)] == [each.tokens for each in plain]
-
-
-def test_shared_prompts_and_kept_caches_are_forgotten(folder: Path) -> None:
-    engine = NativeEngine(folder, slots=2)
-    asked = [replace(each, keep=True) for each in endless(1, 5) for _ in range(6)]
-    asked = [replace(each, id=index, row=index) for index, each in enumerate(asked)]
-    made: list[Piece] = []
-    for request in asked:
-        engine.submit(request)
-    while len(made) < 6:
-        assert len(engine._rows._prompts) <= 1
-        made += engine.step()
-    assert not engine._rows._prompts and engine._rows.cache.copies_bytes > 0
-    for request in asked:
-        engine.cancel(request.id)
-    assert engine._rows.cache.copies_bytes == 0 and not engine._rows._kept
 
 
 def test_sampling_a_large_vocabulary_takes_memory_for_a_bounded_number_of_rows(

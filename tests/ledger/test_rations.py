@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
 import pytest
 import trio
 import trio.testing
@@ -111,17 +110,6 @@ def test_a_status_is_encoded_once_and_served_to_all_as_bytes(members: int) -> No
     assert len(wire.answer_decoder.decode(first).present) == members  # type: ignore[union-attr]
 
 
-def test_a_new_status_or_result_is_an_answer_of_its_own() -> None:
-    run = Run(3)
-    answers = Answers(run)  # type: ignore[arg-type]
-    first = answers.status()
-    run.newest = ([b"newer"], run.newest[1])
-    second = answers.status()
-    assert second != first
-    run.result = b"evaluation"
-    assert msgspec.msgpack.decode(answers.status())[-1] == b"evaluation"
-
-
 async def test_bytes_are_what_strangers_use_up() -> None:
     """Not requests: 750 answers a second of 200 kB would be 150 MB/s."""
     seconds = 60.0
@@ -200,35 +188,6 @@ async def test_who_asks_at_once_again_costs_no_more_than_its_ration(
     assert asked["all"] <= 1.1 * (most + refused)
     answered = [asked[f"flood {number}"] for number in range(8)]
     assert max(answered) < 1.2 * min(answered), answered
-
-
-async def test_a_crowd_with_all_its_streams_does_not_hold_other_networks_up() -> None:
-    """Twenty networks, which have used up what is reserved for them, too."""
-    asked: Counter[str] = Counter()
-    waited: list[float] = []
-
-    def network(peer: str) -> str:
-        return f"198.51.{int(peer.split()[1]) % 20}.0/24" if peer != "honest" else "203.0.113.0/24"
-
-    of = rations(network=network)
-    async with trio.open_nursery() as nursery:
-        for number in range(40):
-            nursery.start_soon(ask_on, of, f"flood {number}", 8, asked)
-        await trio.sleep(25)
-        for _ in range(5):
-            began = trio.current_time()
-            assert await read(of, "honest")
-            waited.append(trio.current_time() - began)
-            await trio.sleep(1)
-        nursery.cancel_scope.cancel()
-    assert max(waited) < 1, waited
-
-
-async def test_lines_are_forgotten_when_nobody_waits_in_them() -> None:
-    of = rations()
-    with trio.move_on_after(30):
-        await ask_on(of, "flood 1", 64, Counter())
-    assert not of.waiting
 
 
 async def test_nobody_waits_longer_than_a_client_does() -> None:

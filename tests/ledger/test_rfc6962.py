@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.ledger import merkle
-from tests.ledger.test_merkle import Tree, literal_path, literal_root, numbered
+from tests.ledger.test_merkle import Tree, numbered
 
 # --- RFC 6962 §2.1.3: the example tree of seven leaves --------------------------------------------
 
@@ -165,26 +165,6 @@ def test_consistency_proofs_of_the_reference_tree(old: int, new: int) -> None:
 
 
 # --- against a naive tree -------------------------------------------------------------------------
-
-
-@given(
-    st.lists(st.binary(max_size=3), min_size=1, max_size=200),
-    st.data(),
-)
-def test_trees_of_any_leaves_agree_with_the_definitions(leaves: list[bytes], data) -> None:
-    """Equal leaves, and leaves that look like inner nodes, are no special case."""
-    tree, peaks, size = Tree(leaves), merkle.Peaks(), len(leaves)
-    for leaf in leaves:
-        peaks.append(merkle.leaf_hash(leaf))
-    root = literal_root(leaves)
-    assert merkle.root(size, tree.node) == peaks.root() == root
-    index = data.draw(st.integers(0, size - 1))
-    proof = merkle.inclusion_proof(index, size, tree.node)
-    assert proof == literal_path(index, leaves)
-    assert merkle.verify_inclusion(merkle.leaf_hash(leaves[index]), index, size, proof, root)
-    old = data.draw(st.integers(1, size))
-    steps = merkle.consistency_proof(old, size, tree.node)
-    assert merkle.verify_consistency(old, size, literal_root(leaves[:old]), root, steps)
 
 
 @given(st.integers(2, 70), st.data())

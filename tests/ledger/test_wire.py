@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -241,33 +240,3 @@ async def test_strangers_read_within_a_rate_and_trusted_peers_without(tmp_path: 
         async with swarm.apart(identity(59)) as honest:
             await trio.sleep(60)
             assert len(await receipts(honest.node, ALICE.peer_id, WORKER.peer_id)) == 64
-
-
-async def test_a_member_reads_while_strangers_have_used_up_what_they_share(tmp_path: Path) -> None:
-    swarm = Swarm(tmp_path)
-    async with swarm.peer(ALICE) as alice, swarm.peer(WORKER) as worker:
-        for number in range(64):
-            await alice.trusted.append_verdict(verdict_at(number))
-        await alice.until(lambda: alice.trusted.admits(WORKER.peer_id), "it is a member")
-        assert not alice.trusted.admits(identity(60).peer_id)
-        read = 0
-
-        async def flood(number: int) -> None:
-            nonlocal read
-            async with (
-                swarm.apart(identity(number)) as stranger,
-                open_ledger(stranger.node.transport, ALICE.peer_id) as client,
-            ):
-                while True:
-                    with suppress(PeerError):
-                        got = await client.inclusions(ALICE.peer_id, range(64), 64)
-                        read += len(got)
-
-        async with trio.open_nursery() as nursery:
-            for number in range(60, 66):
-                nursery.start_soon(flood, number)
-            await alice.until(lambda: read > 1.5 * STRANGERS_READS_BURST, "strangers wait")
-            async with open_ledger(worker.node.transport, ALICE.peer_id) as client:
-                for _ in range(10):
-                    assert len(await client.inclusions(ALICE.peer_id, range(64), 64)) == 64
-            nursery.cancel_scope.cancel()

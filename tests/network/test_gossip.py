@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from swarm.errors import PeerError
 from swarm.gossip.gossip import ANSWER_BYTES_PER_TICK, OUTBOX_MAX
-from swarm.gossip.slots import KNOWN_SWEPT_MIN, NEIGHBOURS_WANTED
+from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.store import EVENTS_MAX
 from swarm.gossip.topics import PROTOCOL, RUN, WORK, Frame, Have, Hello, Push, Want, decode, encode
 from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
@@ -331,27 +331,6 @@ async def test_who_comes_back_to_thousands_of_events_hears_the_newest_order_firs
             assert len(member.gossip.neighbours()) == 2
 
 
-async def test_news_overtakes_what_was_asked_for() -> None:
-    async with running(MANIFEST) as run:
-        trainer, validator = await run.add(TRAINER), await run.add(VALIDATOR)
-        await trainer.reach(validator.id)
-        for number in range(3000):
-            event = Acknowledgement(submission=number.to_bytes(32, "big"), worker=validator.id)
-            await validator.announce(event)
-        returned = await run.add(identity(500))
-        heard: list[Message] = []
-        begun = trio.Event()
-        for kind in (Acknowledgement, StepOrder):
-            returned.gossip.listen(kind, lambda envelope: heard.append(envelope.message))
-            returned.gossip.listen(kind, lambda _: begun.set())
-        await returned.reach(validator.id)
-        await begun.wait()
-        await trainer.announce(order(1))
-        await trio.sleep(6)
-        assert heard.index(order(1)) < 2000, "a window of the stream is on its way already"
-        assert len(heard) == 3001
-
-
 async def speak_alone(run: TestRun, victim: Member) -> Stream:
     """A conversation with a peer, held by the test in place of a peer's gossip."""
 
@@ -428,23 +407,6 @@ async def test_of_many_evictions_a_newcomer_learns_the_newest() -> None:
         await trio.sleep(5)
         reasons = [int(each.reason) for each in heard]  # type: ignore[attr-defined]
         assert reasons == list(range(EVENTS_MAX, 0, -1))
-
-
-async def test_what_neighbours_know_is_forgotten_once_it_is_out_of_date() -> None:
-    """Else each of a month's announcements would be remembered for each neighbour."""
-    async with running(MANIFEST) as run:
-        members = await line_of(run, 1)
-        heard = [hears(member, Checkpoint) for member in members]
-        count = KNOWN_SWEPT_MIN + 200
-        for step in range(1, count + 1):
-            reference = CheckpointReference(lineage=0, step=step, digest=bytes(32), size_bytes=1)
-            await members[0].announce(Checkpoint(reference=reference, total_bytes=1))
-            await trio.sleep(0.2)
-        await trio.sleep(2)
-        assert [len(each) for each in heard] == [count] * 2  # once each, as ever
-        for member in members:
-            for neighbour in member.gossip._slots.neighbours.values():
-                assert len(neighbour.knows) < KNOWN_SWEPT_MIN
 
 
 async def test_garbage_frames_end_the_conversation_and_nothing_else() -> None:

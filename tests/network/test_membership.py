@@ -492,42 +492,6 @@ async def test_a_silent_peer_is_named_at_the_deadline_and_a_dead_one_at_once() -
             assert trio.current_time() - before < 5
 
 
-async def test_an_answer_ends_with_the_part_that_gives_it() -> None:
-    async with running(run_with()) as run:
-        validator, worker = await run.add(VALIDATOR), await run.add(WORKER)
-        begun = trio.Event()
-        said: list[str] = []
-
-        async def answer(_e: Envelope, _s: Sequence[Envelope]) -> list[Envelope]:
-            begun.set()
-            try:
-                await trio.sleep_forever()
-            finally:
-                with trio.CancelScope(shield=True):
-                    await trio.sleep(1)
-                said.append("the answer has ended")
-            return []
-
-        await worker.reach(validator.id)
-        request = await worker.seal(submission(1), 600)
-
-        async def ask() -> None:
-            assert await worker.messenger.request(validator.id, request) == []
-
-        async with trio.open_nursery() as nursery:
-            async with validator.messenger.answering({Submission: answer}):
-                with pytest.raises(ValueError, match="Submission"):
-                    async with validator.messenger.answering({Submission: answer}):
-                        pass
-                nursery.start_soon(ask)
-                await begun.wait()
-            said.append("the part has ended")
-        assert said == ["the answer has ended", "the part has ended"]
-        await ask()  # nobody is there for it
-        async with validator.messenger.answering({Submission: answer}):
-            pass
-
-
 # --- identities cost nothing ---------------------------------------------------------------------
 
 

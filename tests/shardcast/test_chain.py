@@ -281,21 +281,6 @@ async def test_a_disk_that_fails_while_a_delta_is_fetched_costs_the_delta_only(
 
 
 @pytest.mark.wall_clock
-async def test_a_failure_inside_a_task_of_publishing_is_raised_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`build` hashes in a nursery of its own; what fails there is no group to the caller."""
-    async with delta_peer(MemoryNetwork(), 1, tmp_path) as trainer:
-
-        async def fail(path: str, offset: int, size_bytes: int) -> bytes:
-            raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(trainer.disk, "digest", fail)
-        with pytest.raises(OSError, match="Input/output error"):
-            await publish(trainer, 0, policies(1)[0])
-
-
-@pytest.mark.wall_clock
 async def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
     """The trainer signs a delta that leads elsewhere: no piece comes out right, all are fetched."""
     files = policies(3)

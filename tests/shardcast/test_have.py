@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import math
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Container
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -179,31 +177,6 @@ async def test_a_peer_that_begins_or_ceases_to_pass_on_says_so() -> None:
         assert other.have.claims.of(turning.transport.peer_id, manifests[0]) is None
 
 
-async def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = MemoryNetwork()
-    async with (
-        peer(network, 1) as trainer,
-        peer(network, 2, have=True) as relay,
-        peer(network, 3, have=True) as client,
-    ):
-        await client.connect(relay)
-        frames: list[bytes] = []
-        decode = claims.decode
-
-        def counting(raw: bytes) -> object:
-            frames.append(raw)
-            return decode(raw)
-
-        monkeypatch.setattr("swarm.shardcast.have.streams.decode", counting)
-        for step in range(5):
-            checkpoint = await trainer.publish(step, files(1, seed=step))
-            await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
-            await trio.sleep(0.4)
-            assert has(client, relay, checkpoint.reference.digest, 1) == [0]
-        assert len(frames) == 5
-        assert max(map(len, frames)) < 60
-
-
 async def test_so_many_neighbours_are_told_and_a_lost_one_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -324,32 +297,6 @@ async def test_named_pieces_are_added_to_those_claimed_before() -> None:
             await stream.send(msgspec.msgpack.encode([["pieces", NAME, indices, 7]]))
         await trio.sleep(1)
         assert has(listener, speaker, NAME, 65536) == [0, 1, 2, 9, 65535]
-
-
-async def test_named_pieces_cost_the_same_wherever_they_are() -> None:
-    network = MemoryNetwork()
-    async with peer(network, 1) as liar, peer(network, 2, have=True) as listener:
-        await liar.connect(listener)
-        stream = await liar.transport.open_stream(listener.transport.peer_id, PROTOCOL)
-
-        async def seconds(first: int) -> float:
-            """CPU time for a frame that names 4096 pieces of each of 16 checkpoints."""
-            indices = list(range(first, first + 4096))
-            entries = [["pieces", bytes([number]) * 32, indices, 0] for number in range(16)]
-            raw = msgspec.msgpack.encode(entries)
-            started = time.process_time()
-            await stream.send(raw)
-            await trio.sleep(1)
-            return time.process_time() - started
-
-        # Numbers below 65,536 are of one length from 256 on. A busy machine adds to either
-        # time, and never takes anything away: the least of some attempts are compared.
-        low = high = math.inf
-        for _ in range(30):
-            low, high = min(low, await seconds(256)), min(high, await seconds(65536 - 4096))
-            if high < 2 * low:
-                return
-        raise AssertionError(f"{high:.4f} s instead of {low:.4f} s")
 
 
 async def test_what_is_remembered_of_a_neighbour_is_bounded() -> None:

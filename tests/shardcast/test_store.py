@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,7 +21,6 @@ from swarm.shardcast.manifest import (
     digest_of,
 )
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
-from swarm.world.disk import LocalDisk
 from tests.shardcast.harness import RUN, Recorder, put_folder, same_files
 from tests.shardcast.memory_disk import MemoryDisk, PowerCut
 from tests.worlds import VirtualWorld
@@ -423,37 +421,6 @@ async def test_bytes_the_disk_lost_before_files_are_checked_are_fetched_again() 
     assert held.missing() == [1]
     await fetch(store, source, wanted)
     assert same_files(disk, "checkpoints/0-0", files)
-
-
-async def test_others_have_their_turn_while_known_pieces_are_copied(tmp_path: Path) -> None:
-    """On a real disk, where a small piece is copied without waiting for anything."""
-
-    async def published_below(home: str, step: int) -> tuple[CheckpointStore, Held]:
-        disk = LocalDisk(tmp_path / home)
-        for name, data in files_of(0, pieces=20).items():
-            await disk.write(f"made/{name}", data)
-        store = CheckpointStore(disk, RUN, Events(VirtualWorld(), "me"))
-        return store, await store.publish("made", 0, step)
-
-    store, _ = await published_below("here", 0)
-    other, wanted = await published_below("elsewhere", 1)
-    sink = await store.manifest_sink(wanted.key, wanted.manifest_bytes)
-    sink.write(await other.disk.read(f"{wanted.folder}/.manifest"))
-    await sink.commit(sink.finish())
-    held = await store.begin(wanted.key, wanted.digest)
-    missing: list[int] = []
-
-    async def look() -> None:
-        while True:
-            missing.append(len(held.missing()))
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(look)
-        await store.copy_known(held)
-        nursery.cancel_scope.cancel()
-    assert not held.missing()
-    assert len(set(missing)) > 10
 
 
 async def test_a_tiny_received_checkpoint_is_not_synced() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -230,18 +228,6 @@ async def test_a_short_cut_only_delays(one_way: bool) -> None:
         assert bob.id in alice.transport.connected()
 
 
-async def test_a_partition_separates_groups_and_nobody_else() -> None:
-    async with peers() as (network, alice, bob, carol):
-        for one in (alice, bob):
-            network.cut(one.id, carol.id)
-        await connect(alice, bob)
-        with pytest.raises(ConnectError):
-            await connect(bob, carol)
-        for one in (alice, bob):
-            network.heal(one.id, carol.id)
-        await connect(bob, carol)
-
-
 async def test_a_dead_process_is_missed_at_once_and_a_dead_machine_later() -> None:
     async with peers() as (network, alice, bob, carol):
         await connect(alice, bob)
@@ -268,59 +254,7 @@ async def test_a_dead_process_is_missed_at_once_and_a_dead_machine_later() -> No
             assert again.connected() == [alice.id]
 
 
-async def test_a_network_is_known_of_who_is_connected() -> None:
-    async with peers() as (_network, alice, bob, carol):
-        await connect(alice, bob)
-        assert alice.transport.network_of(bob.id) == bob.transport.host.rpartition(".")[0] + ".0/24"
-        assert alice.transport.network_of(carol.id) == ""
-
-
-async def test_a_peer_takes_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
-
-    async with peers() as (_network, alice, bob, carol):
-        alice.transport.vouch(bob.id, 3600)
-        bob.transport.vouch(alice.id, 3600)
-        await connect(alice, bob)
-        with pytest.raises(ConnectError, match="has 1 connections and takes no more"):
-            await connect(carol, bob)
-        with pytest.raises(ConnectError, match="this peer has 1 connections"):
-            await connect(alice, carol)
-
-
-async def test_idle_connections_make_room_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
-
-    async with peers() as (_network, alice, bob, carol):
-        await connect(alice, bob)
-        await trio.sleep(limits.CONNECTION_GRACE_SECONDS)
-        await connect(carol, bob)
-        await trio.sleep(1.0)
-        assert bob.transport.connected() == [carol.id]
-        assert alice.transport.connected() == []
-
-
 IDLE_SECONDS = limits.CONNECTION_GRACE_SECONDS + 2 * limits.CONNECTION_TRIM_SECONDS
-
-
-async def test_only_so_many_idle_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CONNECTIONS_KEPT", 1)
-
-    async with peers() as (_network, alice, bob, carol):
-        bob.transport.serve(ECHO, echo)
-        await connect(alice, bob)
-        await connect(carol, alice)
-        stream = await alice.transport.open_stream(bob.id, ECHO)
-        await trio.sleep(IDLE_SECONDS)
-        assert alice.transport.connected() == [bob.id]  # it is in use
-        await stream.reset()
-        await connect(alice, carol)
-        await trio.sleep(IDLE_SECONDS)
-        assert alice.transport.connected() == [carol.id]  # used last
-        alice.transport.keep_many()
-        await connect(alice, bob)
-        await trio.sleep(IDLE_SECONDS)
-        assert set(alice.transport.connected()) == {bob.id, carol.id}
 
 
 async def test_a_connection_with_a_reservation_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,19 +274,6 @@ async def test_two_who_dial_each_other_at_once_have_one_connection() -> None:
             nursery.start_soon(connect, bob, alice)
         stream = await alice.transport.open_stream(bob.id, ECHO)
         await round_trip(stream)
-
-
-async def test_streams_that_are_over_are_forgotten() -> None:
-    async with peers() as (_network, alice, bob, _carol):
-        bob.transport.serve(ECHO, echo)
-        await connect(alice, bob)
-        for index in range(50):
-            stream = await alice.transport.open_stream(bob.id, ECHO)
-            await round_trip(stream)
-            await (stream.end() if index % 2 else stream.reset())
-        await trio.sleep(30)
-        for one, other in ((alice, bob), (bob, alice)):
-            assert not one.transport.connections[other.id].streams
 
 
 # --- the bulk plane ---
@@ -438,33 +359,6 @@ async def test_a_source_that_dies_breaks_off_its_transfers(power: bool) -> None:
             assert took == pytest.approx(13 if power else 3, abs=0.1)
         with pytest.raises(FetchError):
             await fetch(bob, alice.source(), reference)
-
-
-async def test_a_refusal_leaves_nothing_for_the_garbage_collector() -> None:
-    """It is off while a broadcast is simulated, and there are millions of refusals in one."""
-    gc.disable()
-    try:
-        async with peers() as (_, alice, bob, _carol):
-            await serve(alice)
-            refused = None
-            try:
-                await fetch(bob, alice.source(), BlobReference(b"of nothing there", SIZE))
-            except FetchError as error:
-                refused = weakref.ref(error)
-            assert refused is not None
-            await trio.lowlevel.checkpoint()  # trio keeps what it sent to a task until its next one
-            assert refused() is None
-    finally:
-        gc.enable()
-
-
-async def test_a_forged_piece_does_not_verify() -> None:
-    async with peers() as (_network, alice, bob, _carol):
-        reference = await serve(alice)
-        alice.disk.put("model", 0, Symbol("forged", 0, SIZE))
-        sink = bob.disk.sink("model", 0, SIZE)
-        piece = await bob.transport.fetch(alice.source(), reference, sink)
-        assert not piece.verify(reference.digest)
 
 
 # --- behind NATs ---

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from simnet.cli import command
 from simnet.clock import Deadlock, run_virtual
 from simnet.observations import BUCKETS_MAX, Buckets
-from simnet.report import figure, print_report
+from simnet.report import print_report
 from simnet.simulate import simulate
 
 SMALL = 3_000_000
@@ -119,23 +119,6 @@ def test_buckets_lose_nothing_and_stay_few(spans: list[tuple[float, float, float
         whole = sum(amount for _, _, amount, whose in spans if whose == name)
         assert sum(buckets.amounts.get(name, [])) == pytest.approx(whole, rel=1e-6, abs=1e-3)
     assert all(len(row) <= BUCKETS_MAX for row in buckets.amounts.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("checkpoint_bytes", 62_000_000_000, "62.0 GB"),
-        ("bound_seconds", 4.0, "4.000 s"),
-        ("broadcast_minutes", 13.96, "14.0 min"),
-        ("idle_share", 0.1234, "12.3%"),
-        ("pieces", 12345, "12,345"),
-        ("binding", "source", "source"),
-        ("first", None, "–"),
-        ("ok", True, "yes"),
-    ],
-)
-def test_a_figure_has_the_unit_of_its_name(name: str, value: Any, shown: str) -> None:
-    assert figure(name, value) == shown
 
 
 # --- ending early ---

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 from typer.testing import CliRunner
 
@@ -25,8 +24,6 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.run.records import checkpoint_key
-from swarm.transport import BlobReference, FetchError, Source
 
 RUNNER = partial(run_virtual, seed=1)
 KEYS = {
@@ -161,59 +158,6 @@ async def test_a_whole_run_is_trained_to_its_end() -> None:
     assert simulation.trace.counts["membership.peer_evicted"] == 0
 
 
-@pytest.mark.parametrize("mode", ["open", "relay-only"])
-async def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
-    """In relay-only mode steps are trained, and no worker sends a piece, says what it has,
-    or hears where another one is."""
-    senders: set[str] = set()
-
-    async with running() as simulation:
-
-        def hear(_now: float, _peer: Peer, event: Event) -> None:
-            if event.name == "shardcast.piece_received":
-                senders.add(event.fields["source"])
-
-        simulation.listeners.append(hear)
-        second = simulation.expect(
-            "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] == 1
-        )
-        peers = await small_run(simulation, workers=6, steps=50, relays=1, broadcast_mode=mode)
-        workers = {peer.id for name, peer in peers.items() if name.startswith("w")}
-        await simulation.meet(second, 600)
-        known, connected, claiming, providing = set[str](), set[str](), set[str](), set[str]()
-        for name, peer in peers.items():
-            part = peer.part
-            assert part is not None
-            held = [part.store.held(key) for key in part.store.complete()]
-            assert held, f"{name} has no policy"
-            claiming |= {other for other, said in part.policies.have.claims._claims.items() if said}
-            for one in held:
-                assert one is not None
-                found = part.node.dht.providers.get(checkpoint_key(one.digest), simulation.now())
-                providing |= {neighbour.peer for neighbour in found}
-            if peer.id in workers:
-                known |= {record.sender for record in part.node.records()} - {peer.id}
-                connected |= set(part.node.transport.connected())
-        for who in (senders, known, connected, claiming, providing):
-            assert bool(who & workers) == (mode == "open")
-            assert peers["r0"].id in who
-        r0, w0 = peers["r0"].node, peers["w0"].part
-        assert r0 is not None and w0 is not None
-        manifest = w0.store.held(max(w0.store.complete()))
-        assert manifest is not None
-        await r0.disk.allocate("copy", manifest.manifest_bytes)
-        asked = r0.transport.fetch(
-            Source(w0.peer_id, tuple(w0.node.transport.bulk_addresses())),
-            BlobReference(manifest.digest, manifest.manifest_bytes),
-            r0.disk.sink("copy", 0, manifest.manifest_bytes),
-        )
-        if mode == "open":
-            await asked
-        else:
-            with pytest.raises(FetchError, match="403"):
-                await asked
-
-
 async def test_a_second_fault_may_strike_a_peer_while_it_starts_again() -> None:
     async with running() as simulation:
         worker = (await small_run(simulation))["w0"]
@@ -249,32 +193,6 @@ async def test_who_loses_power_comes_back_from_the_disk() -> None:
         await simulation.meet(over, 900)
     assert simulation.trace.counts["trainer.resumed"] == 1
     assert simulation.trace.counts["trainer.run_complete"] == 1
-
-
-async def test_a_cheat_is_evicted() -> None:
-    looked_at: list[str] = []
-
-    async with running() as simulation:
-        await small_run(simulation, workers=1, steps=50)
-        out = simulation.expect("membership.peer_evicted", ["trainer"])
-        cheat = simulation.add(
-            Plan(
-                "cheat",
-                ["inference"],
-                tables={"inference": {"alter_weights": 0.1}},
-                acts=simulation.role("inference"),  # so that its end is expected
-            )
-        )
-        await cheat.start()
-        assert await simulation.meet(out, 600)
-        await trio.sleep(5)
-        assert not cheat.alive
-        for peer in simulation.peers.values():
-            if peer.part is not None:  # not the bootstrap peer
-                assert peer.node.transport._is_banned(cheat.id), f"{peer.name} serves it still"  # type: ignore[union-attr]
-                looked_at.append(peer.name)
-    assert "evicted" in (simulation.peers["cheat"].ended or "")
-    assert sorted(looked_at) == ["trainer", "v0", "v1", "w0"]
 
 
 async def test_a_policy_that_memory_cannot_hold_is_not_fetched() -> None:

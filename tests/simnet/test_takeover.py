@@ -127,28 +127,6 @@ def named(scene: Scene, name: str) -> list[str]:
     return part.run.manifest.trainer_ids()
 
 
-@pytest.mark.parametrize("after_seconds", [2.0, pytest.param(23.9, marks=pytest.mark.slow)])
-async def test_the_standby_goes_on_and_the_trainer_stands_by_when_it_returns(
-    after_seconds: float,
-) -> None:
-    scene = Scene(int(after_seconds * 10), workers=4)
-
-    async with scene.running(HAS_POLICY):
-        await trio.sleep(after_seconds)
-        peers = scene.simulation.peers
-        await peers["trainer"].kill()
-        await trio.sleep(5)
-        scene.takeover("standby", "trainer")
-        await scene.until("standby trainer.step_trained", 3)
-        await peers["trainer"].start(resume=True)
-        await scene.until("trainer standby.standing_by")
-        for name in ("v0", "v1", "w0", "trainer"):
-            assert named(scene, name) == [peers["standby"].id]
-        scene.takeover("trainer", "standby")
-        await scene.until("trainer trainer.step_trained", scene.trained("trainer") + 3)
-    scene.check()
-
-
 async def test_a_standby_that_is_not_there_when_its_turn_comes_goes_on_when_it_is_started() -> None:
     scene = Scene(22, workers=2)
 
@@ -365,15 +343,6 @@ WHY = {
     "standby": "nothing",
     "late standby": "announces a policy any more",
 }
-
-
-async def test_a_standby_ends_with_its_run() -> None:
-    scene = Scene(11, workers=4, steps=8)
-
-    async with scene.running("trainer trainer.run_complete") as peers:
-        await trio.sleep(60)
-        assert not peers["trainer"].alive and not peers["standby"].alive
-    assert scene.simulation.violations == []
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from swarm.transport import BlobReference, FetchError, OpenBlob, Traffic
+from swarm.transport import BlobReference, FetchError, Traffic
 from swarm.transport.http import limits, server
 from swarm.transport.http.client import BulkClient
 from swarm.transport.http.messages import Proof, Unreachable, proof_message
@@ -340,18 +340,6 @@ async def test_connections_are_bounded_per_address(disk, monkeypatch) -> None:
             assert len(await challenge(again)) == 32
 
 
-async def test_connections_with_a_proof_leave_their_address_its_room(disk, monkeypatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_PER_ADDRESS_MAX", 1)
-    async with (
-        serving(Service(), disk) as root,
-        await dial(root) as first,
-    ):
-        await prove(first)
-        async with await dial(root) as second, await dial(root) as third:
-            await challenge(second)
-            assert b"503" in await third.receive_some()
-
-
 # --- protection --------------------------------------------------------------------------------
 
 
@@ -442,20 +430,6 @@ async def test_a_flood_of_small_requests_waits_and_blobs_do_not(disk, monkeypatc
         with trio.move_on_after(0.01) as waiting:
             await stream.receive_some()
         assert waiting.cancelled_caught
-
-
-def test_small_requests_keep_to_the_rate_of_their_sender() -> None:
-    async def main() -> None:
-        clients, began = server.Clients(), trio.current_time()
-        late = 100
-        for _ in range(int(server.SMALL_REQUESTS_BURST) + 1 + late):
-            await clients.wait_turn("a flood")
-        seconds = late / server.SMALL_REQUESTS_PER_SECOND
-        assert trio.current_time() - began == pytest.approx(seconds)
-        await clients.wait_turn("another")
-        assert trio.current_time() - began == pytest.approx(seconds)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def test_a_limited_uplink_is_shared_and_kept(disk) -> None:
@@ -736,26 +710,6 @@ async def test_ipv6_roots(disk) -> None:
             await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
     except OSError:
         pytest.skip("no IPv6 loopback here")
-
-
-async def test_from_disk_to_disk(tmp_path) -> None:
-    """With the real disk at both ends: a range of one file becomes a range of another."""
-    there, here = LocalDisk(tmp_path / "there"), LocalDisk(tmp_path / "here")
-    await there.write("blob", b"#" * 77 + DATA)
-    service = Service()
-    digest = await there.digest("blob", 77, len(DATA))
-    service.blobs[digest] = OpenBlob("blob", 77, len(DATA))
-    await here.allocate("file", 10 + len(DATA))
-    async with serving(service, there) as root, client_of(here) as client:
-        sink = here.sink("file", 10, len(DATA))
-        reference = BlobReference(digest, len(DATA))
-        piece = await fetch(client, root, BOB.peer_id, reference, sink)
-        assert piece.verify(digest)
-        await sink.commit(piece)
-        sink.abandon()
-        assert await here.read("file", 10) == DATA
-        await client.push(root, BOB.peer_id, await _whole(here, "file"), "file")
-        assert list(service.pushed.values()) == [await here.read("file")]
 
 
 async def _whole(disk: LocalDisk, path: str) -> BlobReference:

@@ -156,14 +156,6 @@ def eight(monkeypatch) -> None:
     monkeypatch.setattr(limits, "GRACE_SECONDS", 0.0)
 
 
-async def test_idle_connections_of_admitted_identities_make_way(disk, eight) -> None:
-    async with port_of(disk) as port:
-        crowd = [await port.prove(CROWD[n // 2], "127.0.1.1") for n in range(6)]
-        for _ in range(3):
-            await port.fetch()
-        assert await ended(crowd[0])
-
-
 async def test_a_crowd_of_admitted_identities_at_work_leaves_others_their_share(
     disk, eight
 ) -> None:
@@ -175,15 +167,6 @@ async def test_a_crowd_of_admitted_identities_at_work_leaves_others_their_share(
         await port.fetch(CAROL)
         rest = await alone.receive_some()
         assert rest, "who came from elsewhere stays"
-
-
-async def test_in_a_crowd_of_one_network_nobody_is_interrupted_for_another(disk, eight) -> None:
-    """As where a lab of thousands is behind one address: the others take the stream."""
-    async with port_of(disk) as port:
-        for n in range(6):
-            await start_long(port, await port.prove(CROWD[n], f"127.0.1.{n + 1}"))
-        stream = await port.dial("127.0.1.9")
-        assert b" 503 " in await prove(stream, CROWD[6])
 
 
 async def test_one_peer_has_so_many_connections_of_which_an_idle_one_makes_way(disk, eight) -> None:
@@ -301,16 +284,6 @@ def entered(table: Table, hosts: list[str]) -> Iterator[list[Guest]]:
         yield guests
 
 
-async def test_addresses_of_one_64_are_one(disk) -> None:
-    table = Table(SIZES, PER_PEER)
-    with entered(table, [f"2001:db8::{n:x}" for n in range(8)]) as guests:
-        with pytest.raises(NoRoom), table.entered(Guest("2001:db8::ffff"), "2001:db8::ffff"):
-            pass
-        guests[3].idle = True
-        with table.entered(Guest("2001:db8::ffff"), "2001:db8::ffff"):
-            assert [guest.leaving for guest in guests] == [n == 3 for n in range(8)]
-
-
 async def test_a_network_connects_so_often_without_a_proof() -> None:
     """Proofs give their turn back: a lab behind one address may connect as often as it likes."""
     sizes = dataclasses.replace(SIZES, handshakes_per_second=1e-9, handshakes_burst=3.0)
@@ -324,22 +297,6 @@ async def test_a_network_connects_so_often_without_a_proof() -> None:
             pass
     with pytest.raises(NoRoom, match="often"), table.entered(Guest("192.0.2.9"), "192.0.2.9"):
         pass
-
-
-async def test_proofs_of_one_connection_give_back_one_turn() -> None:
-    """Otherwise one admitted peer, that proves itself again and again, lets its network flood."""
-    sizes = dataclasses.replace(SIZES, handshakes_per_second=1e-9, handshakes_burst=3.0)
-    table, guest = Table(sizes, PER_PEER), Guest("192.0.2.1")
-    with table.entered(guest, guest.host):
-        for n in range(2, 4):
-            with table.entered(Guest(f"192.0.2.{n}"), f"192.0.2.{n}"):
-                pass
-        for _ in range(9):
-            let_prove(table, guest, "a peer")
-        with table.entered(Guest("192.0.2.4"), "192.0.2.4"):
-            pass
-        with pytest.raises(NoRoom, match="often"), table.entered(Guest(""), "192.0.2.5"):
-            pass
 
 
 # --- a full server is tried over a stream ------------------------------------------------------
