@@ -7,7 +7,6 @@ with the least and the most, never the best alone.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import time
@@ -25,21 +24,6 @@ def at_least(least: int) -> Callable[[str], int]:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
         return int(text)
-
-    return read
-
-
-def number_where(allowed: Callable[[float], bool], range_: str) -> Callable[[str], float]:
-    """Reader of a number in a range; `range_` describes it, like "from 0 to below 1"."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not allowed(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is no number {range_}")
-        return value
 
     return read
 

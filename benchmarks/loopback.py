@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from benchmarks.common import at_least, number_where, several
+from benchmarks.common import at_least, several
 from benchmarks.transfer import FILE, Process, checkpoint_of, cpu_seconds, say, started
 from swarm.events import Events
 from swarm.shardcast.fetch.fetcher import Fetcher
@@ -107,7 +106,7 @@ def main() -> None:
     parser.add_argument("--mib", type=at_least(1), default=128)
     parser.add_argument(
         "--uplinks",
-        type=several(number_where(lambda rate: 0 < rate < math.inf, "above 0"), least=2),
+        type=several(float, least=2),
         default=UPLINKS,
         help="Mb/s of source, relays, peers (default %(default)s)",
     )

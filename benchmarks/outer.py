@@ -16,7 +16,7 @@ import argparse
 from statistics import median
 from typing import Any
 
-from benchmarks.common import at_least, number_where
+from benchmarks.common import at_least
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.lines import REGIONS, Line
@@ -90,10 +90,9 @@ def simulate(trainers: int, gigabytes: float, gigabits: float, seed: int) -> dic
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    above_0 = number_where(lambda value: 0 < value <= 1e6, "above 0")
     parser.add_argument("--trainers", type=at_least(2), default=8)
-    parser.add_argument("--gigabytes", type=above_0, default=10.0)
-    parser.add_argument("--gigabits", type=above_0, nargs="+", default=[4.0, 10.0])
+    parser.add_argument("--gigabytes", type=float, default=10.0)
+    parser.add_argument("--gigabits", type=float, nargs="+", default=[4.0, 10.0])
     parser.add_argument("--seed", type=at_least(0), default=1)
     return parser.parse_args()
 

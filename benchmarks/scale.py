@@ -5,9 +5,8 @@
 
 Prints one JSON object. All peers join, settle, and then everything is counted for a
 while (`Durations`), in which every worker hands in a submission a minute. The invariants of every
-simulation hold throughout (`simnet.invariants`). A line of progress goes to standard error every
-`PROGRESS_SECONDS`, so that a run that is cut short has shown something. In the measured interval,
-rates per second of virtual time:
+simulation hold throughout (`simnet.invariants`). In the measured interval, rates per second of
+virtual time:
 
     admitted_seconds    from a worker's start to its first admission
     connections_…       of each validator and the trainer, and of each worker, at all samples
@@ -24,12 +23,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import trio
 
 from benchmarks.common import at_least, memory_of, spread_of
@@ -51,9 +48,6 @@ ADMITTED_SECONDS = 120.0
 
 SAMPLE_SECONDS = 5.0
 """Between two counts of connections and of submissions without a verdict."""
-
-PROGRESS_SECONDS = 10.0
-"""Of virtual time."""
 
 CHECKER = Hardware(prefill_tokens_per_second=400_000.0)
 """A validator's machine: it checks twelve submissions a second of the six that it gets."""
@@ -89,41 +83,16 @@ class Receipts:
 
 def measured(workers: int, durations: Durations, checker: Hardware = CHECKER) -> dict[str, Any]:
     """Simulate this many workers; `checker` is each validator's machine."""
-    found: dict[str, Any] = {}
 
     async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_show_progress, simulation)
-            found.update(await _run(simulation, workers, durations, checker))
-            nursery.cancel_scope.cancel()
-        return {}
+        return await _run(simulation, workers, durations, checker)
 
     peers = workers + VALIDATORS + RELAYS + 2
-    report = simulate(Scenario("scale", "", peers, peers, run, Weather(), WORKLOAD))
-    if not found:
+    scenario = Scenario("scale", "", peers, peers, run, Weather(), WORKLOAD)
+    report = simulate(scenario, shows_progress=True)
+    if not report["figures"]:
         raise SwarmError(f"the simulation broke an invariant: {'; '.join(report['violations'])}")
-    return found | {"violations": report["violations"]}
-
-
-async def _show_progress(simulation: Simulation) -> None:
-    """Print a line of totals now and then."""
-    while True:
-        await trio.sleep(PROGRESS_SECONDS)
-        counts, network = simulation.trace.counts, simulation.network
-        peers = [peer for peer in simulation.peers.values() if peer.node is not None]
-        line = {
-            "virtual_seconds": round(simulation.now()),
-            "processor_seconds": round(time.process_time()),
-            "resident_mib": round(memory_of(os.getpid()).resident),
-            "peers": len(peers),
-            "admitted": counts["membership.admitted"],
-            "connections": spread_of(_connections(peers)),
-            "made": network.connections_made,
-            "messages": network.messages,
-            "submissions": counts["inference.submission_delivered"],
-            "verdicts": counts["validator.verdict"],
-        }
-        print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
+    return {**report["figures"], "violations": report["violations"]}
 
 
 async def _run(
