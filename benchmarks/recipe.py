@@ -4,7 +4,8 @@
     python -m benchmarks.recipe --run run.toml --seeds 1
 
 Prints one JSON object: accuracies on 512 (`--prompts`) held-out prompts before and after, the mean
-reward of every tenth of the steps, and seconds (on a busy machine compare CPU seconds). The
+reward of every tenth of the steps, and seconds (on a busy machine compare CPU seconds, which are
+those of this process: policies are evaluated in another). The
 environment is one of the demo's; 250 GRPO steps of 32 × 8 completions, every policy two steps stale
 when it generates, old = generation, one thread. With `--run`, model, environments and settings are
 those of a run's TOML file, and engines compute in fp32.
@@ -24,27 +25,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trio
 from msgspec.structs import replace
 
 from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe
-from peers.demo.warmup import measure, prepare_base
+from peers.demo.warmup import prepare_base
 from peers.engines.adapter_config import is_adapter
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import grade_segments
-from peers.evaluation.accuracy import mean_reward
+from peers.evaluation.run import accuracies
 from peers.learning.groups import Group, as_accepted
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
+from swarm.jobs.evaluation import Evaluated
 from swarm.rollouts import seeds
 from swarm.rollouts.seeds import digest, submission_seed
 from swarm.run.toml import unhashed_manifest
 from swarm.shardcast.manifest import BASE_NAME
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Adapter, RunManifest, Sampling, Schedule
+from swarm.world.compute import LocalCompute
 
 
 class Sampler:
@@ -123,11 +127,8 @@ def run(
     weights = [reference.weight for reference in recipe.environments]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        before = None
         if of_run is None:
             prepare_base(folder / "0", seed, recipe)
-            base = measure(folder / "0", recipe, prompts)
-            before = [base.sampled, base.greedy]
         else:
             shutil.copytree(of_run.model, folder / "0")
         schedule = replace(recipe.schedule, steps=steps, old=old)
@@ -140,36 +141,24 @@ def run(
         )
         sampler = Sampler(folder / "0", environments, recipe.sampling, engine, weights)
 
-        def accuracies(policy: int) -> list[float]:
-            """Sampled and greedy."""
-            here, sampling = folder / str(policy), recipe.sampling
-            sampler.engine.load_weights(here, policy)
-            return [
-                statistics.fmean(
-                    (
-                        mean_reward(
-                            sampler.engine, each, here, sampling, prompts=prompts, greedy=greedy
-                        )
-                        for each in environments
-                    ),
-                    weights,
-                )
-                for greedy in (False, True)
-            ]
+        def measured(policy: int) -> Evaluated:
+            policy_folder, sampling = folder / str(policy), recipe.sampling
+            given = (LocalCompute(), policy_folder, recipe.environments, sampling, prompts)
+            return trio.run(accuracies, *given)
 
-        before = before or accuracies(0)
+        before = measured(0)
         if keep is not None:
             shutil.copytree(folder / "0", keep / "0")
         learner = Learner(folder / "0", settings)
         rewards, metrics = train(learner, sampler, folder, seed, schedule, keep=keep)
-        after = accuracies(steps)
+        after = measured(steps)
     tenth = max(1, steps // 10)
     return {
         "seed": seed,
-        "sampled_accuracy_before": before[0],
-        "sampled_accuracy_after": after[0],
-        "greedy_accuracy_before": before[1],
-        "greedy_accuracy_after": after[1],
+        "sampled_accuracy_before": before.sampled,
+        "sampled_accuracy_after": after.sampled,
+        "greedy_accuracy_before": before.greedy,
+        "greedy_accuracy_after": after.greedy,
         "reward_by_tenth": [
             round(statistics.fmean(rewards[start : start + tenth]), 3)
             for start in range(0, steps, tenth)

@@ -46,7 +46,7 @@ RULES = {
     "engines/sampling.py": "proofs and noise",
     "rollouts/submission_file.py": "Parquet",
     "peers/demo/warmup.py": "warm-up (SFT)",
-    "peers/evaluation/accuracy.py": "evaluation",
+    "peers/evaluation/service.py": "evaluation",
     "peers/validator/prefill.py": "prefill check",
     "peers/validator/recompute.py": "prefill check",
     "peers/validator/inspector.py": "exact checks and rewards",

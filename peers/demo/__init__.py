@@ -7,5 +7,5 @@ watches their processes (`processes`). `state` collects their events; `view` and
 For other rooms:
 
 - `recipes`: ENVIRONMENT, OBJECTIVE, OPTIMISER, RECIPES, Recipe, SAMPLING, SCHEDULE, THRESHOLDS
-- `warmup`: measure, prepare_base
+- `warmup`: prepare_base
 """

@@ -37,6 +37,7 @@ from peers.demo.state import SwarmState
 from peers.demo.summary import write_results
 from peers.engines.demo import save_tokenizer
 from peers.environments.run_probe import probe_hashes
+from peers.evaluation.run import accuracies
 from peers.models.find import Model
 from swarm.errors import SwarmError, UserError
 from swarm.jobs.evaluation import Evaluated
@@ -95,6 +96,7 @@ class Demo:
         self.processes: dict[str, Process] = {}
         self.compute_server = socket_folder / "compute"
         self.peer_server = socket_folder / "peers"
+        self._compute = LocalCompute(fork_server=str(self.compute_server))
         self.environment = {FORK_SERVER_VARIABLE: str(self.compute_server)}
         """Environment variables added for every process."""
         self.listening = {peer.name: trio.Event() for peer in self.peers}
@@ -133,8 +135,7 @@ class Demo:
             self._start_peers(nursery)
         with suppress(trio.TooSlowError):  # the child then starts without it
             (await reach(self.compute_server)).close()
-        compute = LocalCompute(fork_server=str(self.compute_server))
-        async with compute.child(PREPARATION, name="preparation") as child:
+        async with self._compute.child(PREPARATION, name="preparation") as child:
             service = client(PreparationService, child)
             if self.model is not None:
                 evaluated = await self._take(self.model, service)
@@ -142,16 +143,16 @@ class Demo:
                 self._note("a supervised warm-up makes the base policy, in up to a minute")
                 job = Prepare(recipe=self.recipe, folder=str(self.base), seed=self.options.seed)
                 await service.warm_up(job)
-                evaluated = await service.evaluate(job)
+                evaluated = await self._measure(self.base, self.recipe.held_out)
         if self.model is not None:
             self._start_peers(nursery)
             nursery.start_soon(self._show_answers)
         self.state.evaluated("before", msgspec.to_builtins(evaluated), trio.current_time())
         self.prepared.set()
         await self._watch_progress()
-        async with compute.child(PREPARATION, name="evaluation") as child:
-            job = Prepare(recipe=self.recipe, folder=self.state.finished_folder or "")
-            evaluated = await client(PreparationService, child).evaluate(job)
+        evaluated = await self._measure(
+            Path(self.state.finished_folder or ""), self.recipe.held_out
+        )
         self.state.evaluated("after", msgspec.to_builtins(evaluated), trio.current_time())
         await trio.sleep(FAREWELL_SECONDS)
         return write_results(self.state, self.options)
@@ -166,10 +167,9 @@ class Demo:
             recipe=self.recipe,
             folder=str(model.folder.resolve()),
             seed=self.options.seed,
-            prompts=FIRST_PROMPTS,
         )
         self._note(f"asking {model.title} {FIRST_PROMPTS} held-out questions")
-        found = await service.evaluate(given)
+        found = await self._measure(Path(given.folder), FIRST_PROMPTS)
         self.state.show("model", msgspec.to_builtins(found.answers), trio.current_time())
         right = f"{model.title} is right in {found.sampled:.0%} of them"
         if found.sampled < WARMED_BELOW and self.recipe.warmup is not None:
@@ -183,11 +183,17 @@ class Demo:
                 f"{right}, and {self.recipe.title} tells no answers to learn first; give another "
                 "model, or give its tasks answers"
             )
-        job = replace(given, folder=str(self.base), prompts=0)
+        job = replace(given, folder=str(self.base))
         self._note("measuring how far honest peers differ, to tell fakes from them")
         self.recipe = replace(self.recipe, thresholds=await service.calibrate(job))
         self._note(f"measuring the policy on {self.recipe.held_out} held-out questions")
-        return await service.evaluate(job)
+        return await self._measure(self.base, self.recipe.held_out)
+
+    async def _measure(self, folder: Path, prompts: int) -> Evaluated:
+        recipe = self.recipe
+        return await accuracies(
+            self._compute, folder, recipe.environments, recipe.sampling, prompts
+        )
 
     def _start_peers(self, nursery: trio.Nursery) -> None:
         bootstrap = self._peer("bootstrap")

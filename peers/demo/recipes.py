@@ -22,7 +22,6 @@ from peers.environments.registry import load_any
 from peers.environments.renderer import stop_ids_of
 from swarm.errors import UserError
 from swarm.jobs import TrainingJob
-from swarm.jobs.evaluation import Evaluated
 from swarm.wire.manifest import (
     Adapter,
     EnvironmentReference,
@@ -116,8 +115,6 @@ class Prepare(TrainingJob, frozen=True, kw_only=True):
     model: str = ""
     """Folder of the model that the warm-up begins with; empty: with random weights."""
     seed: int = 0
-    prompts: int = 0
-    """Held-out prompts to measure on; 0: as many as the recipe says."""
 
 
 class PreparationService(Protocol):
@@ -125,10 +122,6 @@ class PreparationService(Protocol):
 
     async def warm_up(self, job: Prepare) -> int:
         """Write the policy to `folder`, warmed up; return the steps."""
-        ...
-
-    async def evaluate(self, job: Prepare) -> Evaluated:
-        """Measure the policy on held-out prompts."""
         ...
 
     async def calibrate(self, job: Prepare) -> Thresholds:

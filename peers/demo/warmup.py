@@ -23,10 +23,8 @@ from peers.engines.device import find_device, find_dtype
 from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import demonstrate
-from peers.evaluation.accuracy import evaluate
 from peers.learning import adapters
 from peers.sandbox.launcher import start_launcher
-from swarm.jobs.evaluation import Evaluated
 from swarm.rollouts.seeds import digest, environment_of_group
 from swarm.wire.manifest import Thresholds
 from swarm.world.progress import report
@@ -43,10 +41,6 @@ class Preparation:
     def warm_up(self, job: Prepare) -> int:
         folder, model = Path(job.folder), Path(job.model) if job.model else None
         return prepare_base(folder, job.seed, job.recipe, model)
-
-    @in_job_thread
-    def evaluate(self, job: Prepare) -> Evaluated:
-        return measure(Path(job.folder), job.recipe, job.prompts)
 
     @in_job_thread
     def calibrate(self, job: Prepare) -> Thresholds:
@@ -71,13 +65,6 @@ def open_preparation() -> Preparation:
     """Open the service in its child."""
     start_launcher()
     return Preparation()
-
-
-def measure(folder: Path, recipe: Recipe, prompts: int = 0) -> Evaluated:
-    """Measure a policy on held-out prompts, as many as the recipe says unless `prompts` does."""
-    environments = Environments(recipe.environments)
-    wanted = prompts or recipe.held_out
-    return evaluate(folder, wanted, environments, recipe.environments, recipe.sampling)
 
 
 def prepare_base(

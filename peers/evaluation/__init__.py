@@ -2,10 +2,9 @@
 
 For other rooms:
 
-- `accuracy`: evaluate, mean_reward
 - `command`: progress_shown
 - `during`: Evaluations
-- `run`: Evaluation, Machine, Measured, measure, wanted_of
+- `run`: Evaluation, Machine, Measured, accuracies, measure, wanted_of
 - `settings`: EvaluationSettings
 - `tasks`: different_tasks
 """

@@ -131,7 +131,6 @@ class Evaluations:
             hardware=Hardware(device=settings.evaluate_device, dtype=settings.dtype),
             niceness=NICENESS,
         )
-        samples: list[list[Sample]] = []
         async with self._peer.node.compute.child(
             run.SERVICE,
             setup,
@@ -139,10 +138,7 @@ class Evaluations:
             interpreter=settings.interpreter or None,
             start_deadline_seconds=EVALUATION_START_SECONDS,
         ) as child:
-            drawn = await run.draw(child, wanted)
-            for index, tasks in enumerate(drawn.tasks):
-                rows = run.play_rows(child, wanted, drawn, index, range(tasks))
-                samples.append([sample async for sample in rows])
+            samples = await run.play_all(child, wanted, await run.draw(child, wanted))
         return _evaluation(reference, weighted, samples)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from peers.environments.collection import labels
@@ -15,7 +16,9 @@ from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.jobs.evaluation import (
     EVALUATION_START_SECONDS,
+    Answer,
     DrawTasks,
+    Evaluated,
     EvaluationService,
     EvaluationSetup,
     NextSamples,
@@ -26,10 +29,13 @@ from swarm.jobs.evaluation import (
 from swarm.run.toml import describe_run
 from swarm.terminal.tables import struct_from_mapping
 from swarm.wire.manifest import EnvironmentReference, Sampling
-from swarm.world import Child, client
+from swarm.world import Child, Compute, client
 from swarm.world.compute import LocalCompute
 
 Split = Literal["train", "held_out"]
+
+ANSWERS_KEPT = 4
+"""Answers of `accuracies` that are kept for people to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +212,60 @@ async def play_rows(
     while samples := await service.finished(NextSamples()):
         for sample in samples:
             yield sample
+
+
+async def play_all(child: Child, wanted: Evaluation, drawn: TasksDrawn) -> list[list[Sample]]:
+    """All samples by environment, in order of rows."""
+    found = []
+    for index, tasks in enumerate(drawn.tasks):
+        rows = range(tasks * wanted.samples)
+        played = [sample async for sample in play_rows(child, wanted, drawn, index, rows)]
+        found.append(sorted(played, key=lambda sample: sample.row))
+    return found
+
+
+async def accuracies(
+    compute: Compute,
+    folder: Path,
+    environments: Sequence[EnvironmentReference],
+    sampling: Sampling,
+    tasks: int,
+) -> Evaluated:
+    """How often the policy in an absolute folder is right in held-out tasks, sampled and greedy.
+
+    `tasks`: of each environment with a positive weight.
+    """
+    weighted = [each for each in environments if each.weight]
+    wanted = Evaluation(
+        environments=weighted,
+        split="held_out",
+        tasks=tasks,
+        samples=1,
+        temperature=sampling.temperature,
+        max_new_tokens=sampling.max_new_tokens,
+        stop_ids=sampling.stop_ids,
+        step=0,
+        with_prompts=True,
+    )
+    allowed = tuple(each.name for each in weighted)
+    setup = EvaluationSetup(folder=str(folder), environments=weighted, allowed=allowed)
+    async with compute.child(
+        SERVICE, setup, name="evaluation", start_deadline_seconds=EVALUATION_START_SECONDS
+    ) as child:
+        drawn = await draw(child, wanted)
+        sampled = await play_all(child, wanted, drawn)
+        greedy = await play_all(child, replace(wanted, greedy=True), drawn)
+    weights = [each.weight for each in weighted]
+    means = [
+        fmean((fmean(sample.reward for sample in own) for own in played), weights)
+        for played in (sampled, greedy)
+    ]
+    answers = [
+        Answer(each.prompt[-1].content, " ⏎ ".join(each.turns[1::2]), each.reward)
+        for own in sampled
+        for each in own
+    ]
+    return Evaluated(sampled=means[0], greedy=means[1], answers=answers[:ANSWERS_KEPT])
 
 
 @dataclass(frozen=True)

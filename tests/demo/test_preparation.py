@@ -13,7 +13,9 @@ from peers.demo.warmup import Preparation, warm_up
 from peers.engines.loading import load
 from peers.engines.model import read_weights
 from peers.environments.collection import Environments
+from peers.evaluation.run import accuracies
 from swarm.jobs.evaluation import Answer
+from swarm.world.compute import LocalCompute
 from tests.demo.chat_model import make_chat_model
 
 WARMUP = Warmup(learning_rate=1e-2, warmup_steps=2, batch=8, steps_max=4)
@@ -25,7 +27,7 @@ def prepare(tmp_path: Path) -> Prepare:
     model = make_chat_model(tmp_path / "model")
     recipe = recipe_of("sort-digits", model=model)
     warmup = msgspec.structs.replace(WARMUP, adapter=recipe.adapter)
-    recipe = msgspec.structs.replace(recipe, warmup=warmup, held_out=8)
+    recipe = msgspec.structs.replace(recipe, warmup=warmup)
     return Prepare(recipe=recipe, folder=str(tmp_path / "base"), model=str(model))
 
 
@@ -46,8 +48,10 @@ async def test_a_warm_up_makes_the_answers_likelier(prepare: Prepare, tmp_path: 
     assert warm_up(tmp_path / "model", [environment], 0, easy, temperature=0.7) < easy.steps_max
 
 
+@pytest.mark.wall_clock
 async def test_it_is_measured_with_answers_to_show(prepare: Prepare) -> None:
-    found = await Preparation().evaluate(msgspec.structs.replace(prepare, folder=prepare.model))
+    recipe, model = prepare.recipe, Path(prepare.model)
+    found = await accuracies(LocalCompute(), model, recipe.environments, recipe.sampling, 8)
     assert found.sampled == found.greedy == 0.0
     assert len(found.answers) == 4
     assert all(isinstance(each, Answer) and each.question.endswith(">") for each in found.answers)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.recipe import main, run
 from peers.demo.recipes import RECIPES
-from peers.demo.warmup import measure, prepare_base
+from peers.demo.warmup import prepare_base
 from peers.engines.adapter_config import is_adapter
 from peers.engines.demo import EOS_ID, UNKNOWN, VOCABULARY, make_policy, save_tokenizer
 from peers.environments import Renderer, task_of
@@ -76,5 +76,3 @@ def test_the_same_seed_prepares_the_same_base(tmp_path: Path) -> None:
         prepare_base(tmp_path / name, seed)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b", "c")]
     assert weights[0] == weights[1] != weights[2]
-    for name in ("b", "c"):
-        assert 0.15 <= measure(tmp_path / name, RECIPES["sort-digits"]).sampled <= 0.3

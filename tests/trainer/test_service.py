@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from statistics import fmean
 from typing import Any, get_args
 
 import msgspec
@@ -15,13 +16,14 @@ from peers.demo.recipes import ENVIRONMENT, SAMPLING, Warmup
 from peers.demo.warmup import warm_up
 from peers.engines.batch import generate, requests_for
 from peers.engines.demo import BOS_ID
+from peers.engines.episodes import play
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
-from peers.environments import Renderer, Task, Tasks, Transcript, split_of, task_of
+from peers.environments import Renderer, Task, Tasks, split_of, task_of
 from peers.environments import load as load_environment
+from peers.environments.episodes import grade_segments
 from peers.environments.interface import Split, as_text
 from peers.environments.sort_digits import SortDigits
-from peers.evaluation.accuracy import mean_reward
 from peers.learning.attention import ATTENTIONS
 from peers.learning.ranks import Ranks
 from peers.trainer.service import TrainerService
@@ -302,34 +304,14 @@ def test_warm_up_stops_where_sampling_would_be_right_that_often(base: Path, tmp_
     folder = copy(base, tmp_path / "easy")
     taken = warm_up(folder, [Easy()], 1, Warmup(batch=64, accuracy=0.5, window=1, steps_max=100))
     assert 2 < taken < 100
-    accuracy = mean_reward(NativeEngine(folder), Easy(), folder, SAMPLING, prompts=256)
-    assert 0.4 < accuracy < 0.95
-
-
-def test_evaluation_asks_the_same_held_out_prompts_of_every_policy(base: Path) -> None:
-    engine = NativeEngine(base)
-    asked = []
-    for greedy in (False, True):
-        environment = Recording()
-        mean_reward(engine, environment, base, SAMPLING, prompts=40, greedy=greedy)
-        asked.append(environment.prompts)
-    assert asked[0] == asked[1]
-    assert len(set(asked[0])) == 40
-    assert {split_of(prompt) for prompt in asked[0]} == {"held_out"}
-
-
-def test_evaluation_counts_right_answers(base: Path) -> None:
-    """An environment that calls every second answer right gives one half."""
-
-    class EverySecond(Recording):
-        count = 0
-
-        def grade(self, task: Task, transcript: Transcript) -> float:
-            self.count += 1
-            return float(self.count % 2)
-
-    share = mean_reward(NativeEngine(base), EverySecond(), base, SAMPLING, prompts=130)
-    assert share == 0.5
+    easy, renderer, rows = Easy(), Renderer(folder), range(256)
+    work = [(easy, Task(prompt=f"{row % 2}>", answer=str(row % 2))) for row in rows]
+    played = play(NativeEngine(folder), renderer, work, rows, (1, 2), SAMPLING).rollouts
+    right = [
+        grade_segments(easy, task, renderer, each.segments, SAMPLING.stop_ids).reward
+        for (_, task), each in zip(work, played, strict=True)
+    ]
+    assert 0.4 < fmean(right) < 0.95
 
 
 def test_renderer_and_demo_sampling_agree_on_the_stop_token(base: Path) -> None:
