@@ -9,7 +9,7 @@ For other rooms:
 - `config`: first_line, read_config, read_text_config
 - `demo`: EOS_ID, LENGTH_MAX, UNKNOWN_ID, make_policy, save_tokenizer
 - `device`: DTYPES, available_bytes, find_device, find_dtype, is_out_of_memory, use_hardware
-- `doctor`: compute_findings, disk, machine, readable, room, task_findings
+- `doctor`: compute_findings, disk, machine, room, task_findings
 - `engine`: Capabilities, Engine, Piece, Prefill, Request
 - `episodes`: Player, Playing, SpanStates, add_states, play
 - `experts`: fused_names

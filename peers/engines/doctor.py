@@ -25,6 +25,7 @@ from swarm.jobs.inference import (
     Probe,
     Surveyed,
 )
+from swarm.jobs.memory import shown
 from swarm.run.findings import Finding, Work, attempt, within
 from swarm.settings import ComputeSettings, PeerSettings
 from swarm.terminal.extras import require_extra
@@ -171,8 +172,8 @@ def machine(surveyed: Surveyed, work: Work | None) -> list[Finding]:
 def room(loaded: Loaded) -> Finding:
     """How many completions the engine generates at once with the policy that it has loaded."""
     text = (
-        f"weights {readable(loaded.weights_bytes)}, cache {readable(loaded.row_bytes)} per "
-        f"completion of {loaded.row_tokens:,} tokens, {readable(loaded.free_bytes)} were free"
+        f"weights {shown(loaded.weights_bytes)}, cache {shown(loaded.row_bytes)} per "
+        f"completion of {loaded.row_tokens:,} tokens, {shown(loaded.free_bytes)} were free"
     )
     if loaded.slots:
         text += f": up to {loaded.slots:,} completions at once"
@@ -217,14 +218,14 @@ def _device(found: Surveyed, work: Work | None) -> Finding:
 
 def _memory(found: Surveyed, work: Work | None) -> Finding:
     figures: dict[str, Any] = {"free_bytes": found.free_bytes}
-    text = f"{readable(found.free_bytes)} free on {found.device}"
+    text = f"{shown(found.free_bytes)} free on {found.device}"
     if work is None or work.checkpoint is None:
         return Finding("memory", text, figures)
     total = work.checkpoint.total_bytes + work.checkpoint.base_bytes
     # Policies of a run are published in bfloat16, or in float32 where the base policy was.
     most = total * ITEM_BYTES.get(found.dtype, 2) // 2
     figures |= {"weights_bytes_min": total, "weights_bytes_max": most}
-    needs = readable(total) if most <= total else f"{readable(total)} to {readable(most)}"
+    needs = shown(total) if most <= total else f"{shown(total)} to {shown(most)}"
     text += f"; the weights need {needs}, and each completion its cache besides"
     return Finding("memory", text, figures, problem=total > found.free_bytes)
 
@@ -233,22 +234,13 @@ def disk(settings: PeerSettings, free_bytes: int, work: Work | None) -> Finding:
     """The room for the policies that the run keeps."""
     whose = "left of the quota" if settings.quota_bytes is not None else "free"
     figures: dict[str, Any] = {"free_bytes": free_bytes, "home": str(settings.home_path)}
-    text = f"{readable(free_bytes)} {whose} in {settings.home_path}"
+    text = f"{shown(free_bytes)} {whose} in {settings.home_path}"
     if work is None or work.checkpoint is None:
         return Finding("disk", text, figures)
     size, kept = work.checkpoint.total_bytes, work.run.checkpoints_kept
     base = work.checkpoint.base_bytes
     needed = base + size * kept
     figures |= {"policy_bytes": size, "policies_kept": kept, "needed_bytes": needed}
-    adapted = f" and their base of {readable(base)}" if base else ""
-    text += f"; {kept} policies of {readable(size)}{adapted} are kept, {readable(needed)} in all"
+    adapted = f" and their base of {shown(base)}" if base else ""
+    text += f"; {kept} policies of {shown(size)}{adapted} are kept, {shown(needed)} in all"
     return Finding("disk", text, figures, problem=base + size > free_bytes)
-
-
-def readable(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.3g} {unit}"

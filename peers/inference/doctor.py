@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from peers.engines.doctor import compute_findings, disk, readable, task_findings
+from peers.engines.doctor import compute_findings, disk, task_findings
 from peers.engines.installed import interpreter_for
 from peers.inference.settings import InferenceSettings
 from peers.proofs.format import TOKEN_BYTES
 from swarm.errors import UserError
+from swarm.jobs.memory import shown
 from swarm.run.findings import Finding, Work, attempt
 from swarm.settings import PeerSettings
 from swarm.terminal.untrusted import printable
@@ -88,7 +89,7 @@ def submission(manifest: RunManifest) -> Finding:
     return Finding(
         "submission",
         f"{rows:,} completions of up to {sampling.max_new_tokens:,} tokens for {names}: at most "
-        f"about {readable(size)} to push (the run takes {readable(limit)})",
+        f"about {shown(size)} to push (the run takes {shown(limit)})",
         {
             "completions": rows,
             "tokens_max": sampling.max_new_tokens,
