@@ -6,6 +6,7 @@ For other rooms:
   task_of
 - `chat_template`: ChatTemplate, ChatTokens
 - `collection`: Environments, GroupTask, labels
+- `columns`: Row
 - `dataset`: DataOptions, OfRows
 - `episodes`: EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of
 - `interface`: Conversation, Environment, Episodes, Grade, Message, NotGradable, Prompt, SingleTurn,
@@ -16,7 +17,7 @@ For other rooms:
 - `registry`: load_any, load_named
 - `renderer`: Renderer, read_files, stop_ids_of
 - `row_check`: unusable_rows
-- `rows`: Row, Rows, SUFFIXES, located
+- `rows`: Rows, SUFFIXES, located
 - `run_probe`: described, model_of, probe_hashes, try_grading
 - `tasks`: Generated
 """

@@ -7,11 +7,12 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from peers.environments.columns import Row, flat
 from peers.environments.graders import make_grader
 from peers.environments.interface import (
     Grade,
@@ -26,12 +27,13 @@ from peers.environments.interface import (
 )
 from peers.environments.pairs import PAIR, json_pairs
 from peers.environments.play import is_text
-from peers.environments.rows import Row, Rows
+from peers.environments.rows import Rows
 from peers.environments.tasks import Indexed
 from swarm.errors import UserError
 from swarm.wire.manifest import OptionValue
 
-Column = Annotated[str, Meta(min_length=1, max_length=200)]
+Pairs = Annotated[list[Annotated[str, Meta(pattern=PAIR, max_length=1000)]], Meta(max_length=32)]
+"""A table, as `name=value` texts with values in JSON."""
 
 FIELD = re.compile(r"\{([^{}]+)\}")
 
@@ -40,9 +42,13 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where the rows are."""
 
     path: Annotated[str, Meta(min_length=1, max_length=1000)]
-    """A .jsonl or .parquet file, or a folder of them as the Hugging Face hub has."""
+    """A .jsonl, .json or .parquet file, a folder of them, or OWNER/NAME[@REVISION] of the hub."""
     split: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
-    """Of a folder with several, the split to read; default: train."""
+    """Of several, the split to read; default: train."""
+    subset: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    """Of several data sets, the folder of the one to read; `*`: all."""
+    where: Pairs = []
+    """Conditions on columns; only rows that meet all of them are tasks."""
     hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
     """BLAKE3 of the data; `swarm run create` fills it in."""
 
@@ -50,19 +56,13 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
 class DatasetOptions(DataOptions, frozen=True, kw_only=True):
     """What the columns mean, and how completions are graded."""
 
-    prompt_column: Column = "prompt"
-    """Text, or a list of messages with `role` and `content`."""
-    prompt_template: Annotated[str, Meta(pattern=FIELD.pattern, max_length=1000)] | None = None
-    """The prompt as text with columns in braces, instead of `prompt_column`."""
-    answer_column: Annotated[str, Meta(max_length=200)] = "answer"
-    """Text or a number; empty: there is none, because the grader needs other columns only."""
-    data_columns: Annotated[list[Column], Meta(max_length=32)] = []
-    """Columns that the grader gets as well, such as `tests`; `name=column` gives another name."""
+    columns: Pairs = []
+    """`prompt`: text, a list of messages, or text with columns in braces; default: the column
+    `prompt`. `answer`: text or a number; default: the column `answer`; empty: there is none,
+    because the grader needs other columns only. Any other name: what the grader gets under it."""
     grader: Annotated[str, Meta(max_length=100)] = "exact"
-    grader_options: Annotated[
-        list[Annotated[str, Meta(pattern=PAIR, max_length=1000)]], Meta(max_length=32)
-    ] = []
-    """The grader's options, each `name=value` with the value in JSON."""
+    grader_options: Pairs = []
+    """The grader's options."""
 
 
 class OfRows(SingleTurn):
@@ -74,13 +74,16 @@ class OfRows(SingleTurn):
         """Open the data and check their hash; raises `UserError`."""
         super().__init__(options)
         self.where = f"environment {self.name!r}: options"
-        self.rows = Rows.at(options.path, options.split)
+        self.rows = Rows.at(options.path, options.split, options.subset)
         if options.hash is not None:
             self.rows.check_hash(options.hash)
+        self._conditions = flat(json_pairs(options.where, f"{self.where}: where"))
 
     def indices(self) -> Sequence[int]:
-        """The rows that are tasks."""
-        return range(len(self.rows))
+        """The rows that are tasks; raises `UserError` if there is none."""
+        if not self._conditions:
+            return range(len(self.rows))
+        return self.rows.matching(self._conditions, f"{self.where}: where")
 
     def tasks(self) -> Tasks:
         """The rows; one of the wrong form is unusable, and costs nothing but itself."""
@@ -92,6 +95,8 @@ class OfRows(SingleTurn):
         )
 
     def _usable(self, index: int) -> Task:
+        # Were it an unusable row, this peer would draw another task than all others.
+        self.rows.check_unchanged(index)
         try:
             task = self.task_of_row(index)
         except UserError as error:
@@ -107,8 +112,9 @@ class OfRows(SingleTurn):
         return replace(task, place=place)
 
     def pins(self) -> Mapping[str, OptionValue]:
-        """The data's hash."""
-        return {"hash": self.rows.hash()}
+        """The data's hash; of the hub also their revision."""
+        pinned = {"path": self.rows.where} if self.rows.where != self.options.path else {}
+        return {"hash": self.rows.hash(), **pinned}
 
     @abstractmethod
     def task_of_row(self, index: int) -> Task:
@@ -126,7 +132,8 @@ class Dataset(OfRows):
     def __init__(self, options: DatasetOptions) -> None:
         """Open the data and make the grader; raises `UserError`."""
         super().__init__(options)
-        self._mapping = Columns.of(options, self.rows, self.where)
+        columns = json_pairs(options.columns, f"{self.where}: columns")
+        self._mapping = Columns.of(columns, self.rows, f"{self.where}: columns")
         self._grader = make_grader(
             options.grader,
             json_pairs(options.grader_options, f"{self.where}: grader_options"),
@@ -135,11 +142,11 @@ class Dataset(OfRows):
 
     def task_of_row(self, index: int) -> Task:
         columns = self._mapping
-        row = self.rows.row(index, columns.names)
+        row = self.rows.values(index, columns.names)
         where = self.rows.place(index)
         answer = columns.answer and text_in(row, columns.answer, where)
         data = {name: row[column] for name, column in columns.data.items()}
-        return Task(columns.prompt(row, where), self._grader.completion(answer), data)
+        return Task(columns.prompt_of(row, where), self._grader.completion(answer), data)
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
         return self._grader.grade_episode(task, transcript)
@@ -149,35 +156,34 @@ class Dataset(OfRows):
 class Columns:
     """Which columns a task is made of."""
 
-    template: str | None
-    prompt_column: str
+    prompt: str
+    """A column, or text with columns in braces."""
     answer: str
     data: Mapping[str, str]
     names: tuple[str, ...]
     """All of them."""
 
     @classmethod
-    def of(cls, options: DatasetOptions, rows: Rows, where: str) -> Columns:
-        """Check the options' columns against the data; raises `UserError`."""
-        template = options.prompt_template
-        prompts = [options.prompt_column] if template is None else FIELD.findall(template)
-        pairs = [each.rpartition("=") for each in options.data_columns]
-        data = {name or column: column for name, _, column in pairs}
-        answers = [options.answer_column] if options.answer_column else []
-        for option, names in (
-            ("prompt_column" if template is None else "prompt_template", prompts),
-            ("answer_column", answers),
-            ("data_columns", list(data.values())),
-        ):
-            rows.check_columns(names, f"{where}: {option}")
-        every = tuple(dict.fromkeys([*prompts, *answers, *data.values()]))
-        return cls(template, options.prompt_column, options.answer_column, data, every)
+    def of(cls, given: Mapping[str, Any], rows: Rows, where: str) -> Columns:
+        """Check the option `columns` against the data; raises `UserError`."""
+        for name, column in given.items():
+            if not isinstance(column, str) or (not column and name != "answer"):
+                raise UserError(f"{where}: {name} is {column!r:.60}; it must name a column")
+        data = dict(given)
+        prompt, answer = data.pop("prompt", "prompt"), data.pop("answer", "answer")
+        names = [
+            *(FIELD.findall(prompt) or [prompt]),
+            *([answer] if answer else []),
+            *data.values(),
+        ]
+        rows.check_columns(names, where)
+        return cls(prompt, answer, data, tuple(dict.fromkeys(names)))
 
-    def prompt(self, row: Row, where: str) -> Prompt:
-        """The prompt of a row; raises `UserError`."""
-        if self.template is not None:
-            return FIELD.sub(lambda found: text_in(row, found.group(1), where), self.template)
-        return prompt_in(row, self.prompt_column, where)
+    def prompt_of(self, row: Row, where: str) -> Prompt:
+        """The prompt of a row's values; raises `UserError`."""
+        if FIELD.search(self.prompt):
+            return FIELD.sub(lambda found: text_in(row, found.group(1), where), self.prompt)
+        return prompt_in(row, self.prompt, where)
 
 
 def prompt_in(row: Row, column: str, where: str) -> Prompt:

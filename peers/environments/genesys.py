@@ -7,7 +7,6 @@ the record's `task_type`.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -15,12 +14,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from peers.environments.columns import Row, read_json
 from peers.environments.dataset import DataOptions, OfRows, prompt_in
 from peers.environments.graders import Grader, make_grader, zero
 from peers.environments.graders.code_tests import CONTAINERS
 from peers.environments.interface import Grade, Task, Transcript
 from peers.environments.pairs import json_pairs
-from peers.environments.rows import Row
 from swarm.errors import UserError
 
 COLUMNS = ("problem_id", "task_type", "prompt", "verification_info")
@@ -42,10 +41,6 @@ class GenesysOptions(DataOptions, frozen=True, kw_only=True):
         Meta(min_length=1, max_length=64),
     ] = msgspec.field(default_factory=VERIFIERS.copy)
     """Each `TASK_TYPE=GRADER`, and in the same text the grader's options in JSON."""
-    task_types: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=64)] = (
-        msgspec.field(default_factory=list)
-    )
-    """The records to use; empty: all."""
 
 
 class Genesys(OfRows):
@@ -62,11 +57,7 @@ class Genesys(OfRows):
         self.rows.check_columns(COLUMNS, f"{self.where}: a record of genesys")
         self._present = [name for name in OPTIONAL if name in self.rows.columns]
         self._verifiers = verifiers_of(options.verifiers, f"{self.where}: verifiers")
-        self._chosen = self._rows_of(options.task_types) if options.task_types else None
         self.call_seconds = max(each.call_seconds for each in self._verifiers.values())
-
-    def indices(self) -> Sequence[int]:
-        return range(len(self.rows)) if self._chosen is None else self._chosen
 
     def task_of_row(self, index: int) -> Task:
         row = self.rows.row(index, (*COLUMNS, *self._present))
@@ -75,7 +66,7 @@ class Genesys(OfRows):
         if not isinstance(kind, str) or kind not in self._verifiers:
             raise UserError(
                 f"{where}: no verifier is given for the task_type {kind!r:.100}; add one to the "
-                f'option verifiers, such as "{kind}=exact", or choose records with task_types'
+                f'option verifiers, such as "{kind}=exact", or choose records with where'
             )
         data = {
             "problem_id": str(row["problem_id"]),
@@ -95,19 +86,6 @@ class Genesys(OfRows):
         answer = next((str(info[key]) for key in ANSWERS if key in info), task.answer)
         grader = self._verifiers[task.data["task_type"]]
         return grader.grade(transcript.text, answer, with_tests(info))
-
-    def _rows_of(self, types: Sequence[str]) -> list[int]:
-        found = [
-            index
-            for index in range(len(self.rows))
-            if self.rows.row(index, ["task_type"])["task_type"] in types
-        ]
-        if not found:
-            raise UserError(
-                f"{self.where}: task_types is {', '.join(types)}, but {self.rows.where} has no "
-                "such record; name task types that it has"
-            )
-        return found
 
 
 def verifiers_of(given: Sequence[str], where: str) -> dict[str, Grader]:
@@ -134,11 +112,10 @@ def _words(text: str, where: str) -> list[str]:
 def table_in(row: Row, column: str, where: str) -> dict[str, Any]:
     """A table in a column, or as JSON text in it; nothing for null. Raises `UserError`."""
     value = row[column]
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: {column} is no JSON ({error}); repair the record") from error
+    try:
+        value = read_json(value, column) if isinstance(value, str) else value
+    except ValueError as error:
+        raise UserError(f"{where}: {error}; repair the record") from error
     if value is None:
         return {}
     if not isinstance(value, dict):

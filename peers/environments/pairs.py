@@ -8,7 +8,7 @@ from typing import Any
 
 from swarm.errors import UserError
 
-PAIR = r"^[a-z_][a-z0-9_]{0,39}=.+\Z"
+PAIR = r"^[^=]{1,200}=.+\Z"
 """Pattern of a text that `json_pairs` reads."""
 
 

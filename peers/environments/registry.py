@@ -19,7 +19,7 @@ from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.play import described, limited, shown
 from swarm.errors import UserError
 from swarm.run.allowed import ALLOWED_VARIABLE, allowed_environments
-from swarm.terminal.tables import struct_from_mapping
+from swarm.terminal.tables import option_texts, struct_from_mapping
 from swarm.wire.manifest import EnvironmentReference, OptionValue
 
 ENTRY_POINT_GROUP = "swarm.environments"
@@ -97,7 +97,7 @@ def load_any(name: str, options: Mapping[str, OptionValue] | None = None) -> Env
     that name, its package is broken, or an option is invalid.
     """
     where = f"environment {name!r}: options"
-    given = dict(options or {})
+    given = option_texts(options or {})
     shared = [
         {key: given.pop(key) for key in options.__struct_fields__ if key in given}
         for options, _ in SHARED

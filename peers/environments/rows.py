@@ -1,51 +1,37 @@
-"""Rows of a data set on this machine, read by index: JSON lines, Parquet, or a Hugging Face folder.
+"""Rows of a data set by index: JSON lines, JSON, Parquet, a folder of them, or one of the hub.
 
-No file is held in memory: JSON lines are mapped, and of Parquet the row groups in use are decoded.
-pyarrow is imported when a file needs it.
+Rows of JSON lines are read when they are asked for, and of Parquet the row groups in use are
+decoded, so a data set may be larger than memory. pyarrow is imported when a file needs it.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, Protocol
+from pathlib import Path, PurePath
+from typing import Any
 
-import msgspec
 from blake3 import blake3
 
+from peers.environments.columns import Row, column_of, listed, matches, value_of
+from peers.environments.row_files import RowFile, first_line, open_rows
+from peers.models.find import hub_name
 from swarm.errors import UserError
-from swarm.world.recent import Recent
 
-SUFFIXES = (".parquet", ".jsonl")
+SUFFIXES = (".parquet", ".jsonl", ".json")
 FOLDERS_VARIABLE = "SWARM_DATASETS"
 """Environment variable: folders that hold data sets, separated as in PATH."""
 
 FILES_MAX = 10_000
-GROUPS_KEPT = 8
-"""Decoded row groups of Parquet kept in memory."""
+VALUES_SHOWN = 8
+"""Other values that are named when no row meets a condition."""
 
-LINE_BYTES_MAX = 16 << 20
-
-Row = dict[str, Any]
-"""A row by column; JSON values only."""
-
-
-class RowFile(Protocol):
-    """One file of rows."""
-
-    columns: Sequence[str]
-    count: int
-
-    def row(self, index: int, columns: Sequence[str]) -> Row:
-        """These columns of a row; raises `ValueError` for a row that cannot be read."""
-        ...
+ALL = "*"
+"""The subset of all folders."""
 
 
 class Rows:
@@ -54,19 +40,37 @@ class Rows:
     def __init__(self, files: Sequence[Path], where: str) -> None:
         """Open the files; `where` names the data set in errors. Raises `UserError`."""
         self.files, self.where = tuple(files), where
-        self._opened = [_open(path) for path in files]
+        self._states = [_state(path) for path in files]
+        self._opened = [open_rows(path) for path in files]
         self._starts = [0, *accumulate(each.count for each in self._opened)]
         if not len(self):
             raise UserError(f"{where} has no rows; give a data set with at least one")
 
     @classmethod
-    def at(cls, path: str, split: str | None = None) -> Rows:
-        """Open the file or folder `path`, or one of that name in `FOLDERS_VARIABLE`.
+    def at(cls, path: str, split: str | None = None, subset: str | None = None) -> Rows:
+        """Open the file or folder `path`, one of that name in `FOLDERS_VARIABLE`, or a data set of
+        the hub, OWNER/NAME[@REVISION], which is downloaded once.
 
-        Of a folder with several splits, `split` (default: train) is read. Raises `UserError`.
+        Of several splits, `split` (default: train) is read; of several data sets in one folder,
+        that in the folder `subset`, or all (`*`). Raises `UserError`.
         """
-        found = located(path)
-        return cls(_files(found, split, path), path)
+        found = _on_this_machine(path)
+        named = None if found or path.endswith(SUFFIXES) else hub_name(path)
+        if named is None:
+            found = found or located(path)
+            if found.is_file():
+                if found.suffix not in SUFFIXES:
+                    raise UserError(f"{path} is no {', '.join(SUFFIXES)} file; convert it to one")
+                if split is not None or subset is not None:
+                    raise UserError(f"{path} is one file; remove split and subset")
+                return cls([found], path)
+            inside = [each.relative_to(found) for each in found.rglob("*")]
+            return cls([found / each for each in _chosen(inside, split, subset, path)], path)
+        from peers.models.hub import download_data
+
+        choose = partial(_chosen, split=split, subset=subset, where=path)
+        commit, files = download_data(*named, choose)
+        return cls(files, f"{named[0]}@{commit}")
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -84,10 +88,59 @@ class Rows:
         file = bisect_right(self._starts, index) - 1
         try:
             return self._opened[file].row(index - self._starts[file], columns)
+        except (ValueError, OSError) as error:  # of pyarrow's errors, too
+            raise UserError(
+                f"{self.place(index)} cannot be read ({first_line(error)}); repair the data"
+            ) from error
+
+    def values(self, index: int, names: Sequence[str]) -> Row:
+        """The values of these names in a row (`value_of`); raises `UserError`."""
+        file = bisect_right(self._starts, index) - 1
+        row = self.row(index, self._columns_of(names, self._opened[file]))
+        try:
+            return {name: value_of(row, name) for name in names}
         except ValueError as error:
             raise UserError(
-                f"{self.place(index)} cannot be read ({error}); repair the data"
+                f"{self.place(index)} cannot be used ({error}); repair the data, or name another "
+                "column"
             ) from error
+
+    @staticmethod
+    def _columns_of(names: Sequence[str], file: RowFile) -> list[str]:
+        found = (column_of(name, file.columns) for name in names)
+        return list(dict.fromkeys(each[0] for each in found if each is not None))
+
+    def matching(self, conditions: Mapping[str, Any], option: str) -> Sequence[int]:
+        """The rows that meet all conditions, and those that cannot be read, which a look at the
+        rows names. Raises `UserError` if none meets them.
+        """
+        self.check_columns(list(conditions), option)
+        found, is_met = array("Q"), False
+        others: dict[str, None] = {}
+        for start, file in zip(self._starts, self._opened, strict=False):
+            columns = self._columns_of(list(conditions), file)
+            for index, row in enumerate(file.each(columns), start):
+                failed = "" if row is None else _failed(row, conditions)
+                if not failed:
+                    found.append(index)
+                    is_met = is_met or row is not None
+                elif len(others) < VALUES_SHOWN:
+                    others[failed] = None
+        if not is_met:
+            raise UserError(
+                f"{option} leaves none of the {len(self):,} rows of {self.where}, which have "
+                f"{', '.join(others) or 'nothing that can be read'}; change the condition"
+            )
+        return found
+
+    def check_unchanged(self, index: int) -> None:
+        """Raise `UserError` if the file of a row has changed since it was opened."""
+        file = bisect_right(self._starts, index) - 1
+        if not self.files[file].exists() or _state(self.files[file]) != self._states[file]:
+            raise UserError(
+                f"{self.files[file]} has changed since it was opened, so its rows may be others; "
+                "restore it, and start again"
+            )
 
     def place(self, index: int) -> str:
         """The file of a row, and its number there, for messages."""
@@ -96,21 +149,19 @@ class Rows:
         file = bisect_right(self._starts, index) - 1
         return f"{self.where}: {self.files[file].name}: row {index - self._starts[file]}"
 
-    def check_columns(self, columns: Sequence[str], option: str) -> None:
-        """Raise `UserError` for a column that the data set lacks."""
-        for name in columns:
+    def check_columns(self, names: Sequence[str], option: str) -> None:
+        """Raise `UserError` for a name whose column the data set lacks."""
+        for name in names:
             for file, path in zip(self._opened, self.files, strict=True):
-                if name not in file.columns:
+                if column_of(name, file.columns) is None:
                     raise UserError(
                         f"{option} names the column {name!r}, which {path} lacks; it has: "
-                        f"{', '.join(file.columns)}"
+                        f"{listed(name, file.columns)}"
                     )
 
     def hash(self) -> str:
         """BLAKE3 of the file, or of the digests of several files in order, as hexadecimal text."""
-        digests = [
-            _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for path in self.files
-        ]
+        digests = [_digest(path, _state(path)) for path in self.files]
         whole = digests[0] if len(digests) == 1 else blake3(b"".join(digests)).digest()
         return whole.hex()
 
@@ -125,16 +176,20 @@ class Rows:
             )
 
 
+def _on_this_machine(path: str) -> Path | None:
+    folders = os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)
+    candidates = [Path(path), *(Path(folder) / Path(path).name for folder in folders if folder)]
+    return next((each for each in candidates if each.exists()), None)
+
+
 def located(path: str, what: str = "data set", option: str = "hash") -> Path:
     """A path on this machine; raises `UserError` if there is none.
 
     `option` names its hash.
     """
-    folders = os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)
-    candidates = [Path(path), *(Path(folder) / Path(path).name for folder in folders if folder)]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
+    found = _on_this_machine(path)
+    if found is not None:
+        return found
     raise UserError(
         f"the {what} {path} is not on this machine; copy it there, or into a folder that the "
         f"variable {FOLDERS_VARIABLE} names (the option {option} in the run's manifest is its "
@@ -143,51 +198,78 @@ def located(path: str, what: str = "data set", option: str = "hash") -> Path:
     )
 
 
+def _failed(row: Row, conditions: Mapping[str, Any]) -> str:
+    """The first condition that a row does not meet, and what it has instead; or nothing."""
+    for name, wanted in conditions.items():
+        try:
+            value = value_of(row, name)
+        except ValueError:
+            return f"no {name}"
+        if not matches(value, wanted):
+            return f"{name} = {value!r:.40}"
+    return ""
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Size, and time of the last change."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
 @cache
-def _digest(path: Path, size: int, changed: int) -> bytes:
-    """BLAKE3 of a file; its size and time of change are part of the cache's key only."""
+def _digest(path: Path, state: tuple[int, int]) -> bytes:
+    """BLAKE3 of a file; its state is part of the cache's key only."""
     return blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
 
 
 # --- files of a folder ---------------------------------------------------------------------------
 
 
-def _files(path: Path, split: str | None, where: str) -> list[Path]:
-    if path.is_file():
-        if path.suffix not in SUFFIXES:
-            raise UserError(f"{where} is no {', '.join(SUFFIXES)} file; convert it to one of them")
-        if split is not None:
-            raise UserError(f"split is {split!r}, but {where} is one file; remove split")
-        return [path]
-    found = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
-    named = [each for each in found if _is_of(each.relative_to(path), split or "train")]
+def _chosen(
+    names: Sequence[PurePath], split: str | None, subset: str | None, where: str
+) -> list[PurePath]:
+    """The files of a data set among all names of a folder or a repository; raises `UserError`."""
+    found = sorted(each for each in names if each.suffix in SUFFIXES)
+    # Beside Parquet or JSON lines, .json files describe the data.
+    found = [each for each in found if each.suffix != ".json"] or found
+    if subset not in (None, ALL):
+        inside = [each for each in found if PurePath(subset or "") in each.parents]
+        if not inside:
+            folders = dict.fromkeys(str(each.parent) for each in found)
+            raise UserError(
+                f"subset is {subset!r}, but {where} has no data in a folder of that name; it has: "
+                f"{listed(str(subset), folders) or 'no data'}"
+            )
+        found = inside
+    named = [each for each in found if _is_of(each, split or "train")]
     if split is not None and not named:
-        names = ", ".join(sorted({str(each.relative_to(path)) for each in found})[:10])
+        files = ", ".join(map(str, found[:10]))
         raise UserError(
             f"split is {split!r}, but {where} has no file or folder of that name; it has: "
-            f"{names or 'no data'}"
+            f"{files or 'no data'}"
         )
     chosen = named or found
     if not chosen:
         raise UserError(f"{where} holds no {', '.join(SUFFIXES)} file; give the data set's folder")
-    configurations = sorted({_configuration(each.relative_to(path), split) for each in chosen})
-    if len(configurations) > 1:
+    configurations = sorted({_configuration(each, split) for each in chosen})
+    if len(configurations) > 1 and subset != ALL:
         raise UserError(
             f"{where} holds several data sets ({', '.join(configurations[:10])}), whose rows would "
-            f"be mixed; name the folder of one, such as {Path(where) / configurations[-1]}"
+            f'be mixed; name the folder of one, such as subset = "{configurations[-1]}", or take '
+            f'all with subset = "{ALL}"'
         )
     if len(chosen) > FILES_MAX:
         raise UserError(f"{where} has {len(chosen)} files; {FILES_MAX} are the most; merge them")
     return chosen
 
 
-def _is_of(path: Path, split: str) -> bool:
+def _is_of(path: PurePath, split: str) -> bool:
     """Whether a file belongs to a split: `train.jsonl`, `data/train-00000.parquet`, `train/0.…`."""
     name = path.stem
     return split in path.parts[:-1] or name == split or name.startswith((f"{split}-", f"{split}_"))
 
 
-def _configuration(path: Path, split: str | None) -> str:
+def _configuration(path: PurePath, split: str | None) -> str:
     """The folder of a data set's configuration, as the hub has several beside each other.
 
     `main/train-0.parquet` and `main/train/0.parquet` are of `main`.
@@ -196,120 +278,3 @@ def _configuration(path: Path, split: str | None) -> str:
     if (split or "train") in folders:
         folders = folders[: folders.index(split or "train")]
     return "/".join(folders) or "."
-
-
-def _open(path: Path) -> RowFile:
-    try:
-        return JsonLines(path) if path.suffix == ".jsonl" else ParquetRows(path)
-    except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
-        raise UserError(
-            f"{path} cannot be read ({_first_line(error)}); get it again, or give another file"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-# --- formats --------------------------------------------------------------------------------------
-
-
-class JsonLines:
-    """A file with one JSON object per line, mapped into memory; empty lines are left out."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines = array("Q")
-        """Offset of each line."""
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        for start, end in self._bounds():
-            if self._text[start:end].strip():
-                self._lines.append(start)
-        self.count = len(self._lines)
-        self.columns: Sequence[str] = list(self.row(0, ())) if self.count else []
-
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        start = 0
-        while start < len(self._text):
-            end = self._text.find(b"\n", start)
-            end = len(self._text) if end < 0 else end
-            yield start, end
-            start = end + 1
-
-    def row(self, index: int, columns: Sequence[str]) -> Row:
-        start = self._lines[index]
-        end = self._text.find(b"\n", start)
-        line = self._text[start : len(self._text) if end < 0 else end]
-        if len(line) > LINE_BYTES_MAX:
-            raise ValueError(f"it has {len(line)} bytes; {LINE_BYTES_MAX} are the most")
-        try:
-            found = json.loads(line)
-        except RecursionError as error:
-            raise ValueError("it is nested too deeply") from error
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-        for name in columns:
-            if name not in found:
-                raise ValueError(f"it lacks {name!r}")
-        return found
-
-
-class ParquetRows:
-    """A Parquet file, of which the row groups in use are decoded."""
-
-    def __init__(self, path: Path) -> None:
-        import pyarrow.parquet
-
-        self._file = pyarrow.parquet.ParquetFile(path, memory_map=True)
-        self.columns: Sequence[str] = list(self._file.schema_arrow.names)
-        counts = [
-            self._file.metadata.row_group(index).num_rows
-            for index in range(self._file.metadata.num_row_groups)
-        ]
-        self._starts = [0, *accumulate(counts)]
-        self.count = self._starts[-1]
-        self._groups: Recent[tuple[int, tuple[str, ...]], Any] = Recent(GROUPS_KEPT)
-
-    def row(self, index: int, columns: Sequence[str]) -> Row:
-        group = bisect_right(self._starts, index) - 1
-        key = (group, tuple(columns))
-        wanted = list(columns) or None
-        read = self._groups.of(key, lambda: self._file.read_row_group(group, columns=wanted))
-        return _plain(read, index - self._starts[group], columns)
-
-
-def _plain(table: Any, index: int, wanted: Sequence[str]) -> Row:
-    """A row of an Arrow table, with times and decimals as text.
-
-    Text that was stored as bytes is text again. Of other bytes, such as pictures, nothing is left;
-    in a column that is `wanted` they raise `ValueError`.
-    """
-    (row,) = table.slice(index, 1).to_pylist()
-    try:
-        plain: Row = msgspec.to_builtins(
-            {
-                name: _decoded(value, f"{name!r}" if name in wanted else "")
-                for name, value in row.items()
-            },
-            str_keys=True,
-        )
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-    return plain
-
-
-def _decoded(value: Any, wanted: str) -> Any:
-    """A value whose bytes are text in UTF-8, or None; `wanted` names a column that must be text."""
-    if isinstance(value, bytes):
-        try:
-            return value.decode("utf-8")
-        except UnicodeDecodeError as error:
-            if wanted:
-                raise ValueError(f"{wanted} holds bytes that are no text in UTF-8") from error
-            return None
-    if isinstance(value, dict):
-        return {key: _decoded(each, wanted) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_decoded(each, wanted) for each in value]
-    return value

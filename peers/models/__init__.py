@@ -4,6 +4,7 @@
 
 For other rooms:
 
-- `find`: FORMS, Model, find_model, is_hub_name
+- `find`: FORMS, Model, find_model, hub_name, is_hub_name
+- `hub`: download_data
 - `push`: Origin, PUSHED, card, push
 """

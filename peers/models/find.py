@@ -33,13 +33,15 @@ class Model:
         return self.name.partition("@")[0] if is_hub_name(self.name) else self.folder.resolve().name
 
 
-def _hub_name(text: str) -> re.Match[str] | None:
-    return None if text.startswith(_HERE) else _HUB_NAME.fullmatch(text)
+def hub_name(text: str) -> tuple[str, str | None] | None:
+    """Name and revision of OWNER/NAME or OWNER/NAME@REVISION; None for other texts."""
+    found = None if text.startswith(_HERE) else _HUB_NAME.fullmatch(text)
+    return None if found is None else (found["name"], found["revision"])
 
 
 def is_hub_name(text: str) -> bool:
     """Whether a text has the form of a name of the hub, OWNER/NAME or OWNER/NAME@REVISION."""
-    return _hub_name(text) is not None
+    return hub_name(text) is not None
 
 
 def find_model(given: str | Path, option: str, *, weights: bool = True) -> Model:
@@ -62,11 +64,11 @@ def find_model(given: str | Path, option: str, *, weights: bool = True) -> Model
         from peers.models.gguf import converted
 
         return Model(converted(path, option), text)
-    named = _hub_name(text)
+    named = hub_name(text)
     if named is None or path.exists():
         raise UserError(
             f"{option} {text[:300]} is {'a file' if path.is_file() else 'no folder'}; give {FORMS}"
         )
     from peers.models.hub import download
 
-    return download(named["name"], named["revision"], option, weights=weights)
+    return download(*named, option, weights=weights)

@@ -1,23 +1,26 @@
-"""Models of the Hugging Face hub, downloaded by its own library into its own cache.
+"""Models and data sets of the Hugging Face hub, downloaded by its own library into its own cache.
 
-`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` mean what they mean to the library. Only
-config, tokenizer and safetensors are fetched, never programs or pickles. A file counts once its
-SHA-256 is the one that the hub states for it.
+`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` mean what they mean to the library. Of a
+model only config, tokenizer and safetensors are fetched, of a data set only the files that are
+read, never programs or pickles. A file counts once its SHA-256 is the one that the hub states.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
-from pathlib import Path
+from glob import escape
+from pathlib import Path, PurePath
 from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, constants, errors, set_client_factory
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.tqdm import tqdm
 
@@ -26,6 +29,7 @@ from peers.models.find import Model
 from swarm.errors import UserError
 from swarm.terminal.figures import readable_bytes
 from swarm.world.machine import free_memory_bytes
+from swarm.world.progress import current
 
 ABOUT = ("config.json", "adapter_config.json", *PATTERNS)
 """Files that say what a model is."""
@@ -46,29 +50,80 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def download(name: str, revision: str | None, option: str, *, weights: bool) -> Model:
     """The folder of a model of the hub in the library's cache; raises `UserError`."""
-    wanted = [*ABOUT, *(WEIGHTS if weights else ())]
     called = f"{option} {name}" + (f"@{revision}" if revision else "")
-    set_client_factory(_client)
-    hub = HfApi(endpoint=constants.ENDPOINT)
-    try:
+
+    def fetch(hub: HfApi) -> Path:
         if weights and not constants.HF_HUB_OFFLINE:
             _check_size(hub, name, revision, called)
-        folder = Path(
+        return Path(
             hub.snapshot_download(
                 name,
                 revision=revision,
                 cache_dir=constants.HF_HUB_CACHE,
-                allow_patterns=wanted,
+                allow_patterns=[*ABOUT, *(WEIGHTS if weights else ())],
                 ignore_patterns=list(ELSEWHERE),
                 tqdm_class=_bounded_bar(BYTES_MAX + (free_memory_bytes() if weights else 0)),
                 etag_timeout=SECONDS,
             )
         )
-    except Exception as error:
-        raise explained(error, name, called) from error
-    _check_digests(folder, called)
+
+    folder = _fetched(fetch, name, called)
     _check_whole(folder, called, weights)
     return Model(folder, f"{name}@{folder.name}")
+
+
+def download_data(
+    name: str, revision: str | None, choose: Callable[[Sequence[PurePath]], list[PurePath]]
+) -> tuple[str, list[Path]]:
+    """The commit of a data set of the hub, and files of it in the library's cache.
+
+    `choose` says which, of the names of all; no others are fetched. Raises `UserError`.
+    """
+    called = f"the data set {name}" + (f"@{revision}" if revision else "")
+    place = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
+    chosen: list[PurePath] = []
+
+    def fetch(hub: HfApi) -> Path:
+        nonlocal chosen
+        # A commit never changes, so the hub need not be asked: its files were listed here before.
+        listing = place / f"swarm-files-{revision}".replace("/", "-")
+        with suppress(OSError, ValueError):
+            chosen = choose(list(map(PurePath, json.loads(listing.read_bytes()))))
+            folder = place / "snapshots" / str(revision)
+            if all((folder / each).is_file() for each in chosen):
+                return folder
+        info = hub.dataset_info(name, revision=revision, files_metadata=True, timeout=SECONDS)
+        sizes = {PurePath(each.rfilename): each.size or 0 for each in info.siblings or []}
+        chosen = choose([each for each in sizes if not {"..", "/"} & {*each.parts}])
+        folder = Path(
+            hub.snapshot_download(
+                name,
+                repo_type="dataset",
+                revision=info.sha,
+                cache_dir=constants.HF_HUB_CACHE,
+                # A pattern, in which a name with [ or ? stands for itself.
+                allow_patterns=[escape(str(each)) for each in chosen],
+                tqdm_class=_bounded_bar(sum(sizes[each] for each in chosen)),
+                etag_timeout=SECONDS,
+            )
+        )
+        listing = place / f"swarm-files-{info.sha}"
+        listing.write_text(json.dumps(list(map(str, sizes))))
+        return folder
+
+    folder = _fetched(fetch, name, called, "data set")
+    return folder.name, [folder / each for each in chosen]
+
+
+def _fetched(fetch: Callable[[HfApi], Path], name: str, called: str, kind: str = "model") -> Path:
+    """The folder that `fetch` downloads with the library, its digests checked."""
+    set_client_factory(_client)
+    try:
+        folder = fetch(HfApi(endpoint=constants.ENDPOINT))
+    except Exception as error:
+        raise explained(error, name, called, kind=kind) from error
+    _check_digests(folder, called)
+    return folder
 
 
 class _Refused(Exception):
@@ -127,7 +182,11 @@ def _bound(response: httpx2.Response) -> None:
 
 
 def _bounded_bar(most: int) -> type[tqdm]:
-    """The library's progress bar, which ends a download of more bytes."""
+    """The library's progress bar, which ends a download of more bytes.
+
+    In a child it reports progress to its owner.
+    """
+    reporter = current.get()
 
     class Bar(tqdm):
         def __init__(self, *given: Any, **named: Any) -> None:
@@ -139,6 +198,8 @@ def _bounded_bar(most: int) -> type[tqdm]:
             self._received += n or 0
             if self._counts_bytes and self._received > most:
                 raise _Refused(f"sent more than {readable_bytes(most)}, all that fits here")
+            if reporter is not None:
+                reporter.report_from_any_thread()
             super().update(n)
             return None
 
@@ -205,7 +266,9 @@ def _check_whole(folder: Path, called: str, weights: bool) -> None:
         raise UserError(f"{called}: its weights are not in the cache; try again online")
 
 
-def explained(error: Exception, name: str, called: str, *, pushing: bool = False) -> Exception:
+def explained(
+    error: Exception, name: str, called: str, *, kind: str = "model", pushing: bool = False
+) -> Exception:
     """The sentence for an error of the hub's library, with the way out.
 
     `name` is the repository's; `called` begins the sentence.
@@ -235,7 +298,7 @@ def explained(error: Exception, name: str, called: str, *, pushing: bool = False
         why = f"does not exist: the hub has {name}, but no such revision; see {hub}/{name}/commits"
     elif is_one(errors.RepositoryNotFoundError):
         why = (
-            f"is no folder here, and {hub} has no model of that name that you may see; correct "
+            f"is no folder here, and {hub} has no {kind} of that name that you may see; correct "
             "it, or set HF_TOKEN if it is private"
         )
     elif is_one(errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
@@ -248,7 +311,7 @@ def explained(error: Exception, name: str, called: str, *, pushing: bool = False
     elif isinstance(error, OSError) and error.errno is not None:
         why = f"cannot be stored: {error.strerror} ({constants.HF_HUB_CACHE}; set HF_HOME)"
     elif refused:
-        why = f"cannot be fetched: {hub} {refused}; choose another hub (HF_ENDPOINT) or model"
+        why = f"cannot be fetched: {hub} {refused}; choose another hub (HF_ENDPOINT) or {kind}"
     elif status == 429:
         why = f"has to wait: {hub} is asked too often; try again in some minutes, or set HF_TOKEN"
     elif status >= 500:

@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.run.bounds import check_manifest_numbers, check_peer_id
 from swarm.run.manifest import with_needs
 from swarm.run.recipes import apply_recipe
-from swarm.terminal.tables import read_toml, struct_from_mapping
+from swarm.terminal.tables import option_texts, read_toml, struct_from_mapping
 from swarm.wire.manifest import EnvironmentReference, OptionValue, RunManifest
 
 
@@ -51,6 +51,9 @@ def describe_run(path: Path) -> RunDescription:
     entries = table.get("environments")
     if not isinstance(entries, list) or not entries:
         raise UserError(f"{path}: environments is {entries!r}; give at least one [[environments]]")
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(entry.get("options"), dict):
+            entry["options"] = option_texts(entry["options"])
     environments = [
         struct_from_mapping(EnvironmentReference, entry, f"{path}: environments[{index}]")
         for index, entry in enumerate(entries)

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from swarm.errors import UserError
+from swarm.terminal.tables import option_texts
 from swarm.version import __version__
 
 Bootstrap = Annotated[
@@ -89,7 +90,7 @@ def environment_options(lines: Sequence[str] | None) -> dict[str, Any]:
         raise UserError(
             "--option has an integer beyond 64 bits, which no manifest can hold; give a smaller one"
         ) from error
-    return options
+    return option_texts(options)
 
 
 def _say_version(wanted: bool) -> None:

@@ -5,8 +5,10 @@ An unknown key, a missing key or a wrong value is a one-sentence error.
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,3 +70,16 @@ def _convert(type_: Any, value: Any, where: str) -> Any:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
         raise UserError(f"{where} is {value!r:.200}: {error}") from error
+
+
+def option_texts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """An environment's options as a manifest holds them: a table is a list of texts `name=value`,
+    with values in JSON."""
+    return {
+        key: [
+            f"{n}={json.dumps(each, ensure_ascii=False, default=str)}" for n, each in value.items()
+        ]
+        if isinstance(value, dict)
+        else value
+        for key, value in options.items()
+    }

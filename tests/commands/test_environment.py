@@ -125,7 +125,7 @@ def test_a_set_is_found_out_by_the_second_process(site: Path) -> None:
 def test_completions_that_are_not_gradable_are_a_fault(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"q": "Q{n}?", "a": "none"}}\n' for n in range(50)))
-    options = [f"path='{rows}'", "prompt_column='q'", "answer_column='a'", "grader='number'"]
+    options = [f"path='{rows}'", "columns={prompt='q', answer='a'}", "grader='number'"]
     arguments = [part for each in options for part in ("--option", each)]
     checked = swarm("environment", "check", "dataset", *arguments, "--graded", "2")
     assert checked.status == 1 and "no fault was found" not in checked.output

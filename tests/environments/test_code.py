@@ -197,11 +197,9 @@ def test_problems_of_a_file(tmp_path):
     path.write_text(json.dumps({"question": "Add up.", "tests": SUM}) + "\n", encoding="utf-8")
     options: dict[str, Any] = {
         "path": str(path),
-        "prompt_column": "question",
-        "answer_column": "",
-        "data_columns": ["tests"],
+        "columns": {"prompt": "question", "answer": "", "tests": "tests"},
         "grader": "code",
-        "grader_options": ["cpu_seconds=2"],
+        "grader_options": {"cpu_seconds": 2},
     }
     environment = load("dataset", "1", options)
     task = task_of(environment, bytes(32), "train")

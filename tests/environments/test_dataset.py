@@ -30,11 +30,9 @@ def dataset(path: Path, **options: Any) -> Any:
 def test_rows_are_tasks_that_a_grader_grades(suffix: str, tmp_path: Path) -> None:
     environment = dataset(
         write(tmp_path / f"sums{suffix}", SUMS),
-        prompt_column="question",
-        answer_column="result",
-        data_columns=["cases=tests", "unit"],
+        columns={"prompt": "question", "answer": "result", "cases": "tests", "unit": "unit"},
         grader="number",
-        grader_options=["tolerance=0.5"],
+        grader_options={"tolerance": 0.5},
     )
     train = [task_of(environment, probe_seed(index)) for index in range(200)]
     held_out = [task_of(environment, probe_seed(index), "held_out") for index in range(20)]
@@ -55,35 +53,39 @@ def test_rows_are_tasks_that_a_grader_grades(suffix: str, tmp_path: Path) -> Non
 def test_prompts_are_made_of_columns_or_messages(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
     path = write(tmp_path / "one.jsonl", [{"q": "1+1", "u": 3, "chat": messages, "answer": "2"}])
-    asked = dataset(path, prompt_template="{q} in {u}?", answer_column="")
+    asked = dataset(path, columns={"prompt": "{q} in {u}?", "answer": ""})
     assert asked.task_of_row(0).prompt == "1+1 in 3?" and asked.task_of_row(0).answer == ""
-    chat = dataset(path, prompt_column="chat")
+    chat = dataset(path, columns={"prompt": "chat"})
     assert chat.task_of_row(0).prompt == (Message("system", "Add."), Message("user", "1+1"))
-    told = task_of(dataset(path, prompt_column="chat", system_prompt="Sum."), b"x").prompt
+    told = task_of(dataset(path, columns={"prompt": "chat"}, system_prompt="Sum."), b"x").prompt
     assert messages_of(told) == (Message("system", "Sum."), Message("user", "1+1"))
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({}, r"prompt_column names the column 'prompt', which .* lacks; it has: question, result"),
-        ({"prompt_column": "question"}, r"answer_column names the column 'answer'"),
-        ({"prompt_template": "{q}?"}, r"prompt_template names the column 'q'"),
-        ({"prompt_template": "no"}, r"prompt_template is 'no'"),
+        ({}, r"columns names the column 'prompt', which .* lacks; it has: question, result"),
+        ({"columns": {"prompt": "question"}}, r"columns names the column 'answer'"),
+        ({"columns": {"prompt": "{q}?"}}, r"columns names the column 'q'"),
+        ({"columns": {"prompt": "qestion"}}, r"did you mean 'question'\?"),
+        ({"columns": {"prompt": 7}}, r"columns: prompt is 7; it must name a column"),
         ({"hash": "ab" * 32}, r"has the hash [0-9a-f]{64}, but the option hash is abab"),
         ({"grader": "vibes"}, r"grader 'vibes' is unknown; there are: "),
         ({"grader_options": ["x=y"]}, r"grader_options has 'x=y', whose value is no JSON"),
-        ({"columns": 1}, r"unknown key 'columns'"),
+        ({"colums": 1}, r"unknown key 'colums'"),
+        ({"where": {"unit": "km"}}, r"leaves none of the 200 rows .* unit = 'm';"),
+        ({"where": {"tests.inputs.3": 1}}, r"where leaves none .* no tests.inputs.3;"),
+        ({"where": {"units": "m"}}, r"where names the column 'units'.*did you mean 'unit'"),
     ],
 )
 def test_wrong_options_are_sentences(
     options: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "sums.jsonl", SUMS)
-    known = {"prompt_column": "question", "answer_column": "result"}
-    given = options if not options or "prompt_column" in options else {**known, **options}
+    known = {"columns": {"prompt": "question", "answer": "result"}}
+    given = options if not options else {**known, **options}
     with pytest.raises(UserError, match=sentence):
-        dataset(path, **given)
+        _ = dataset(path, **given).cached_tasks
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_wrong_options_are_sentences(
             {"prompt": "x", "answer": float("nan")},
             r"row 1: 'answer' is nan; it must be text or",
         ),
-        ({"prompt": "x"}, r"row 1 cannot be read \(it lacks 'answer'\)"),
+        ({"prompt": "x"}, r"row 1 cannot be read \(it lacks 'answer'; it has: prompt\)"),
     ],
 )
 def test_a_row_of_the_wrong_form_is_named(
@@ -111,14 +113,15 @@ def test_a_run_has_the_hash_of_its_data(tmp_path: Path) -> None:
     path = write(tmp_path / "sums.jsonl", SUMS)
     text = RUN.replace('"sort-digits"', '"dataset"').replace(
         "[sampling]",
-        f'options = {{path = "{path}", prompt_column = "question", answer_column = "result"}}\n'
+        f'options = {{path = "{path}", where = {{unit = "m"}}, '
+        'columns = {prompt = "question", answer = "result"}}\n'
         "[sampling]",
     )
     arguments = describe(tmp_path, text)
     outcome = swarm(*arguments)
     assert outcome.status == 0 and outcome.errors.count("warning: ") == 1, outcome.errors
     assert "has no weights to measure with" in outcome.errors
-    digest = dataset(path, prompt_column="question", answer_column="result").rows.hash()
+    digest = dataset(path, columns={"prompt": "question", "answer": "result"}).rows.hash()
     assert digest.encode() in (tmp_path / "run.manifest").read_bytes()
     (tmp_path / "run.toml").write_text(text.replace("path =", f'hash = "{"0" * 64}", path ='))
     assert f"has the hash {digest}, but the option hash is 000" in complaint(*arguments)

@@ -63,7 +63,7 @@ def test_a_record_is_a_task_that_its_verifier_grades(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_records_of_code_are_run_against_their_tests(tmp_path: Path) -> None:
     environment = genesys(
-        write(tmp_path / "code.jsonl", [CODE, record(1)]), task_types=["verifiable_code"]
+        write(tmp_path / "code.jsonl", [CODE, record(1)]), where={"task_type": "verifiable_code"}
     )
     task = task_of(environment, probe_seed(0))
     right = "```python\nprint(sum(map(int, input().split())))\n```"
@@ -76,17 +76,17 @@ def test_records_without_a_verifier_are_a_sentence_or_left_out(tmp_path: Path) -
     verifiers = ["verifiable_sum=number"]
     with pytest.raises(UserError, match=r"row 0: no verifier .* task_type 'verifiable_code'; add"):
         genesys(path, verifiers=verifiers).cached_tasks.at(0)
-    chosen = genesys(path, verifiers=verifiers, task_types=["verifiable_sum"])
+    chosen = genesys(path, verifiers=verifiers, where={"task_type": "verifiable_sum"})
     assert list(chosen.indices()) == list(range(1, 31))
     assert chosen.cached_tasks.at(0).data["task_type"] == "verifiable_sum"
-    with pytest.raises(UserError, match=r"task_types is poems, but .* has no such record"):
-        genesys(path, task_types=["poems"])
+    with pytest.raises(UserError, match=r"where leaves none of .* task_type = "):
+        _ = genesys(path, where={"task_type": "poems"}).cached_tasks
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"verification_info": "{"}, r"row 0: verification_info is no JSON \(Expecting"),
+        ({"verification_info": "{"}, r"row 0: verification_info is no JSON: Expecting"),
         ({"verification_info": [1]}, r"row 0: verification_info is \[1\]; it must be a table"),
         ({"prompt": None}, r"row 0: the prompt in 'prompt' is None; it must be text"),
     ],

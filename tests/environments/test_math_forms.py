@@ -188,8 +188,10 @@ def test_problems_of_a_file(tmp_path):
     path.write_text(PROBLEMS, encoding="utf-8")
     options = DatasetOptions(
         path=str(path),
-        prompt_template="{problem} Put the final answer in a box.",
-        answer_column="solution",
+        columns={
+            "prompt": "{problem} Put the final answer in a box.",
+            "answer": "solution",
+        },
         grader="math",
     )
     environment = Dataset(options)

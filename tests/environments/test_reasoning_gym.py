@@ -22,8 +22,7 @@ def environment(path: Path, name: str, **options: Any) -> Any:
         "1",
         {
             "path": str(path),
-            "prompt_column": "question",
-            "data_columns": ["metadata"],
+            "columns": {"prompt": "question", "metadata": "metadata"},
             "grader": "reasoning-gym",
             **options,
         },

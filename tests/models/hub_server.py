@@ -21,7 +21,7 @@ LARGE_BYTES = 1000
 
 @dataclass
 class Repository:
-    """A model on the hub. What is wrong with it is said here, too."""
+    """A model or a data set on the hub. What is wrong with it is said here, too."""
 
     files: dict[str, bytes]
     revisions: dict[str, str] = field(default_factory=lambda: {"main": COMMIT, "v1": OLDER})
@@ -116,6 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path).strip("/")
         self.served.asked.append((self.command, path, self.headers.get("Range", "")))
+        path = path.replace("api/datasets/", "api/models/").removeprefix("datasets/")
         for name, repository in self.served.repositories.items():
             if path.startswith(("api/models/" + name + "/", name + "/")) or path.endswith(name):
                 return self._of(repository, name, path)

@@ -25,9 +25,9 @@ from typing import IO
 
 from peers.endpoint.errors import ApiError
 from peers.endpoint.tools import CallForm, alike, answer_of, answered
+from peers.environments.columns import Row
 from peers.environments.interface import Conversation
 from peers.environments.play import Observation
-from peers.environments.rows import Row
 from swarm.errors import SwarmError
 from swarm.rollouts.rollout import Finish
 from swarm.world.child import die_with_parent

@@ -1,0 +1,100 @@
+"""Values of a row by name, and conditions on them.
+
+A name is a column's, or that of a value inside one: `reward_model.ground_truth`,
+`messages.0.content`. Text on the way is read as JSON, because many data sets keep tables as text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+Row = dict[str, Any]
+"""A row by column; JSON values only."""
+
+
+def column_of(name: str, columns: Collection[str]) -> tuple[str, Sequence[str]] | None:
+    """The column that a name begins with, and the way inside it; None if there is none."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):  # a column's own name may have dots
+        column = ".".join(parts[:end])
+        if column in columns:
+            return column, parts[end:]
+    return None
+
+
+def value_of(row: Row, name: str) -> Any:
+    """The value of a name; raises `ValueError` if the row lacks it."""
+    found = column_of(name, row)
+    if found is None:
+        raise ValueError(f"it lacks {name!r}; it has: {listed(name, row)}")
+    at, inner = found
+    value = row[at]
+    for part in inner:
+        if isinstance(value, str):
+            value = read_json(value, at)
+        if isinstance(value, list):
+            value = {str(place): value[place] for place in range(-len(value), len(value))}
+        if not isinstance(value, dict) or part not in value:
+            has = listed(part, value) if isinstance(value, dict) else f"{value!r:.60}"
+            raise ValueError(f"it lacks {name!r}; {at} has: {has}")
+        at, value = f"{at}.{part}", value[part]
+    return value
+
+
+def read_json(text: str | bytes, what: str) -> Any:
+    """Parse JSON from a data set; raises `ValueError`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is no JSON: {error}") from error
+
+
+def listed(wanted: str, names: Iterable[str]) -> str:
+    """The names that there are, for a message, and which is nearest to the one that is wanted."""
+    nearest = [f" (did you mean {each!r}?)" for each in get_close_matches(wanted, names, 1)]
+    return f"{', '.join(names):.1000}{''.join(nearest)}"
+
+
+def flat(conditions: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Conditions by full name: `{extra_info = {split = "train"}}` is one on `extra_info.split`."""
+    found: dict[str, Any] = {}
+    for name, wanted in conditions.items():
+        is_table = isinstance(wanted, dict)
+        found |= flat(wanted, f"{before}{name}.") if is_table else {before + name: wanted}
+    return found
+
+
+def matches(value: Any, wanted: Any) -> bool:
+    """Whether a value meets a condition.
+
+    The condition is a value; `LOW:HIGH` for numbers from LOW to HIGH, either of which may be left
+    out; `*` for anything but null; any of these after `!` for what does not meet it; or a list: one
+    must be met, and all that begin with `!`. Text also means a number, true, false or null that is
+    written like it.
+    """
+    if isinstance(wanted, list):
+        excluded = [each for each in wanted if isinstance(each, str) and each.startswith("!")]
+        others = [each for each in wanted if each not in excluded]
+        is_one = not others or any(matches(value, each) for each in others)
+        return is_one and all(matches(value, each) for each in excluded)
+    if not isinstance(wanted, str):
+        return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
+    if wanted.startswith("!"):
+        return not matches(value, wanted[1:])
+    if wanted == "*":
+        return value is not None
+    return wanted == (value if isinstance(value, str) else json.dumps(value)) or (
+        not isinstance(value, bool) and _is_between(value, wanted)
+    )
+
+
+def _is_between(value: Any, bounds: str) -> bool:
+    low, colon, high = bounds.partition(":")
+    try:
+        return colon != "" and float(low or -math.inf) <= float(value) <= float(high or math.inf)
+    except (TypeError, ValueError, OverflowError):
+        return False
