@@ -25,6 +25,6 @@ For other rooms:
 - `progress`: progress_bar
 - `streams`: speak
 - `strict_json`: to_json
-- `tables`: read_toml, struct_from_mapping
+- `tables`: option_texts, read_toml, struct_from_mapping
 - `untrusted`: PrintableFormatter, printable, shown
 """
