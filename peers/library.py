@@ -31,7 +31,7 @@ from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.rollouts.rollout import Rollout
 from swarm.rollouts.seeds import digest, noise_key
-from swarm.wire.manifest import Objective, OptionValue
+from swarm.wire.manifest import Objective
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def load_policy(
     return Policy(path, make_engine(engine, path, Hardware(device=device, dtype=dtype)))
 
 
-def load_environment(name: str, **options: OptionValue) -> Environment:
+def load_environment(name: str, **options: Any) -> Environment:
     """Load an environment that is installed here, with these options; raises `UserError`."""
     return load_any(name, options)
 

@@ -20,7 +20,7 @@ from peers.environments.play import described, limited, shown
 from swarm.errors import UserError
 from swarm.run.allowed import ALLOWED_VARIABLE, allowed_environments
 from swarm.terminal.tables import option_texts, struct_from_mapping
-from swarm.wire.manifest import EnvironmentReference, OptionValue
+from swarm.wire.manifest import EnvironmentReference
 
 ENTRY_POINT_GROUP = "swarm.environments"
 """Entry points of environments in other packages: `name = "module:Class"`."""
@@ -59,7 +59,7 @@ def installed() -> dict[str, EntryPoint]:
     return {**registered, **BUILT_IN}
 
 
-def load(name: str, version: str, options: Mapping[str, OptionValue] | None = None) -> Environment:
+def load(name: str, version: str, options: Mapping[str, Any] | None = None) -> Environment:
     """Load an environment in the version that a run wants; raises `UserError` as `load_any`."""
     environment = load_any(name, options)
     if environment.version != version:
@@ -90,7 +90,7 @@ def load_named(reference: EnvironmentReference, allowed: Collection[str] = ()) -
     return load(name, reference.version, options)
 
 
-def load_any(name: str, options: Mapping[str, OptionValue] | None = None) -> Environment:
+def load_any(name: str, options: Mapping[str, Any] | None = None) -> Environment:
     """Load an environment in the version that is installed here.
 
     Options of `SHARED` wrap it; the rest are its own. Raises `UserError` when no environment has
@@ -171,7 +171,7 @@ def _broken(name: str, error: BaseException) -> UserError:
     )
 
 
-def _made(made: type[Environment], options: Mapping[str, OptionValue], where: str) -> Environment:
+def _made(made: type[Environment], options: Mapping[str, Any], where: str) -> Environment:
     """Construct an environment with its own options; raises `UserError` for an unknown option."""
     kind = made.Options
     known = kind.__struct_fields__ if kind is not None else ()

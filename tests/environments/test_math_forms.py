@@ -188,10 +188,7 @@ def test_problems_of_a_file(tmp_path):
     path.write_text(PROBLEMS, encoding="utf-8")
     options = DatasetOptions(
         path=str(path),
-        columns={
-            "prompt": "{problem} Put the final answer in a box.",
-            "answer": "solution",
-        },
+        columns=['prompt="{problem} Put the final answer in a box."', 'answer="solution"'],
         grader="math",
     )
     environment = Dataset(options)
