@@ -29,7 +29,7 @@ from swarm.run.manifest_exchange import (
 )
 from swarm.run.run import Run
 from swarm.run.update import sign_manifest
-from swarm.transport import Stream, Transport
+from swarm.transport import Stream
 from swarm.transport.rates import HourlyBytes
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import Identity
@@ -175,28 +175,6 @@ async def test_a_peer_that_is_busy_at_first_is_asked_again(tmp_path: Path) -> No
         assert streams == 1
         assert await runs_of(client, SERVER.peer_id, (), None, 60.0) == named(1)
         assert streams == 3
-
-
-async def test_a_peer_that_closed_the_connection_is_asked_again(tmp_path: Path) -> None:
-    """A bootstrap peer makes room for other newcomers."""
-    streams = 0
-
-    async def answer(stream: Stream) -> None:
-        nonlocal streams
-        streams += 1
-        if streams == 1:
-            await ends[0].disconnect(stream.peer)
-        await stream.send(named(1)[0].raw)
-        await stream.end()
-
-    ends: list[Transport] = []
-    async with pair(tmp_path) as (server, client):
-        ends.append(server)
-        server.serve(PROTOCOL, answer)
-        addresses = server.addresses()
-        await client.connect(SERVER.peer_id, addresses)
-        assert await runs_of(client, SERVER.peer_id, addresses, None, 60.0) == named(1)
-        assert streams == 2
 
 
 async def test_a_peer_that_closes_connection_after_connection_is_too_busy(

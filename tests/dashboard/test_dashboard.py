@@ -153,14 +153,6 @@ def test_memory_is_bounded() -> None:
     assert f"worker {WORKERS_MAX + 9}" in history.workers, "who came once makes way for newcomers"
 
 
-def test_groups_that_are_not_trained_on_have_no_reward() -> None:
-    history = History()
-    rewards = [[1.0, 1.0], [0.0, 0.0], [0.5, 0.5]]
-    found = verdict(1, rewards=rewards, quarantined=[1], continued=[-1, -1, 4])
-    history.learn(found, ALICE.peer_id, order(0))
-    assert (history.steps[0].reward_sum, history.steps[0].rewarded) == (2.0, 2)
-
-
 # --- sentences -----------------------------------------------------------------------------------
 
 
@@ -230,14 +222,6 @@ def test_why_a_worker_is_idle() -> None:
 
 
 # --- the feed ------------------------------------------------------------------------------------
-
-
-def test_all_clients_share_one_copy_of_a_snapshot() -> None:
-    """Hundreds that take it slowly, or not at all, hold no more memory than one."""
-    feed = Feed(example())
-    assert feed.encoded() is feed.encoded() and feed.packed() is feed.packed()
-    feed.publish(example(4))
-    assert msgspec.json.decode(feed.encoded())["head"]["step"] == 4
 
 
 # --- the server ----------------------------------------------------------------------------------

@@ -1,21 +1,15 @@
-"""A third party's package with an environment, an engine and a role, installed as users do."""
+"""A third party's package with an environment and an engine, installed as users do."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import trio
 
-from peers.demo.setup import demo_manifest
 from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Renderer, load, probe_hash, task_of
-from peers.environments.run_probe import probe_hashes
 from peers.validator.cases import Outcome
 from swarm.errors import UserError
 from swarm.jobs import Hardware, Load
@@ -23,26 +17,21 @@ from swarm.jobs.inference import Generate, Generated, InferenceSetup, Loaded, Pr
 from swarm.jobs.validation import Grade, Graded, Inspect, Inspected, InspectionSetup
 from swarm.roles import check_tables
 from swarm.rollouts.seeds import environment_of_group
-from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
-from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import EnvironmentReference
 from swarm.world.compute import LocalCompute
-from tests.commands.harness import bootstrap_peer
 from tests.orders import ORDER, reference, submission_order
 
 PACKAGE = '''
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import pydantic
 import torch
-import trio
 
 from peers.engines.device import find_device
 from peers.environments import Generated, SingleTurn, Task
 from peers.engines.native import NativeEngine
-from swarm.gossip.topics import RUN
 from swarm.settings import RoleSettings
 
 
@@ -76,19 +65,10 @@ class Renamed(NativeEngine):
 
 
 class Greeter:
-    """Says hello, then its work is over."""
-
-    topics: ClassVar = (RUN,)
+    """A role with settings of its own."""
 
     class Settings(RoleSettings):
         words: str = pydantic.Field(default="hello", max_length=20)
-
-    def __init__(self, peer):
-        self.events = peer.node.events
-        self.words = peer.node.settings.of("greeter", self.Settings).words
-
-    async def run(self):
-        self.events.emit("greeter.said", words=self.words)
 '''
 
 ENTRY_POINTS = """
@@ -135,6 +115,11 @@ def test_its_environment_takes_its_own_options(site: Path) -> None:
     assert len(longer.answer) == 3 and longer.target_length == 4
 
 
+def test_its_role_has_a_table(site: Path) -> None:
+    with pytest.raises(UserError, match=r"\[greeter\]: unknown key 'word'; there are: words"):
+        check_tables(PeerSettings(role=["greeter"], tables={"greeter": {"word": "hi"}}))
+
+
 @pytest.mark.slow
 def test_its_engine_and_environment_serve_in_child_processes(
     site: Path, policy: Path, tmp_path: Path
@@ -179,36 +164,3 @@ def test_its_engine_and_environment_serve_in_child_processes(
     assert made.groups == 8 and inspected.failed == ""
     drawn = [environment_of_group(order.seed(), group, [1.0, 2.0]) for group in range(8)]
     assert inspected.environments == drawn and 0 < sum(drawn) < 8
-
-
-@pytest.mark.slow
-def test_its_role_has_a_table_and_works_in_a_peer(site: Path, tmp_path: Path, policy: Path) -> None:
-    with pytest.raises(UserError, match=r"\[greeter\]: unknown key 'word'; there are: words"):
-        check_tables(PeerSettings(role=["greeter"], tables={"greeter": {"word": "hi"}}))
-    home = tmp_path / "greeter"
-    home.mkdir(mode=0o700)
-    me = load_or_create(home / "identity.key").peer_id
-    described = [EnvironmentReference(name="sort-digits", version="1")]
-    manifest = demo_manifest(
-        name="greeting", steps=1, hashes=probe_hashes(policy, described), trainer=me, validator=me
-    )
-    path = tmp_path / "run.manifest"
-    path.write_bytes(sign_manifest(Identity(bytes(32)), manifest, time.time()).raw)
-    (home / "peer.toml").write_text('[greeter]\nwords = "good morning"\n')
-    with bootstrap_peer(tmp_path / "bootstrap", path) as address:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "swarm.peer", "--role", "greeter", "--json-logs"),
-                *("--home", home, "--config", home / "peer.toml", "--bootstrap", address),
-                *("--listen", "/ip4/127.0.0.1/tcp/0"),
-            ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    said = [event for event in events if event["event"] == "greeter.said"]
-    assert [event["words"] for event in said] == ["good morning"]

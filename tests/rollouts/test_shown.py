@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 
 from peers.engines.demo import save_tokenizer
 from peers.learning.objective import advantages
@@ -24,16 +23,13 @@ from swarm.look.archives import write_export
 from swarm.look.rollouts import export as data
 from swarm.look.rollouts.filters import Filters, parse_range
 from swarm.look.rollouts.log import RunLog
-from swarm.look.rollouts.screen import figures, lines, visible_lines
+from swarm.look.rollouts.screen import figures, visible_lines
 from swarm.look.rollouts.seen import (
     SeenRollout,
-    SeenSubmission,
-    Turn,
     advantages_of,
     as_row,
 )
 from swarm.look.rollouts.sources import open_source
-from swarm.look.rollouts.text import Decoder
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row, parts_of
 from swarm.rollouts.submission_file import Header, write
@@ -178,19 +174,6 @@ def test_shown_lines_are_printable_and_bounded(text: str, limit: int) -> None:
     assert sum(map(len, shown)) <= 10 * limit + 40
 
 
-@given(st.text(alphabet="ab ━漢\n", min_size=1, max_size=80), st.integers(30, 60))
-def test_wrapped_text_stays_behind_its_bar(text: str, width: int) -> None:
-    shown = [line.plain for line in lines([seen_with("\n" + text)], width)]
-    behind = [line for line in shown if line[15:17] in ("┃ ", "│ ")]
-    assert all(cell_len(line) <= width for line in behind)
-    assert len(shown) - len(behind) == 2  # one line of the group, one of the rollout
-
-
-def test_unknown_token_ids_are_shown_as_numbers(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path)
-    assert Decoder(tmp_path).decode([1, -7, 6, 10**6]) == "<bos>⟨token -7⟩2⟨token 1000000⟩"
-
-
 @given(
     st.lists(st.floats(-2, 2), min_size=1, max_size=8),
     st.fixed_dictionaries(
@@ -282,18 +265,6 @@ def test_a_group_without_a_grade_is_quarantined_alone_and_rewards_have_parts(
     assert (other.fate, other.reward, other.origin.detail) == ("accepted", 0.0, None)
 
 
-def test_a_verdict_is_found_in_another_home(tmp_path: Path) -> None:
-    """A refused worker keeps its file; only the validator has the verdict on it."""
-    outbox = tmp_path / "worker" / "outbox"
-    outbox.mkdir(parents=True)
-    file = a_submission(outbox / "0-5-1.parquet")
-    digest = blake3.blake3(file.read_bytes()).digest()
-    refused = a_verdict(submission=digest, outcome="refused", failed="proofs")
-    source = open_source(tmp_path)
-    source.logs[tmp_path / "validator"] = RunLog(verdicts={digest: refused})
-    assert [seen.fate for seen in source.rollouts(Filters())] == ["refused by the check proofs"] * 2
-
-
 def test_json_lines_have_a_row_per_rollout(tmp_path: Path) -> None:
     a_submission(tmp_path / "file.parquet")
     out = tmp_path / "out.jsonl"
@@ -335,26 +306,6 @@ def test_wrong_targets_are_said_in_a_sentence(
     (tmp_path / "full" / "file").write_text("")
     (tmp_path / "old.jsonl").write_text("")
     assert sentence in complaint("rollouts", "export", "rollouts.parquet", "--to", to)
-
-
-def seen_with(text: str) -> SeenRollout:
-    """A rollout that has this text wherever a worker could put it."""
-    return SeenRollout(
-        origin=SeenSubmission(text, text, 0, 0, 0, text, 0, text, 1.0, text, text, ""),
-        group=0,
-        sample=0,
-        environment=text,
-        environment_version=text,
-        turns=[
-            Turn("prompt", [1], text, None, None, [], [], in_loss=False),
-            Turn("model", [1], text, "stop", None, [], [], in_loss=True),
-        ],
-        reward=None,
-        parts={text: 1.0},
-        advantage=None,
-        outcome=None,
-        consumed_at=None,
-    )
 
 
 def a_verdict(**fields: object) -> Verdict:

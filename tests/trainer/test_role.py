@@ -14,7 +14,7 @@ from peers.trainer import collector
 from peers.trainer.accepted import KEPT
 from peers.trainer.role import TrainerRole
 from simnet.compute.setting import Hardware
-from simnet.simulation import SIMULATED, Peer, Plan, Simulation
+from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.ledger.entries import Consumed, Entry, Judged, decode
 from swarm.node.trusted import UNGRADED_MAX
@@ -281,25 +281,6 @@ async def test_a_trainer_whose_policies_were_deleted_goes_on(
     assert {len(each) for each in manifests.values()} == {1}
 
 
-async def test_a_peer_without_memory_for_the_base_of_adapters_says_so_before_it_fetches() -> None:
-    async with simulated() as (simulation, said):
-        await start_run(
-            simulation, "validator", "trainer", "inference-one", steps=3, step_seconds=5.0,
-            adapter=Adapter(rank=4),
-        )  # fmt: skip
-        assert await simulation.meet(publishes(simulation, 1), 1800)
-        # Simulated adapters are as large as their base: 3 MB.
-        cramped = Plan(
-            "cramped", ["inference"], hardware=Hardware(memory_bytes=8_000_000),
-            acts=simulation.role("inference"),
-        )  # fmt: skip
-        await simulation.add(cramped).start()
-        await trio.sleep(20)
-        peer = simulation.peers["cramped"]
-    assert "have 3.0 MB and a base of 3.0 MB, and 2 must fit into memory" in (peer.ended or "")
-    assert ("shardcast.piece_received", peer.id) not in [(e.name, e.peer) for e in said]
-
-
 async def test_its_manifests_name_its_mirrors() -> None:
     mirrors = ["https://mirror.example/policies", "http://192.0.2.7:8080"]
     async with simulated() as (simulation, _):
@@ -467,36 +448,6 @@ async def test_what_it_has_no_room_to_hear_while_it_loads_it_reads_in_the_logs(
     assert not said.named("trainer.starved")
 
 
-@pytest.mark.slow
-async def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
-    """Also after a restart, when every verdict that has not expired is heard again."""
-    remembered: list[int] = []
-    async with simulated() as (simulation, _):
-        peers = await start_run(
-            simulation, "validator", "trainer", "inference-one", steps=12, step_seconds=5.0
-        )
-        trainer = peers["trainer"]
-
-        def look(_: float, peer: Peer, event: Event) -> None:
-            if peer is trainer and event.name == "trainer.step_trained":
-                role = peer.roles[0]
-                assert isinstance(role, TrainerRole)
-                remembered.append(len(role._accepted._known))
-
-        simulation.listeners.append(look)
-        seventh = simulation.expect(
-            "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] == 7
-        )
-        assert await simulation.meet(seventh, 1800)
-        await restart(trainer)
-        await finish(simulation)
-        entries = consumed(trainer)
-    assert len(remembered) == 12
-    assert len(entries) == 2 * 12
-    assert max(remembered[5:8]) <= 2 * (4 + 2), "those of policies that are young enough"
-    assert len({entry.submission for entry in entries}) == len(entries)
-
-
 async def test_what_it_has_trained_on_is_remembered_until_it_is_logged() -> None:
     """A verdict heard again meanwhile, too old by then, must not log it as stale before that."""
     async with simulated() as (simulation, _):
@@ -650,26 +601,6 @@ async def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None
     assert not said.named("trainer.paused")
     broken = {event.peer for event in said if event.name == "validator.cannot_grade"}
     assert broken == {peers["validator-broken"].id}
-
-
-async def test_each_environment_has_a_reward_of_its_own() -> None:
-    async with simulated() as (simulation, said):
-        environments = [SIMULATED, msgspec.structs.replace(SIMULATED, name="other", weight=3.0)]
-        await start_run(simulation, "validator", "trainer", environments=environments)
-        await simulation.add(Plan("inference", ["inference"])).start()
-        await finish(simulation)
-    trained = said.named("trainer.step_trained")
-    assert len(trained) == 3
-    seen: set[str] = set()
-    for fields in trained:
-        figures = fields["environments"]
-        rewards = {label: each["reward"] for label, each in figures.items()}
-        assert sum(each["groups"] for each in figures.values()) == 8
-        assert all(0 <= each["pass_at_1"] <= each["pass_at_g"] <= 1 for each in figures.values())
-        assert all(each["completion_length"] > 1 for each in figures.values())
-        seen |= set(rewards)
-        assert min(rewards.values()) <= fields["reward"] <= max(rewards.values())
-    assert seen == {"simulated", "other"}
 
 
 @pytest.mark.slow

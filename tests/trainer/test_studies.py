@@ -4,24 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.studies import Curve, Variant, band, learn
+from benchmarks.studies import Variant, learn
 from peers.demo.warmup import prepare_base
-
-
-def test_a_policy_that_was_twice_as_good_has_collapsed() -> None:
-    assert Curve(reward=[0.1, *[0.8] * 20, *[0.1] * 10]).collapsed
-    assert not Curve(reward=[0.1] * 5 + [0.8] * 20).collapsed
-    assert not Curve(reward=[0.2, 0.1, 0.2]).collapsed
-
-
-def test_a_band_is_mean_least_and_most_over_seeds() -> None:
-    drawn = band([[0.0, 1.0, 2.0], [2.0, 3.0, 4.0]], points=2)
-    assert drawn == {
-        "step": [0.0, 2.0],
-        "mean": [1.0, 3.0],
-        "low": [0.0, 2.0],
-        "high": [2.0, 4.0],
-    }
 
 
 @pytest.mark.slow

@@ -267,38 +267,11 @@ async def test_an_answer_that_is_none_kills_the_child_and_harms_nobody_else(
             await child.request("answer_with", Raw(raw=said), NoneType)
 
 
-async def test_a_report_of_progress_never_follows_the_answer(compute: LocalCompute) -> None:
-    async with compute.child(SERVICE, name="c") as child:
-        for _ in range(3):
-            await child.request("report_last", Nothing(), NoneType)
-
-
 async def test_an_answer_that_is_too_large_fails_its_call_alone(compute: LocalCompute) -> None:
     async with compute.child(SERVICE, name="c") as child:
         await child.request("small_frames", Sized(count=1000), NoneType)
         with pytest.raises(ChildError, match="at most 1000 are allowed"):
             await child.request("grow", Sized(count=2000), str)
-        assert await child.request("greet", Named(name="x"), str) == "hello x"
-
-
-async def test_a_call_cancelled_as_its_turn_to_be_sent_comes_leaves_the_child_alive(
-    compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "GRACE_SECONDS", 0.2)
-
-    async def ask(child: Child, scope: trio.CancelScope) -> None:
-        with scope:
-            await child.request("pid", Nothing(), int)
-
-    async with compute.child(SERVICE, name="c") as child:
-        assert isinstance(child, local_child.LocalChild)
-        scope = trio.CancelScope()
-        async with trio.open_nursery() as nursery:
-            async with child._sending:
-                nursery.start_soon(ask, child, scope)
-                await trio.testing.wait_all_tasks_blocked()
-            scope.cancel()
-        await trio.sleep(2 * process.GRACE_SECONDS)
         assert await child.request("greet", Named(name="x"), str) == "hello x"
 
 
