@@ -28,7 +28,6 @@ from swarm.run.members import Standing
 from swarm.run.run import Run
 from swarm.terminal.exit import exit_with
 from swarm.terminal.strict_json import to_json
-from swarm.wire.identity import PeerId
 from swarm.wire.messages import (
     Checkpoint,
     CheckpointReference,
@@ -40,7 +39,7 @@ from swarm.wire.messages import (
     Reinstatement,
     StepOrder,
 )
-from tests.commands.harness import complaint, swarm
+from tests.commands.harness import swarm
 from tests.ledger.harness import (
     ALICE,
     BOB,
@@ -302,15 +301,6 @@ def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:
     assert len(named) == 4
     every = printed(status_lines(status, listed_max=len(status.present))).splitlines()
     assert len(every) == 3 + 2 * 38
-
-
-def test_whose_record_it_is_by_default(tmp_path: Path) -> None:
-    nobody = tmp_path / "nobody"
-    assert "no peer has used" in complaint("ledger", "--home", nobody)
-    key = swarm("id", tmp_path / "mine").output.strip()
-    assert PeerId(key)
-    problem = complaint("ledger", "--home", tmp_path / "mine", "--bootstrap", "/ip4/1")
-    assert "multiaddr" in problem
 
 
 def test_what_a_peer_earned_is_summed_up() -> None:

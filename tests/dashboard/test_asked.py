@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import PeerError
-from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.reading import (
     OUTPUT_BYTES_MAX,
     ROLLOUTS_SHOWN,
@@ -18,7 +17,6 @@ from swarm.look.dashboard.reading import (
     read_rollouts,
     shown_text,
 )
-from tests.dashboard.harness import example, serving
 from tests.rollouts.test_shown import a_header, a_submission
 
 
@@ -51,11 +49,3 @@ async def test_rollouts_are_read_in_a_process_of_its_own(tmp_path: Path) -> None
         await read_rollouts(tmp_path, "", None)
     a_submission(tmp_path / "good.parquet")
     assert json.loads(await read_rollouts(tmp_path, "", None))[0]["turns"]
-
-
-@pytest.mark.wall_clock
-async def test_a_page_without_a_network_is_told_so() -> None:
-    async with serving(Feed(example())) as http:
-        for path in ("/record.json", "/rollouts.json"):
-            assert (await http.get(path)).status_code == 404
-        assert (await http.post("/rollouts.json")).status_code == 405

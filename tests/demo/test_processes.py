@@ -114,18 +114,6 @@ async def test_a_process_that_dies_again_and_again_ends_with_its_last_words(
     assert recorder.deaths == [("worker", 3)] * (DEATHS_IN_A_ROW_MAX - 1)
 
 
-async def test_a_process_that_is_not_needed_any_more_stays_dead() -> None:
-    recorder = Recorder(wanted=lambda: False)
-    await keep_alive(python("raise SystemExit(2)"), recorder)
-    assert recorder.deaths == [] and recorder.ended == ["worker"]
-
-
-async def test_a_missing_program_is_one_sentence() -> None:
-    process = Process("worker", lambda restart: ["/nowhere/python"])
-    with pytest.raises(ProcessFailed, match=r"worker cannot be started .*nowhere"):
-        await keep_alive(process, Recorder())
-
-
 @pytest.mark.parametrize("stubborn", [False, True])
 async def test_cancelling_leaves_no_process_behind(
     stubborn: bool, monkeypatch: pytest.MonkeyPatch

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import trio
 
-from peers.demo.setup import free_ports, write_config
+from peers.demo.setup import free_ports
 from swarm.transport import Stream
 from swarm.transport.libp2p import open_libp2p
 from swarm.wire.identity import Identity
@@ -70,37 +69,6 @@ async def test_guests_who_cannot_take_part(tmp_path: Path, base: Path, fork_serv
         print(said)
         assert "disk" in said or "quota" in said
         assert not cramped.left_behind
-
-
-@pytest.mark.slow
-async def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
-    tmp_path: Path, base: Path, fork_server: Path
-) -> None:
-    pickled, bare = tmp_path / "pickled", tmp_path / "bare"
-    for folder in (pickled, bare):
-        folder.mkdir()
-    shutil.copy(base / "config.json", pickled)
-    (pickled / "pytorch_model.bin").write_bytes(b"")
-    mistakes: list[tuple[dict[str, str | int], str]] = [
-        ({"model": str(pickled)}, "holds pickled weights (pytorch_model.bin), which are"),
-        ({"model": str(bare)}, "config.json cannot be read"),
-        ({"model": str(base), "sede": 1}, "unknown key 'sede'; there are"),
-        ({"model": str(base), "seed": "1"}, "[trainer]: seed is '1': input should"),
-        ({"model": str(base), "device": "tpu"}, "device 'tpu' is not on this machine; there are"),
-        ({"model": str(base), "interpreter": "/nowhere/python"}, "/nowhere/python"),
-    ]
-    names = ["bootstrap", "trainer", "validator"]
-    async with swarm(tmp_path / "swarm", base, fork_server, names=names, steps=9) as peers:
-        await peers.start("bootstrap")
-        trainer = peers["trainer"]
-        for options, words in mistakes:
-            write_config(trainer.home / "settings.toml", "trainer", options)
-            del trainer.complaints[:]
-            trainer.start(peers.nursery)
-            assert await trainer.ended(TOLD_SECONDS) == 2
-            said = [line for line in trainer.complaints if not line.startswith("{")]
-            assert len(said) == 1 and said[0].startswith("error: "), said
-            assert words in said[0]
 
 
 async def test_a_network_of_another_protocol_version(tmp_path: Path) -> None:

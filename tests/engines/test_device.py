@@ -25,24 +25,10 @@ def test_auto_takes_what_the_machine_has() -> None:
     assert CUDA or find_dtype("auto", device) is torch.float32
 
 
-def test_a_choice_is_obeyed() -> None:
-    assert find_device("cpu", local_rank=3) == torch.device("cpu")
-    assert find_dtype("bfloat16", torch.device("cpu")) is torch.bfloat16
-
-
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "", "CPU"])
 def test_an_unknown_device_names_those_there_are(name: str) -> None:
     with pytest.raises(UserError, match=f"device '{name}' is not on this machine; there are: cpu"):
         use_hardware(Hardware(device=name))
-
-
-def test_threads_are_bounded() -> None:
-    before = torch.get_num_threads()
-    try:
-        use_hardware(Hardware(device="cpu", threads=2))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

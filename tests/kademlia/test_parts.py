@@ -227,16 +227,6 @@ def test_bytes_are_bounded_too(monkeypatch):
     assert [key for key in keys if records.get(key)] == keys[:3]
 
 
-def test_due_records_come_sorted_until_postponed():
-    records = store()
-    for name in (b"/n/b", b"/n/a", b"/m/c"):
-        records.store(name, good(1), republish_at=5)
-    assert records.due(4) == []
-    assert [held.key for held in records.due(5)] == [b"/m/c", b"/n/a", b"/n/b"]
-    records.postpone(b"/n/a", 9)
-    assert [held.key for held in records.due(5)] == [b"/m/c", b"/n/b"]
-
-
 # --- providers ---------------------------------------------------------------------------------
 
 

@@ -175,22 +175,6 @@ async def test_neighbours_with_another_source_get_no_second_copy_of_routine_anno
         assert sent[Push] > 2 * len(others)  # urgent: from everybody
 
 
-async def test_a_peer_that_loses_its_source_hears_the_next_announcement_at_the_next_tick() -> None:
-    async with running(MANIFEST) as run:
-        trainer, orphan, *_ = await all_connected(run, 4)
-        for step in (1, 2, 3):
-            await trainer.announce(checkpoint(step))
-            await trio.sleep(3)
-        run.network.sever(trainer.id, orphan.id)
-        heard = hears(orphan, Checkpoint)
-        await trainer.announce(checkpoint(4))
-        await trio.sleep(1.5)
-        assert heard == [checkpoint(4)]
-        await trainer.announce(checkpoint(5))
-        await trio.sleep(0.3)  # its neighbours push again
-        assert heard == [checkpoint(4), checkpoint(5)]
-
-
 async def test_who_speaks_late_is_heard_by_one_that_has_neighbours_enough() -> None:
     """A peer joins the DHT, for seconds, before it gossips; and the lesser id begins."""
     async with running(MANIFEST) as run:

@@ -211,29 +211,6 @@ async def announce(trainer: Peer, *orders: StepOrder) -> None:
         await trio.sleep(3)
 
 
-async def test_everybody_says_what_was_signed_and_from_when_it_is_in_force(tmp_path: Path) -> None:
-    async with in_a_run(tmp_path) as (swarm, trainer, stack):
-        worker = await stack.enter_async_context(swarm.peer(WORKER))
-        second = version(2, sampling={"max_new_tokens": 9})
-        await announce(trainer, order(6, swarm.manifest))
-        trainer.run_node.gossip.publish(second)
-        await announce(trainer, order(6, swarm.manifest, revision=1))
-        for peer in (trainer, worker):
-            signed = {
-                "version": 2,
-                "changes": ["sampling.max_new_tokens 8 → 9 (from the next step)"],
-            }
-            assert peer.events("run.version_signed") == [signed]
-            assert peer.events("run.version_in_force") == []
-        await announce(trainer, order(7, second), order(7, second, revision=1), order(8, second))
-        late = await stack.enter_async_context(swarm.peer(BOB))
-        await trio.sleep(5)
-        for peer in (trainer, worker):
-            assert peer.events("run.version_in_force") == [{"version": 2, "step": 7}]
-        assert late.run_node.run.manifest.version == 2
-        assert late.events("run.version_in_force") == []  # it was, before this one came
-
-
 async def test_a_peer_that_lacks_the_version_of_a_step_gets_it_from_a_trusted_one(
     tmp_path: Path,
 ) -> None:

@@ -12,21 +12,17 @@ from msgspec.structs import replace
 
 from swarm.errors import DeadlineError, DiskFullError
 from swarm.shardcast import limits
-from swarm.shardcast.fetch.job import source_mark
 from swarm.shardcast.manifest import BadManifest, digest_of
 from swarm.shardcast.store import CheckpointConflict
 from swarm.transport import Arrived, BlobReference, FetchError, OpenBlob, Refused, Source, Transport
 from swarm.transport.http.limits import CONNECT_SECONDS
 from swarm.wire.identity import PeerId
-from swarm.wire.messages import Arrival
 from swarm.world import Piece, Sink
 from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, peers, same_files
 from tests.shardcast.memory_disk import MemoryDisk
 
 KIB = 1024
-PIECES = 10
-"""Pieces of `some_files()`: 8 of 256 KiB, and one for each small file."""
 
 
 def some_files(megabytes: float = 2.0, seed: int = 1) -> dict[str, bytes]:
@@ -50,30 +46,6 @@ async def test_a_checkpoint_arrives_whole() -> None:
         total = checkpoint.total_bytes + checkpoint.reference.size_bytes
         assert done.fields["by_source"] == {trainer.transport.peer_id: total}
         assert await worker.fetcher.fetch(checkpoint, lambda: []) == folder
-
-
-async def test_how_a_checkpoint_arrives_can_be_told_at_any_moment() -> None:
-    network = MemoryNetwork(latency_seconds=0.01)
-    async with peers(network, 2) as (trainer, worker):
-        told = worker.fetcher.arriving.arrival
-        mark = source_mark(trainer.transport.peer_id)
-        assert told() is None
-        checkpoint = await trainer.publish(3, some_files())
-
-        def held_now() -> int:
-            arrival = told()
-            assert arrival is not None
-            return arrival.held
-
-        shares: list[int] = []
-        worker.store.watch(lambda *_: shares.append(held_now()))
-        await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
-        assert shares[1:] == sorted(shares[1:]) and {100, 500, 1000} <= {*shares}
-        whole = Arrival(policy=3, held=1000, source=mark, source_share=1000, sources=1)
-        assert told() == whole
-        older = await trainer.publish(2, some_files(1, seed=2))
-        await worker.fetcher.fetch(older, lambda: [trainer.source])
-        assert told() == whole, "an older one does not count"
 
 
 class _Corrupt:
@@ -599,16 +571,6 @@ async def test_a_second_manifest_for_the_same_step_is_a_conflict() -> None:
         await worker.fetcher.fetch(first, lambda: [trainer.source])
         with pytest.raises(CheckpointConflict, match="0/0 is already on disk"):
             await worker.fetcher.fetch(second, lambda: [other.source])
-
-
-async def test_two_fetches_of_one_checkpoint_are_one() -> None:
-    network = MemoryNetwork(latency_seconds=0.01)
-    async with peers(network, 2) as (trainer, worker):
-        checkpoint = await trainer.publish(0, some_files())
-        async with trio.open_nursery() as nursery:
-            for _ in range(2):
-                nursery.start_soon(worker.fetcher.fetch, checkpoint, lambda: [trainer.source])
-        assert len(worker.events.named("shardcast.piece_received")) == PIECES + 1
 
 
 async def test_two_fetches_meet_a_partial_checkpoint_of_another_manifest() -> None:

@@ -456,17 +456,6 @@ async def test_a_large_received_checkpoint_is_used_first_and_synced_then(
         nursery.cancel_scope.cancel()
 
 
-async def test_foreign_folders_are_left_and_foreign_runs_are_not() -> None:
-    disk, held = await published(0, files_of(0))
-    await disk.write("checkpoints/notes/a.txt", b"mine")
-    store = CheckpointStore(disk, "owner/other", Events(VirtualWorld(), "me"))
-    await store.recover()
-    assert store.all() == []
-    assert disk.list("checkpoints") == ["notes"]
-    key: Key = held.key
-    assert store.held(key) is None
-
-
 # --- adapters --------------------------------------------------------------------------------
 
 
@@ -500,31 +489,6 @@ async def test_the_base_of_adapters_outlives_them() -> None:
     await worker.trim()
     assert worker.held((0, 0)) is first and not first.complete
     assert await worker.disk.read(f"checkpoints/0-5/{BASE_NAME}") == b"../0-0"
-
-
-async def test_a_base_whose_adapter_comes_while_older_ones_are_trimmed_stays() -> None:
-    source, disk = MemoryDisk(), MemoryDisk()
-    trainer, store = await opened(source), await opened(disk, keep=1)
-    store.pin((0, 0))
-    store.pin((0, 1))
-    many = {f"{number}.txt": b"some" for number in range(30)}  # so that this takes a while
-    for step, files in enumerate([many, files_of(1), files_of(2)]):
-        await put_folder(source, "made", files)
-        await fetch(store, source, await trainer.publish("made", 0, step))
-    base = trainer.held((0, 1))
-    assert base is not None
-    manifest = await adapter(source, base, 3)
-    adapted = await trainer.publish("made", 0, 3, manifest=manifest)
-    await receive_manifest(store, source, adapted)
-    store.unpin((0, 0))
-    store.unpin((0, 1))
-    trimming = trio.Event()
-    disk.before = lambda operation: trimming.set()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.trim)
-        await trimming.wait()
-        await store.begin(adapted.key, adapted.digest)
-    assert store.complete() == [(0, 1), (0, 2)]
 
 
 async def test_a_base_is_older_than_its_adapter() -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -245,34 +244,6 @@ async def test_whoever_is_evicted_while_his_work_is_judged_is_refused() -> None:
     for said in verdicts:
         assert (said["outcome"], said["failed"]) == ("refused", "admission")
         assert said["detail"] == "its worker was evicted: for a test"
-
-
-async def test_policies_travel_as_deltas_where_those_are_small() -> None:
-    """Also where applying one takes longer than a request may."""
-    weights = 6_000_000
-    applied: dict[str, list[int]] = {}
-    fetched: list[int] = []
-
-    workload = replace(SMALL, model_bytes=weights, delta_share=0.02)
-    async with running(workload) as simulation:
-
-        def hear(_now: float, peer: Peer, event: Event) -> None:
-            if event.name == "shardcast.delta_applied":
-                applied.setdefault(peer.name, []).append(event.fields["bytes_deltas"])
-            elif event.name == "shardcast.checkpoint_complete" and not event.fields["delta"]:
-                fetched.append(event.fields["bytes_fetched"])
-
-        simulation.listeners.append(hear)
-        over = simulation.expect("trainer.run_complete", ["trainer"])
-        slow = Hardware(delta_bytes_per_second=weights / 25)
-        await small_run(simulation, steps=2, hardware=slow)
-        assert await simulation.meet(over, 900.0)
-        await trio.sleep(60.0)
-
-    deltas = [size for sizes in applied.values() for size in sizes]
-    assert set(applied) >= {"v0", "v1"}
-    assert set(deltas) <= {weights // 50, 2 * (weights // 50)}  # a chain where one was skipped
-    assert sum(size < weights // 50 for size in fetched) == len(deltas)
 
 
 # --- the command line ---

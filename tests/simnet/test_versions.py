@@ -22,7 +22,6 @@ from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from simnet.world import EPOCH
 from swarm.events import Event
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest
-from swarm.run.manifest_exchange import BOOTSTRAP_SECONDS
 from swarm.wire.envelope import Envelope, seal
 from swarm.wire.manifest import RunManifest, TrustedKey
 from swarm.wire.messages import StepOrder
@@ -120,31 +119,6 @@ async def watched() -> AsyncIterator[Watching]:
 
 
 ALL = ("validator", "trainer", "relay-0", "inference-0", "inference-1")
-
-
-async def test_a_longer_limit_and_another_learning_rate_in_mid_run_harm_nobody() -> None:
-    async with watched() as watching:
-        first = await watching.start(*ALL)
-        await watching.step_trained(1)
-        second = changed(
-            first, 2, sampling={"max_new_tokens": 9}, optimiser={"learning_rate": 1e-3}
-        )
-        watching.part("validator").gossip.publish(signed(watching.simulation, second))
-        await watching.over()
-    watching.check_nobody_is_blamed()
-    in_force = watching.named("run.version_in_force")
-    assert len(in_force) == len(ALL) and len({f["step"] for f in in_force}) == 1
-    since = in_force[0]["step"]
-    assert 1 < since < STEPS and {f["version"] for f in in_force} == {2}
-    for name in ALL:
-        heard = watching.named("run.version_signed", name)
-        assert [f["version"] for f in heard] == [2]
-        assert heard[0]["changes"] == [
-            "sampling.max_new_tokens 8 → 9 (from the next step)",
-            "optimiser.learning_rate 3e-07 → 0.001 (from the next step)",
-        ]
-    rates = {step: rate for step, rate, _ in watching.configured}
-    assert rates == {step: 1e-3 if step >= since else 3e-7 for step in range(STEPS)}
 
 
 async def test_who_comes_or_returns_in_between_gets_the_version_that_its_step_follows() -> None:
@@ -254,31 +228,6 @@ async def test_work_by_another_version_is_refused_and_proves_nothing() -> None:
         f["step"] for f in verdicts if f["worker"] == headstrong and f["outcome"] == "accepted"
     }
     assert any(step >= since for step in accepted), "it goes on, once its version is in force"
-
-
-async def test_an_owner_who_signs_one_version_twice_is_told() -> None:
-    """The bootstrap peer was restarted with second thoughts under the same number."""
-    async with watched() as watching:
-        simulation = watching.simulation
-        first = await watching.start(*ALL)
-        await watching.step_trained(0)
-        second = changed(first, 2, sampling={"max_new_tokens": 9})
-        watching.part("validator").gossip.publish(signed(simulation, second))
-        await watching.step_trained(2)
-        thoughts = signed(simulation, changed(first, 2, sampling={"max_new_tokens": 10}))
-        bootstrap = simulation.peers["bootstrap"]
-        await bootstrap.kill()
-        bootstrap.plan.manifests[:] = [thoughts]
-        await bootstrap.start()
-        await trio.sleep(2 * BOOTSTRAP_SECONDS)
-        await watching.add("inference-2")
-        await watching.over()
-    watching.check_nobody_is_blamed()
-    for name in ("bootstrap", "trainer", "validator", "inference-2"):
-        refused = watching.named("run.version_refused", name)
-        assert len(refused) == 1 and refused[0]["version"] == 2, name
-    accepted = [f for f in watching.named("inference.receipt", "inference-2")]
-    assert accepted and {f["outcome"] for f in accepted} == {"accepted"}
 
 
 async def test_workers_ask_the_environment_peers_of_their_steps_version() -> None:

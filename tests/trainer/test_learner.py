@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -409,19 +408,6 @@ def test_step_start_is_the_learner_itself_not_the_rounded_policy(
     assert first["kl_generation"] == pytest.approx(0, abs=1e-9)
     assert second["kl_generation"] > 1e-7
     assert second["ratio"] == pytest.approx(1, abs=1e-6)
-
-
-def test_saving_again_replaces_and_a_failure_leaves_the_old(base: Path, tmp_path: Path) -> None:
-    learner = Learner(base, SETTINGS)
-    learner.save(tmp_path / "state")
-    run_steps(learner, [0])
-    learner.save(tmp_path / "state")
-    assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 1
-    learner.consumed[1] = [object()]  # type: ignore[list-item]
-    with pytest.raises(TypeError):
-        learner.save(tmp_path / "state")
-    assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
 def test_states_that_do_not_fit_are_refused(base: Path, tmp_path: Path) -> None:

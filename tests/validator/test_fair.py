@@ -126,12 +126,6 @@ async def test_new_identities_leave_a_lane_free_from_their_first_item_on() -> No
     assert await queue.next(2) == "short"
 
 
-async def test_one_lane_serves_new_identities_too() -> None:
-    queue: FairQueue[str] = FairQueue(1)
-    queue.put("new", "item", is_proven=False)
-    assert await queue.next() == "item"
-
-
 async def test_who_hands_in_a_fake_comes_last_and_leaves_new_identities_a_lane() -> None:
     queue: FairQueue[str] = FairQueue(3)
     for client in ("fake-1", "fake-2", "new"):
