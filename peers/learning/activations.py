@@ -9,7 +9,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface
 
 from peers.engines.architecture import is_described
 from peers.engines.loading import decoder_layers
@@ -22,7 +21,8 @@ LAYERS_RUN = 3
 """Layers of a deeper model that are run; memory grows by the same amount with each further one."""
 
 FUSED = "fused-causal"
-"""Name under which transformers finds `_fused_attention`."""
+"""Name under which transformers finds its own sdpa without making a mask, which it would of fake
+tensors, as if a compiler gave them: causal attention by a fused kernel, as on GPUs."""
 
 
 class Activations(NamedTuple):
@@ -75,8 +75,7 @@ def _count(model: Any, asked: Pass) -> Activations:
         # The kernel for experts cannot be counted in fp32, which takes twice the memory.
         half = _count(model, replace(asked, dtype=torch.bfloat16))
         return Activations(2 * half.training, 2 * half.scoring)
-    AttentionInterface.register(FUSED, _fused_attention)
-    AttentionMaskInterface.register(FUSED, lambda *_, **__: None)
+    AttentionInterface.register(FUSED, sdpa_attention_forward)
     model.set_attn_implementation("eager")  # which scores every model
     scorer = Scorer(model)
     model.set_attn_implementation(asked.attention)
@@ -119,16 +118,6 @@ def _run(scorer: Scorer, layers: torch.nn.ModuleList, asked: Pass) -> Activation
     for layer, forward in forwards.items():
         layer.forward = forward
     return Activations(live.peak, alone.peak)
-
-
-def _fused_attention(module: Any, *tensors: Any, **named: Any) -> Any:
-    """Causal attention by a fused kernel, as on GPUs: no mask, no scores.
-
-    transformers' own would make a mask, because it takes fake tensors for a compiler's.
-    """
-    query, key, value = tensors[:3]
-    scaling = named.get("scaling")
-    return sdpa_attention_forward(module, query, key, value, None, scaling=scaling, is_causal=True)
 
 
 def _fake(model: Any, dtype: torch.dtype) -> None:

@@ -69,15 +69,28 @@ def attention_arguments(
         return {}  # one sequence per row, then padding: plain causal attention
     arguments: dict[str, Any] = {"position_ids": rows.positions}
     if implementation.startswith("flash_attention"):
-        if len(rows.tokens) != 1:
-            raise ValueError("flash attention takes packed sequences in a single row")
-        arguments |= {"cu_seq_lens_q": rows.starts, "cu_seq_lens_k": rows.starts}
-        arguments |= {"max_length_q": rows.longest, "max_length_k": rows.longest}
-        return arguments  # the model itself passes its windows to this kernel
+        # The model itself passes its windows to this kernel.
+        return arguments | kernel_arguments(implementation, rows)
     masks = {kind: _mask(implementation, rows, window) for kind, window in windows.items()}
     if masks:  # only models whose layers differ take a mask for each kind of layer
         arguments["attention_mask"] = masks if len(masks) > 1 else next(iter(masks.values()))
     return arguments
+
+
+def kernel_arguments(implementation: str, rows: Rows, window: int | None = None) -> dict[str, Any]:
+    """Arguments of an attention function itself, for a layer with this window."""
+    found: dict[str, Any] = {"attention_mask": None}
+    if implementation.startswith("flash_attention"):
+        if rows.packed and len(rows.tokens) != 1:
+            raise ValueError("flash attention takes packed sequences in a single row")
+        if rows.packed:
+            found |= {"cu_seq_lens_q": rows.starts, "cu_seq_lens_k": rows.starts}
+            found |= {"max_length_q": rows.longest, "max_length_k": rows.longest}
+        return found
+    narrow = window is not None and window < rows.tokens.shape[1]
+    if rows.packed or narrow or implementation != "sdpa":  # which is causal without a mask
+        found["attention_mask"] = _mask(implementation, rows, window)
+    return found
 
 
 def _mask(implementation: str, rows: Rows, window: int | None) -> Any:

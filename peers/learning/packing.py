@@ -20,7 +20,9 @@ from torch import Tensor
 
 from peers.learning.batch import Batch
 
-Layout = Literal["padded", "packed"]
+Layout = Literal["padded", "packed", "flat"]
+"""`flat`: packed, one long row per pass, for kernels that skip masked blocks."""
+
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed")
 
 PASS_TOKENS_MAX = 1 << 14
@@ -67,10 +69,12 @@ class Rows:
     """Tokens of the longest of these sequences."""
     temperature: float = 1.0
     """The temperature at which all its completions were sampled."""
+    whole: Rows | None = None
+    """The rows of which these tokens are one rank's share (`sequence_parallel`); None: all."""
 
     def to(self, device: torch.device | str) -> Rows:
-        tensors = [name for name, value in vars(self).items() if isinstance(value, Tensor)]
-        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in tensors}
+        held = [name for name, value in vars(self).items() if isinstance(value, Tensor | Rows)]
+        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in held}
         return replace(self, **moved)
 
 
@@ -99,6 +103,10 @@ def lay_out(batch: Batch, layout: Layout | None = None, tokens_max: int = 0) -> 
     most = tokens_max or PASS_TOKENS_MAX
     passes = []
     for sequences in _by_temperature(_distinct(batch)):
+        if layout == "flat":
+            bins = first_fit([sequence.inputs for sequence in sequences], most)
+            passes += [_rows([[sequences[each] for each in some]], packed=True) for some in bins]
+            continue
         padded, packed = _pad(sequences, most), _pack(sequences, most)
         cheaper = _cost(padded, masked=False) <= _cost(packed, masked=True)
         if layout == "padded" or (layout is None and cheaper):
@@ -122,16 +130,6 @@ def empty_rows() -> Rows:
         index=none,
         starts=torch.tensor([0, 1], dtype=torch.int32),
     )
-
-
-def lay_out_flat(batch: Batch, tokens_max: int = 0) -> list[Rows]:
-    """Lay a batch out with one long packed row per pass, for kernels that skip masked blocks."""
-    most = tokens_max or PASS_TOKENS_MAX
-    passes = []
-    for sequences in _by_temperature(_distinct(batch)):
-        bins = first_fit([sequence.inputs for sequence in sequences], most)
-        passes += [_rows([[sequences[index] for index in some]], packed=True) for some in bins]
-    return passes
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:

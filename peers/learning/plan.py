@@ -23,8 +23,8 @@ from peers.learning.activations import FUSED, Activations, Pass, activations
 from peers.learning.adapters import adapt
 from peers.learning.attention import fastest_attention
 from peers.learning.optimisers import BLOCK, PIECE, QUANTISED_MIN
+from peers.learning.sharding import check_layout
 from peers.learning.tensor_parallel import divide_blank
-from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPart, MemoryPlan, Phase, fullest, shown, total
 from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Adapter
@@ -131,17 +131,7 @@ def fit(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> M
 
 
 def _plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
-    if sharding.replicas < 1 or machine.ranks % sharding.replicas:
-        raise UserError(
-            f"trainer.replicas is {sharding.replicas}, which does not divide the "
-            f"{machine.ranks} ranks"
-        )
-    copy = machine.ranks // sharding.replicas
-    if copy % sharding.tensor_parallel:
-        raise UserError(
-            f"trainer.tensor_parallel is {sharding.tensor_parallel}, which does not divide the "
-            f"{copy} ranks of a copy of the policy"
-        )
+    check_layout(sharding, machine.ranks, model.shape())
     most = sharding.pass_tokens or work.tokens
     work = replace(work, tokens=max(work.longest, min(most, work.tokens)))
     parts = [part for part in _parts(model, sharding, machine, work) if part.bytes]
@@ -171,12 +161,15 @@ def _parts(
     moments = sum(_moment_bytes(each, sharding.optimiser) for each in mine)
     dtype = torch.bfloat16 if sharding.mixed_precision else torch.float32
     on_cpu = machine.device == "cpu"
+    eager = on_cpu and fastest_attention(whole, CPU) == "eager"
+    # The scores of `eager` grow with the square of a pass's tokens, and are shared by heads.
+    share = sharding.sequence_parallel ** (0.5 if eager else 1)
     asked = Pass(
-        tokens=work.tokens,
+        tokens=math.ceil(work.tokens / share),
         dtype=dtype,
         checkpointing=sharding.activation_checkpointing,
         device=machine.device,
-        attention="eager" if on_cpu and fastest_attention(whole, CPU) == "eager" else FUSED,
+        attention="eager" if eager else FUSED,
     )
     pass_ = model.activations(sharding.tensor_parallel, asked)
 

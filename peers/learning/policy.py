@@ -19,7 +19,7 @@ from peers.learning.batch import Batch
 from peers.learning.durable import whole_folder
 from peers.learning.host import Weights
 from peers.learning.optimisers import begin_state, make_optimiser
-from peers.learning.packing import Rows, empty_rows, lay_out, lay_out_flat
+from peers.learning.packing import Layout, Rows, empty_rows, lay_out
 from peers.learning.ranks import Ranks
 from peers.learning.scorer import Scorer
 from peers.learning.settings import LearnerSettings
@@ -85,12 +85,13 @@ class TrainedPolicy:
         self.optimiser = make_optimiser(
             settings.sharding.optimiser, self.trained().values(), settings.optimiser
         )
-        if not self.scorer.packs:
+        if not self.scorer.packs or ranks.sharing is not None:
             half = settings.sharding.mixed_precision
-            self.scorer.find_layout(ranks.device, half_precision=half)
+            self.scorer.find_layout(ranks.device, half_precision=half, group=ranks.sharing)
             rest(self.scorer)
         self._pass_tokens = settings.sharding.pass_tokens
-        self._flat = ranks.device.type == "cuda" or settings.flat
+        flat = ranks.device.type == "cuda" or settings.flat
+        self._layout: Layout | None = "flat" if flat else None
 
     def follow(self, numbers: Optimiser) -> None:
         """Use another version of the run's optimiser settings from now on."""
@@ -105,15 +106,11 @@ class TrainedPolicy:
         """
         passes: list[Rows] = []
         if len(batch):
-            if not self.scorer.packs:
-                passes = lay_out(batch, "padded", self._pass_tokens)
-            elif self._flat:
-                passes = lay_out_flat(batch, self._pass_tokens)
-            else:
-                passes = lay_out(batch, None, self._pass_tokens)
+            layout = self._layout if self.scorer.packs else "padded"
+            passes = lay_out(batch, layout, self._pass_tokens)
         (most,) = self.ranks.max([len(passes)])
         passes += [empty_rows()] * (int(most) - len(passes))
-        return [rows.to(self.ranks.device) for rows in passes]
+        return [self.scorer.place(rows, self.ranks.device) for rows in passes]
 
     def score(self, passes: Sequence[Rows]) -> Tensor:
         """Log-probabilities of a batch's completion tokens under the weights as they are."""

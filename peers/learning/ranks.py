@@ -64,8 +64,11 @@ class Ranks:
         self.device = device or torch.device("cpu")
         self.mesh: DeviceMesh | None = None
         """(replicas, shards), or (replicas, shards, tensor); set by `make_mesh`."""
-        self.tensor = 1
-        """Neighbouring ranks that divide each matrix, and compute the same sequences."""
+        self.together = 1
+        """Neighbouring ranks that compute the same sequences: they divide each matrix, or share the
+        tokens."""
+        self.sharing: ProcessGroup | None = None
+        """The neighbours that share the tokens of their sequences; set by `make_mesh`."""
         self._control: ProcessGroup | None = None
         self.saving_group: ProcessGroup | None = None
         """The group for collectives of the thread that writes states."""
@@ -90,23 +93,14 @@ class Ranks:
     @property
     def parts(self) -> int:
         """Parts into which a batch's sequences are divided."""
-        return self.world // self.tensor
+        return self.world // self.together
 
-    def make_mesh(self, replicas: int, tensor: int = 1) -> DeviceMesh:
+    def make_mesh(self, replicas: int, tensor: int = 1, sequence: int = 1) -> DeviceMesh:
         """Make a mesh of `replicas` whole copies of the policy, each sharded over its own ranks,
-        of which `tensor` neighbours divide each matrix.
+        of which `tensor` neighbours divide each matrix, or `sequence` neighbours share the tokens.
 
-        Raises `UserError` when these do not divide the number of ranks.
+        These numbers divide the ranks (`sharding.check_layout`).
         """
-        if replicas < 1 or self.world % replicas:
-            raise UserError(
-                f"trainer.replicas is {replicas}, which does not divide the {self.world} ranks"
-            )
-        if tensor < 1 or self.world // replicas % tensor:
-            raise UserError(
-                f"trainer.tensor_parallel is {tensor}, which does not divide the "
-                f"{self.world // replicas} ranks of a copy of the policy"
-            )
         if not dist.is_initialized():
             dist.init_process_group(
                 _backend(self.device),
@@ -114,8 +108,11 @@ class Ranks:
                 rank=0,
                 world_size=1,
             )
-        self.tensor = tensor
-        sizes = {"replicate": replicas, "shard": self.parts // replicas}
+        self.together = tensor * sequence
+        if sequence > 1:
+            deadline = timedelta(seconds=COLLECTIVE_SECONDS)
+            self.sharing, _ = dist.new_subgroups(sequence, timeout=deadline)
+        sizes = {"replicate": replicas, "shard": self.world // tensor // replicas}
         if tensor > 1:
             sizes["tensor"] = tensor
         self.mesh = init_device_mesh(
@@ -136,13 +133,13 @@ class Ranks:
         for index, length in enumerate(lengths):
             part = loads.index(min(loads))
             loads[part] += length
-            if (part + first) % self.parts == self.rank // self.tensor:
+            if (part + first) % self.parts == self.rank // self.together:
                 mine.append(index)
         return mine
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum over the parts of a batch, element by element, in fp64."""
-        return [value / self.tensor for value in self._reduce(values, dist.ReduceOp.SUM)]
+        return [value / self.together for value in self._reduce(values, dist.ReduceOp.SUM)]
 
     def max(self, values: Sequence[float]) -> list[float]:
         """Maximum over all ranks, element by element."""

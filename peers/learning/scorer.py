@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
+from torch.distributed._functional_collectives import all_gather_single_autograd as all_gather
 from torch.utils.checkpoint import checkpoint
 
 from peers.engines.config import first_line
@@ -18,6 +19,7 @@ from peers.engines.loading import body_of, caps_scores
 from peers.learning.attention import attention_arguments, windows_of
 from peers.learning.batch import Batch
 from peers.learning.packing import LAYOUTS, Layout, Rows, lay_out
+from peers.learning.sequence_parallel import ARGUMENT, NAME, SharedRows, share
 from swarm.errors import UserError
 
 LOGITS_MAX = {"cpu": 1 << 25, "cuda": 1 << 28}
@@ -53,10 +55,23 @@ class Scorer(torch.nn.Module):
         output = model.get_output_embeddings()
         output.forward = functools.partial(_product, output)
         self._head = (Head(model),)  # in a tuple, so that it is no part of this module
+        self._kernel: str = model.config._attn_implementation
+        self._group: Any = None
+
+    def share_tokens(self, group: Any) -> None:
+        """Score every sequence together with the other ranks of a process group, from here on."""
+        self._group = group
+        self.model.set_attn_implementation(NAME)
+
+    def place(self, rows: Rows, device: torch.device) -> Rows:
+        """A pass, or this rank's share of its tokens, on a device."""
+        if self._group is not None:
+            rows = share(rows, self._group.rank(), self._group.size())
+        return rows.to(device)
 
     @torch.no_grad()
-    def find_layout(self, device: torch.device, *, half_precision: bool) -> None:
-        """Set `packs` for a family that is not described, by passes over random tokens.
+    def find_layout(self, device: torch.device, *, half_precision: bool, group: Any = None) -> None:
+        """Set `packs` by passes over random tokens, and share tokens with `group`, if there is one.
 
         Recurrent layers, for example, carry their state on from one packed sequence to the next.
         Raises `UserError` for a model that computes a padded sequence otherwise than it alone.
@@ -67,6 +82,9 @@ class Scorer(torch.nn.Module):
             for rows in lay_out(parts[0], "padded"):
                 self(rows.to(device))
             alone = torch.cat([self._all_states(each, "padded", device) for each in parts])
+            if group is not None:
+                self._check_sharing(group)
+                self.share_tokens(group)
             apart = {
                 layout: _apart(self._all_states(together, layout, device), alone)
                 for layout in LAYOUTS
@@ -74,31 +92,44 @@ class Scorer(torch.nn.Module):
         except UserError:
             raise
         except Exception as error:  # whatever a family of transformers raises
-            raise UserError(
-                f"models of the family {self.model.config.model_type} cannot be trained here "
-                f"({first_line(error)})"
-            ) from error
+            raise self._refused(first_line(error)) from error
         most = APART_MAX[half_precision]
         if not apart["padded"] <= most:
-            raise UserError(
-                f"models of the family {self.model.config.model_type} cannot be trained here: they "
-                f"compute a sequence beside a longer one otherwise than alone (by "
-                f"{apart['padded']:.2g} of its hidden states; at most {most:g})"
+            raise self._refused(
+                "they compute a sequence beside a longer one otherwise than alone, by "
+                f"{apart['padded']:.2g} of its hidden states; at most {most:g}"
             )
         # 16 bits hide what a convolution takes over from the last few tokens.
-        blurred = half_precision and any(
-            isinstance(module, torch.nn.Conv1d) for module in self.model.modules()
-        )
+        blurred = half_precision and self._convolves
         # Chunks of attention are counted from a row's start, and longer than these sequences.
         chunked = getattr(self.model.config.get_text_config(), "attention_chunk_size", None)
         self.packs = apart["packed"] <= most and not blurred and not chunked
+
+    def _check_sharing(self, group: Any) -> None:
+        """Raise `UserError` for what a check of so few tokens might not show."""
+        self._group = group
+        # Flash attention, too, is told windows and makes no other masks.
+        if not self.model._supports_flash_attn or not self.model._can_set_attn_implementation():
+            raise self._refused("their attention has masks of its own")
+        if self._convolves:
+            raise self._refused("they have convolutions over the tokens")
+
+    @property
+    def _convolves(self) -> bool:
+        return any(isinstance(module, torch.nn.Conv1d) for module in self.model.modules())
+
+    def _refused(self, why: str) -> UserError:
+        how = "here" if self._group is None else "with trainer.sequence_parallel, so omit it"
+        return UserError(
+            f"models of the family {self.model.config.model_type} cannot be trained {how} ({why})"
+        )
 
     def _all_states(self, batch: Batch, layout: Layout, device: torch.device) -> Tensor:
         """Final hidden states that predict a batch's completion tokens, [n, hidden]."""
         size = self.model.config.get_text_config().hidden_size
         found = torch.empty(batch.token_count(), size, device=device)
         for rows in lay_out(batch, layout):
-            rows = rows.to(device)
+            rows = self.place(rows, device)
             found[rows.index] = self(rows, states=True)[0].float()
         return found
 
@@ -117,12 +148,18 @@ class Scorer(torch.nn.Module):
         the second value is the largest logit instead, with its gradient. With `states` the first is
         the final hidden states that predict the tokens, [k, hidden].
         """
-        arguments = attention_arguments(self.model.config._attn_implementation, rows, self._windows)
+        if rows.whole is None:
+            implementation = self.model.config._attn_implementation
+            arguments = attention_arguments(implementation, rows, self._windows)
+        else:
+            shared = SharedRows(rows.whole, self._kernel, self._group)
+            arguments = {"position_ids": rows.positions, ARGUMENT: shared}
         hidden = body_of(self.model)(
             input_ids=rows.tokens, use_cache=False, **arguments
         ).last_hidden_state
         hidden = hidden.flatten(0, 1)[rows.predictor]
         if states:
+            hidden = self._all(hidden, rows)
             return hidden[rows.source], hidden
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         size = max(1, (self.logits_max or LOGITS_MAX[hidden.device.type]) // vocabulary)
@@ -133,8 +170,16 @@ class Scorer(torch.nn.Module):
             score = functools.partial(checkpoint, score, use_reentrant=False)
         parts = zip(torch.split(hidden, size), torch.split(rows.target, size), strict=True)
         pieces = [score(part, target) for part, target in parts]
-        log_pi, entropies = (torch.cat(values) for values in zip(*pieces, strict=True))
+        found = zip(*pieces, strict=True)
+        log_pi, entropies = (self._all(torch.cat(values), rows) for values in found)
         return log_pi[rows.source], entropies[rows.source]
+
+    def _all(self, values: Tensor, rows: Rows) -> Tensor:
+        """The results of all ranks that share a pass.
+
+        The backward pass sums what they make of a result, since each computes the loss of all.
+        """
+        return values if rows.whole is None else all_gather(values.contiguous(), 0, self._group)
 
 
 def _apart(states: Tensor, expected: Tensor) -> float:

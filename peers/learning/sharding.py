@@ -24,6 +24,13 @@ from peers.learning.tensor_parallel import divide
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 
+APART = (
+    ("compile", "expert_parallel"),
+    ("compile", "sequence_parallel"),
+    ("tensor_parallel", "sequence_parallel"),
+)
+"""Settings that exclude each other."""
+
 
 def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> None:
     """Shard a module over the ranks, in place, and make its parameters fp32 (`_make_masters`).
@@ -32,16 +39,17 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
     single process without mixed precision or offload only moves the module to its device.
     Parameters on the device `meta` get memory for this rank's part, not yet filled.
     """
+    check_layout(how, ranks.world, module.model)
     layers = list(layers)
-    if how.expert_parallel and how.compile:
-        raise UserError("trainer.compile cannot be used with trainer.expert_parallel; omit one")
     for layer in layers:
         if how.compile:
             compile_layer(layer)
         if how.activation_checkpointing:
             recompute(layer)
     if ranks.world > 1 or how.mixed_precision or how.cpu_offload:
-        mesh = ranks.mesh or ranks.make_mesh(how.replicas, how.tensor_parallel)
+        mesh = ranks.mesh or ranks.make_mesh(
+            how.replicas, how.tensor_parallel, how.sequence_parallel
+        )
         if how.tensor_parallel > 1:
             divide(module.model, mesh["tensor"])
             mesh = mesh["replicate", "shard"]
@@ -65,6 +73,30 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
         module.float()
         _allocate(module, ranks.device)
         module.to(ranks.device)
+
+
+def check_layout(how: Sharding, ranks: int, model: Any) -> None:
+    """Raise `UserError` for settings that do not divide the ranks, or each other's work."""
+    plain = Sharding()
+    used = {each for each in how.__struct_fields__ if getattr(how, each) != getattr(plain, each)}
+    for one, other in APART:
+        if {one, other} <= used:
+            raise UserError(f"trainer.{one} cannot be used with trainer.{other}; omit one")
+    copy = ranks // max(1, how.replicas)
+    for name, what, count in (
+        ("replicas", "ranks", ranks),
+        ("tensor_parallel", "ranks of a copy of the policy", copy),
+        ("sequence_parallel", "ranks", ranks),
+    ):
+        given = getattr(how, name)
+        if given < 1 or count % given:
+            raise UserError(f"trainer.{name} is {given}, which does not divide the {count} {what}")
+    heads = getattr(model.config.get_text_config(), "num_attention_heads", ranks)
+    if how.sequence_parallel > heads:
+        raise UserError(
+            f"trainer.sequence_parallel is {how.sequence_parallel}, which is more than the "
+            f"model's {heads} attention heads"
+        )
 
 
 def _make_masters(module: Any, how: Sharding) -> None:

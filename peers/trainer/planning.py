@@ -44,7 +44,7 @@ def workload_of(terms: TrainingTerms, sharding: Sharding, positions: int, world:
     """What a run asks of its trainer. `positions`: most tokens in a sequence of the model."""
     longest = min(positions, terms.sampling.max_new_tokens + PROMPT_TOKENS)
     completions = terms.schedule.groups_per_step * terms.sampling.group_size
-    parts = max(1, world // sharding.tensor_parallel)
+    parts = max(1, world // (sharding.tensor_parallel * sharding.sequence_parallel))
     mine = -(-completions // (terms.optimiser.optimiser_steps * parts))
     most = sharding.pass_tokens or packing.PASS_TOKENS_MAX
     return Workload(

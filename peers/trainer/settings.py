@@ -35,6 +35,9 @@ class TrainerSettings(EvaluationSettings):
     tensor_parallel: int = pydantic.Field(default=1, ge=1)
     """Neighbouring ranks over which each layer's matrices are divided; they compute the same
     sequences. For models whose layers are too large for one device; choose the GPUs of a node."""
+    sequence_parallel: int = pydantic.Field(default=1, ge=1)
+    """Neighbouring ranks that share the tokens of every sequence, and exchange them for heads
+    around attention. For sequences whose activations are too large for one device."""
     expert_parallel: bool = False
     """Of a mixture of experts: each rank of a copy keeps its own experts of every layer, and tokens
     travel to them, so that experts are never gathered."""

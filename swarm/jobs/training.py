@@ -36,6 +36,8 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """Whole copies of the policy; each is sharded over an equal share of the ranks."""
     tensor_parallel: int = 1
     """Neighbouring ranks that divide each layer's matrices and compute the same sequences."""
+    sequence_parallel: int = 1
+    """Neighbouring ranks that share the tokens of every sequence."""
     expert_parallel: bool = False
     """Each rank of a copy keeps its own experts, and the tokens travel to them."""
     mixed_precision: bool = False

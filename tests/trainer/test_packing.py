@@ -25,7 +25,7 @@ from peers.learning.attention import (
 from peers.learning.batch import Batch
 from peers.learning.groups import Group, make_batch
 from peers.learning.objective import Tokens, Totals, loss
-from peers.learning.packing import Layout, Rows, first_fit, lay_out, lay_out_flat
+from peers.learning.packing import Layout, Rows, first_fit, lay_out
 from peers.learning.scorer import Scorer
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.wire.manifest import Objective
@@ -147,7 +147,7 @@ def test_every_layout_equals_each_sequence_alone(
     monkeypatch.setattr(packing, "PASS_TOKENS_MAX", tokens_max)
     batch = spread_batch(seed)
     if layout == "flat":
-        passes = lay_out_flat(batch)
+        passes = lay_out(batch, "flat")
         assert all(len(rows.tokens) == 1 for rows in passes)
     else:
         passes = lay_out(batch, layout)
@@ -179,7 +179,7 @@ def test_flex_attention_keeps_sequences_apart(
     flex.set_attn_implementation("flex_attention")
     batch = spread_batch(8)
     expected = scores(model, batch, alone(batch))[0]
-    for passes in (lay_out_flat(batch), lay_out(batch, "packed")):
+    for passes in (lay_out(batch, "flat"), lay_out(batch, "packed")):
         found = torch.empty(batch.token_count())
         with torch.no_grad():
             for rows in passes:
@@ -225,7 +225,7 @@ def test_flash_attention_is_told_enough_to_keep_sequences_apart(base: Path, mode
     flash = load_model(base).float().eval()
     flash.config._attn_implementation = "flash_attention_promised"
     batch = spread_batch(9)
-    assert_close(scores(flash, batch, lay_out_flat(batch)), scores(model, batch, alone(batch)))
+    assert_close(scores(flash, batch, lay_out(batch, "flat")), scores(model, batch, alone(batch)))
 
 
 def test_equals_the_engine(model: Any, base: Path) -> None:
@@ -326,7 +326,7 @@ def test_masks_hold_exactly_the_earlier_tokens_of_the_same_sequence(seed: int) -
 
 
 def test_kernels_for_packed_rows_are_told_where_sequences_begin() -> None:
-    (rows,) = lay_out_flat(spread_batch(7))
+    (rows,) = lay_out(spread_batch(7), "flat")
     with Waits() as waits:
         arguments = attention_arguments("flash_attention_2", rows, WHOLE)
     assert waits.found == []

@@ -268,3 +268,17 @@ def test_divided_matrices_are_planned(large: Path) -> None:
     assert part(divided, scoring) < 0.7 * part(whole, scoring)
     with pytest.raises(UserError, match=r"tensor_parallel is 3, which does not divide the model's"):
         plan(Model(large), Sharding(tensor_parallel=3), Machine("cuda", 9, 9), work)
+
+
+def test_shared_tokens_are_planned(large: Path) -> None:
+    work = Workload(tokens=1 << 14, longest=1 << 14, held=6, reference=True)
+    whole, shared = (
+        plan(Model(large), Sharding(sequence_parallel=each), Machine("cuda", 8, 8), work)
+        for each in (1, 8)
+    )
+    for name in ("weights, fp32", "weights, gathered", "optimiser states"):
+        assert part(shared, name) == part(whole, name)
+    activations = "activations and logits"
+    assert 1 / 8 <= part(shared, activations) / part(whole, activations) < 0.2
+    with pytest.raises(UserError, match=r"parallel is 96, which is more than the model's"):
+        plan(Model(large), Sharding(sequence_parallel=96), Machine("cuda", 96, 8), work)

@@ -38,11 +38,6 @@ def test_every_sequence_has_one_rank_and_loads_are_even(
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
-def test_ranks_that_no_copies_divide_are_refused() -> None:
-    with pytest.raises(UserError, match=r"trainer.replicas is 3, which does not divide the 4"):
-        Ranks(Launch(0, 4, 0)).make_mesh(3)
-
-
 def test_sums_and_errors_cross_ranks(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> tuple[list[float], list[float], str, bool, bool]:
         sums = ranks.sum([1.5, 10.0 * ranks.rank])

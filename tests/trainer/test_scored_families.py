@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peers.engines.loading import blank, load
 from peers.learning.batch import Batch
-from peers.learning.packing import Rows, lay_out, lay_out_flat
+from peers.learning.packing import Rows, lay_out
 from peers.learning.scorer import Scorer
 from peers.learning.stored import StoredWeights, slices_of
 from swarm.errors import UserError
@@ -60,7 +60,7 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(
     expected_gradients = gradients(model, expected)
     for attention in ("eager", "sdpa"):
         model.set_attn_implementation(attention)
-        for passes in (lay_out(BATCH, "padded"), lay_out(BATCH, "packed"), lay_out_flat(BATCH)):
+        for passes in (lay_out(BATCH, "padded"), lay_out(BATCH, "packed"), lay_out(BATCH, "flat")):
             found = scored(model, BATCH, passes)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
             for parameter, gradient in gradients(model, found).items():

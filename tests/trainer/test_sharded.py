@@ -201,6 +201,10 @@ def family(folder: Path, kind: str) -> Path:
         ("Qwen3", 4, {"tensor_parallel": 2}),
         ("qwen3-moe", 2, {"expert_parallel": True, "activation_checkpointing": True}),
         ("qwen3-moe", 4, {"expert_parallel": True, "replicas": 2}),
+        ("Qwen3", 2, {"sequence_parallel": 2, "activation_checkpointing": True}),
+        ("Llama", 4, {"sequence_parallel": 4, "replicas": 2}),
+        ("qwen3-window", 4, {"sequence_parallel": 2, "cpu_offload": True}),
+        ("qwen3-moe", 4, {"sequence_parallel": 2, "expert_parallel": True}),
     ],
 )
 def test_divided_matrices_learn_what_one_process_learns(

@@ -16,7 +16,7 @@ from peers.learning.attention import why_not
 from peers.learning.groups import Group, as_accepted
 from peers.learning.host import HostMemory, host_tensor
 from peers.learning.learner import Learner
-from peers.learning.packing import lay_out_flat
+from peers.learning.packing import lay_out
 from peers.learning.ranks import Ranks
 from peers.learning.scorer import Scorer
 from peers.learning.settings import LearnerSettings
@@ -81,7 +81,7 @@ def test_packed_rows_do_not_leak(base: Path, attention: str) -> None:
     expected = scores(truth, batch, alone(batch))[0]
     found = torch.empty(batch.token_count())
     with torch.no_grad():
-        for rows in lay_out_flat(batch):
+        for rows in lay_out(batch, "flat"):
             found[rows.index] = Scorer(model)(rows.to(CUDA))[0].cpu()
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
