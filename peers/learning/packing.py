@@ -23,8 +23,6 @@ from peers.learning.batch import Batch
 Layout = Literal["padded", "packed", "flat"]
 """`flat`: packed, one long row per pass, for kernels that skip masked blocks."""
 
-LAYOUTS: tuple[Layout, ...] = ("padded", "packed")
-
 PASS_TOKENS_MAX = 1 << 14
 """Tokens, padding included, in one forward pass; a larger batch accumulates gradients."""
 

@@ -43,8 +43,7 @@ class PastPolicies:
         if spare is not None:
             self._scorer = Scorer(spare.requires_grad_(False))
             shard(self._scorer, decoder_layers(spare), trained.ranks, sharding)
-            if trained.ranks.sharing is not None:
-                self._scorer.share_tokens(trained.ranks.sharing)
+            self._scorer.share_tokens(trained.ranks.sharing)
         self._memory = HostMemory(self._device, trained.published_dtype, trained.weights())
         self._on_disk = sharding.past_policies == "disk"
         self.held: dict[int, Mapping[str, Tensor]] = {}

@@ -18,7 +18,7 @@ from peers.engines.head import Head
 from peers.engines.loading import body_of, caps_scores
 from peers.learning.attention import attention_arguments, windows_of
 from peers.learning.batch import Batch
-from peers.learning.packing import LAYOUTS, Layout, Rows, lay_out
+from peers.learning.packing import Layout, Rows, lay_out
 from peers.learning.sequence_parallel import ARGUMENT, NAME, SharedRows, share
 from swarm.errors import UserError
 
@@ -59,9 +59,11 @@ class Scorer(torch.nn.Module):
         self._group: Any = None
 
     def share_tokens(self, group: Any) -> None:
-        """Score every sequence together with the other ranks of a process group, from here on."""
+        """Score every sequence together with the other ranks of a process group, if there is one,
+        from here on."""
         self._group = group
-        self.model.set_attn_implementation(NAME)
+        if group is not None:
+            self.model.set_attn_implementation(NAME)
 
     def place(self, rows: Rows, device: torch.device) -> Rows:
         """A pass, or this rank's share of its tokens, on a device."""
@@ -84,26 +86,26 @@ class Scorer(torch.nn.Module):
             alone = torch.cat([self._all_states(each, "padded", device) for each in parts])
             if group is not None:
                 self._check_sharing(group)
-                self.share_tokens(group)
-            apart = {
-                layout: _apart(self._all_states(together, layout, device), alone)
-                for layout in LAYOUTS
-            }
+            self.share_tokens(group)
+            padded, packed = (
+                float((self._all_states(together, layout, device) - alone).norm() / alone.norm())
+                for layout in ("padded", "packed")
+            )
         except UserError:
             raise
         except Exception as error:  # whatever a family of transformers raises
             raise self._refused(first_line(error)) from error
         most = APART_MAX[half_precision]
-        if not apart["padded"] <= most:
+        if not padded <= most:
             raise self._refused(
                 "they compute a sequence beside a longer one otherwise than alone, by "
-                f"{apart['padded']:.2g} of its hidden states; at most {most:g}"
+                f"{padded:.2g} of its hidden states; at most {most:g}"
             )
         # 16 bits hide what a convolution takes over from the last few tokens.
         blurred = half_precision and self._convolves
         # Chunks of attention are counted from a row's start, and longer than these sequences.
         chunked = getattr(self.model.config.get_text_config(), "attention_chunk_size", None)
-        self.packs = apart["packed"] <= most and not blurred and not chunked
+        self.packs = packed <= most and not blurred and not chunked
 
     def _check_sharing(self, group: Any) -> None:
         """Raise `UserError` for what a check of so few tokens might not show."""
@@ -149,8 +151,7 @@ class Scorer(torch.nn.Module):
         the final hidden states that predict the tokens, [k, hidden].
         """
         if rows.whole is None:
-            implementation = self.model.config._attn_implementation
-            arguments = attention_arguments(implementation, rows, self._windows)
+            arguments = attention_arguments(self._kernel, rows, self._windows)
         else:
             shared = SharedRows(rows.whole, self._kernel, self._group)
             arguments = {"position_ids": rows.positions, ARGUMENT: shared}
@@ -180,10 +181,6 @@ class Scorer(torch.nn.Module):
         The backward pass sums what they make of a result, since each computes the loss of all.
         """
         return values if rows.whole is None else all_gather(values.contiguous(), 0, self._group)
-
-
-def _apart(states: Tensor, expected: Tensor) -> float:
-    return float((states - expected).norm() / expected.norm())
 
 
 def _random_batch(config: Any, lengths: Sequence[int]) -> Batch:

@@ -13,7 +13,6 @@ import copy
 import math
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -96,7 +95,7 @@ class SharedRows:
         here = copy.copy(module)  # as it is with these heads alone
         here.num_key_value_groups = per // repeat
         if getattr(module, "sinks", None) is not None:  # one for each head
-            sinks = module.sinks.split(self._sizes(heads))[self._rank]
+            sinks = module.sinks.tensor_split(self._ranks)[self._rank]
             vars(here)["sinks"] = named["s_aux"] = sinks
         window = named.get("sliding_window")
         if window not in self._arguments:
@@ -109,8 +108,7 @@ class SharedRows:
 
     def _sizes(self, heads: int) -> list[int]:
         """How many of so many heads each rank attends with."""
-        ends = [heads * each // self._ranks for each in range(self._ranks + 1)]
-        return [end - start for start, end in pairwise(ends)]
+        return [len(each) for each in torch.arange(heads).tensor_split(self._ranks)]
 
     def _to_heads(self, states: Tensor) -> Tensor:
         """States [R, heads, s, D] of this rank's tokens → [R, h, S, D] of its heads."""
@@ -119,13 +117,16 @@ class SharedRows:
         got = all_to_all(
             states.transpose(0, 1).contiguous(), [mine] * self._ranks, sizes, self._group
         )
-        return got.unflatten(0, (self._ranks, mine)).permute(2, 1, 3, 0, 4).flatten(2, 3)
+        rows, tokens, size = got.shape[1:]
+        parts = got.view(self._ranks, mine, rows, tokens, size)
+        return parts.permute(2, 1, 3, 0, 4).flatten(2, 3)
 
     def _to_tokens(self, states: Tensor, heads: int) -> Tensor:
         """States [R, S, h, D] of this rank's heads → [R, s, heads, D] of its tokens."""
-        states = states.unflatten(1, (-1, self._ranks)).permute(2, 3, 0, 1, 4).flatten(0, 1)
-        mine = [len(states) // self._ranks] * self._ranks
-        got = all_to_all(states.contiguous(), self._sizes(heads), mine, self._group)
+        rows, tokens, mine, size = states.shape
+        parts = states.reshape(rows, tokens // self._ranks, self._ranks, mine, size)
+        sent = parts.permute(2, 3, 0, 1, 4).flatten(0, 1)
+        got = all_to_all(sent, self._sizes(heads), [mine] * self._ranks, self._group)
         return got.permute(1, 2, 0, 3)
 
 

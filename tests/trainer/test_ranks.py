@@ -22,7 +22,6 @@ from peers.learning import watch as watch_module
 from peers.learning.durable import whole_folder
 from peers.learning.lead import follow, lead
 from peers.learning.ranks import Launch, RankError, Ranks, dist
-from swarm.errors import UserError
 from swarm.world import Job
 from tests.trainer.ranks_harness import run_ranks
 

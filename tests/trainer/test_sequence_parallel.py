@@ -126,12 +126,12 @@ def test_what_cannot_be_shared_is_one_sentence(tmp_path: Path) -> None:
     def refused(ranks: Ranks) -> list[str]:
         said = []
         for how in (
-            {"sequence_parallel": 2},
-            {"sequence_parallel": 3, "tensor_parallel": 3},
-            {"sequence_parallel": 3, "compile": True},
+            Sharding(sequence_parallel=2),
+            Sharding(sequence_parallel=3, tensor_parallel=3),
+            Sharding(sequence_parallel=3, compile=True),
         ):
             with pytest.raises(UserError) as caught:
-                Learner(base, chosen(sharding=Sharding(**how)), ranks=ranks)
+                Learner(base, chosen(sharding=how), ranks=ranks)
             said.append(str(caught.value))
         return said
 
