@@ -28,7 +28,7 @@ Small pieces do not fill a GPU. In 16 bits the head's gradient, a sum over piece
 per piece."""
 
 CHECK_LENGTHS = (24, 13, 9)
-"""Tokens of the random sequences of `Scorer.find_layout`; the shorter two are packed together."""
+"""Tokens of the random sequences of `Scorer.find_layout`."""
 
 APART_MAX = {False: 1e-4, True: 2e-2}
 """Largest share of hidden states that two layouts may differ by, in 32 and in 16 bits."""
@@ -89,7 +89,7 @@ class Scorer(torch.nn.Module):
             self.share_tokens(group)
             padded, packed = (
                 float((self._all_states(together, layout, device) - alone).norm() / alone.norm())
-                for layout in ("padded", "packed")
+                for layout in ("padded", "flat")
             )
         except UserError:
             raise

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AttentionInterface
 
 from peers.engines.loading import load
 from peers.learning.learner import Learner
@@ -20,6 +21,7 @@ from swarm.wire.manifest import Adapter
 from tests.engines.test_general import FAMILIES, MORE
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_general_families import base_of, chosen
+from tests.trainer.test_packing import varlen_attention
 from tests.trainer.test_scored_families import BATCH, gradients, row_by_row
 from tests.trainer.test_sharded import close, everything, learn
 
@@ -30,12 +32,16 @@ REFUSED = {
     ),
 }
 
+FLASH = "flash_attention_promised"
+"""A stand-in for the kernel for packed rows, which needs a GPU."""
+
 UNEVEN = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 8}
 """Neither 2 nor 4 divides these heads, which are SmolLM2's."""
 
 
 def shares_what_one_scores(family: str, folder: Path, world: int = 2, **changes: Any) -> None:
     """In every layout: log-probabilities and gradients."""
+    AttentionInterface.register(FLASH, varlen_attention)
     base = base_of(family, folder / "base", **changes)
     model = load(base, torch.float32).eval()
     expected = row_by_row(model, BATCH)
@@ -47,10 +53,15 @@ def shares_what_one_scores(family: str, folder: Path, world: int = 2, **changes:
         except UserError as error:
             return str(error)
         scorer = learner.policy.scorer
-        layouts = [learner.policy.passes(BATCH)]
-        if scorer.packs:
-            layouts.append([scorer.place(rows, ranks.device) for rows in lay_out(BATCH, "flat")])
-        for passes in layouts:
+        flat = [scorer.place(rows, ranks.device) for rows in lay_out(BATCH, "flat")]
+        for kernel, passes in (
+            (scorer._kernel, learner.policy.passes(BATCH)),
+            (scorer._kernel, flat if scorer.packs else []),
+            (FLASH, flat if family == "llama" else []),
+        ):
+            if not passes:
+                continue
+            scorer._kernel = kernel
             learner.model.zero_grad()
             scored = torch.zeros(BATCH.token_count())
             for rows in passes:
