@@ -140,8 +140,10 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls."""
     shared = named.pop(ARGUMENT, None)
-    if shared is None or attention_mask is not None:
-        raise ValueError("its attention has masks of its own")
+    if shared is None:
+        raise ValueError("their layers hand no arguments on to attention")
+    if attention_mask is not None:
+        raise ValueError("their attention has masks of its own")
     named.pop("position_ids", None)  # of this rank's tokens; kernels only guess sequences from them
     return shared.attend(module, query, key, value, named), None
 
