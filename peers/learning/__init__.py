@@ -18,7 +18,7 @@ For other rooms:
 - `packing`: *, Rows, lay_out
 - `plan`: *, CONTEXT_BYTES, Machine, Model, PROCESS_BYTES, Workload, fit
 - `policy`: TrainedPolicy, blank_model, score_passes
-- `ranks`: Ranks
+- `ranks`: Launch, Ranks
 - `reading`: check_file, read_groups
 - `scorer`: Scorer
 - `settings`: LearnerSettings, learning_rate

@@ -4,6 +4,6 @@ For other rooms:
 
 - `evidence`: betting
 - `evidence.submission`: Recomputed, without_bets
-- `recompute`: Completed, Found, recompute
+- `recompute`: Completed, Found, judge_sampling, recompute
 - `role`: ValidatorRole
 """
