@@ -24,9 +24,11 @@ from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import (
+    UNGRADABLE_MAX,
     EnvironmentOptions,
     TaskSeed,
     Temperature,
+    UngradableMax,
     check_temperature,
     environment_options,
 )
@@ -59,6 +61,7 @@ def filter_command(
     tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 1024,
     seed: TaskSeed = 0,
     temperature: Temperature = 1.0,
+    ungradable_max: UngradableMax = UNGRADABLE_MAX,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
     out: Annotated[
         Path, typer.Option(help="Data set of the kept tasks: JSON lines, as the task's own rows.")
@@ -93,7 +96,7 @@ def filter_command(
         max_new_tokens=max_new_tokens,
         split="train",
         seed=seed,
-        with_prompts=True,
+        ungradable_max=ungradable_max,
     )
     measured = run_until_interrupted(
         measure,
@@ -112,10 +115,7 @@ def filter_command(
     drawn = _drawn(environment_here, folder, wanted)
     for (each, task), samples in zip(drawn, measured.samples[0], strict=True):
         share = sum(sample.reward >= 1.0 for sample in samples) / pass_at
-        problem = next((sample.problem for sample in samples if sample.problem), "")
-        if problem:
-            print(f"warning: a task is not kept: {problem}", file=sys.stderr)
-        elif low <= share <= high:
+        if low <= share <= high and not any(sample.problem for sample in samples):
             kept.append((task, share))
         if responses is not None:
             title = f"{model.title}@{measured.drawn.checkpoint[:16]}"

@@ -16,7 +16,7 @@ For other rooms:
 - `prompt_room`: ModelFacts, PromptRoom, shorter_answers
 - `registry`: load_any, load_named
 - `renderer`: Renderer, read_files, stop_ids_of
-- `row_check`: unusable_rows
+- `row_check`: first_rows
 - `rows`: Rows, SUFFIXES, located
 - `run_probe`: described, model_of, probe_hashes, try_grading
 - `tasks`: Generated

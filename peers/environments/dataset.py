@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from abc import abstractmethod
@@ -13,10 +14,11 @@ import msgspec
 from msgspec import Meta
 
 from peers.environments.columns import Row, flat
-from peers.environments.graders import make_grader
+from peers.environments.graders import Grader, make_grader, zero
 from peers.environments.interface import (
     Grade,
     Message,
+    NotGradable,
     Prompt,
     SingleTurn,
     Task,
@@ -36,6 +38,11 @@ Pairs = Annotated[list[Annotated[str, Meta(pattern=PAIR, max_length=1000)]], Met
 """A table, as `name=value` texts with values in JSON."""
 
 FIELD = re.compile(r"\{([^{}]+)\}")
+
+ACCEPTED = "accepted_answers"
+"""Where a task's data have its answers, if they are not the task's own one."""
+ANSWERS_MAX = 16
+"""Answers of a task; each may take a grader's time."""
 
 
 class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,11 +104,16 @@ class OfRows(SingleTurn):
     def _usable(self, index: int) -> Task:
         # Were it an unusable row, this peer would draw another task than all others.
         self.rows.check_unchanged(index)
+        place = self.rows.place(index)
         try:
             task = self.task_of_row(index)
+            grader, data = self.grading(task)
+            for answer in _accepted(task):
+                grader.check(answer, data)
+        except NotGradable as error:
+            raise UnusableTask(f"{place}: {error}") from error
         except UserError as error:
             raise UnusableTask(str(error)) from error
-        place = self.rows.place(index)
         if not is_text(task.answer):
             raise UnusableTask(f"{place}: the answer {task.answer!r:.60} is no text in Unicode")
         contents = [each.content for each in messages_of(task.prompt)]
@@ -116,9 +128,34 @@ class OfRows(SingleTurn):
         pinned = {"path": self.rows.where} if self.rows.where != self.options.path else {}
         return {"hash": self.rows.hash(), **pinned}
 
+    def grade(self, task: Task, transcript: Transcript) -> Grade:
+        """The best grade over the task's answers; raises as the grader."""
+        if not transcript.finished:
+            return zero("unfinished")
+        grader, data = self.grading(task)
+        best, problems = zero("no answer"), []
+        for answer in _accepted(task):
+            try:
+                grade = grader.grade(transcript.text, answer, data)
+                best = grade if best.reward <= grade.reward else best
+            except NotGradable as error:
+                problems.append(error)
+        if problems and best.reward < 1:
+            raise problems[0]
+        return best
+
     @abstractmethod
     def task_of_row(self, index: int) -> Task:
         """The task of a row; raises `UserError` for a row of the wrong form."""
+
+    @abstractmethod
+    def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:
+        """What grades a task, and what the grader gets beside an answer."""
+
+
+def _accepted(task: Task) -> Sequence[str]:
+    accepted: Sequence[str] = task.data.get(ACCEPTED, [task.answer])
+    return accepted
 
 
 class Dataset(OfRows):
@@ -144,12 +181,15 @@ class Dataset(OfRows):
         columns = self._mapping
         row = self.rows.values(index, columns.names)
         where = self.rows.place(index)
-        answer = columns.answer and text_in(row, columns.answer, where)
+        grader, column = self._grader, columns.answer
+        answers = answers_in(row, column, where, grader) if column else [""]
         data = {name: row[column] for name, column in columns.data.items()}
-        return Task(columns.prompt_of(row, where), self._grader.completion(answer), data)
+        if len(answers) > 1:
+            data[ACCEPTED] = answers
+        return Task(columns.prompt_of(row, where), grader.completion(answers[0]), data)
 
-    def grade(self, task: Task, transcript: Transcript) -> Grade:
-        return self._grader.grade_episode(task, transcript)
+    def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:
+        return self._grader, task.data
 
 
 @dataclass(frozen=True)
@@ -207,6 +247,15 @@ def prompt_in(row: Row, column: str, where: str) -> Prompt:
             "with role and content; repair the data or name another column"
         )
     return tuple(Message(each["role"], each["content"]) for each in value)
+
+
+def answers_in(row: Row, column: str, where: str, grader: Grader) -> list[str]:
+    """The answers in a column, any of which is right; raises `UserError`."""
+    value = row[column]
+    if grader.takes_lists and isinstance(value, (list, dict)):
+        return [json.dumps(value)]
+    values = value if isinstance(value, list) and 1 <= len(value) <= ANSWERS_MAX else [value]
+    return [text_in({column: each}, column, where) for each in values]
 
 
 def text_in(row: Row, column: str, where: str) -> str:

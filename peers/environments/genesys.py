@@ -15,10 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from peers.environments.columns import Row, read_json
-from peers.environments.dataset import DataOptions, OfRows, prompt_in
-from peers.environments.graders import Grader, make_grader, zero
-from peers.environments.graders.code_tests import CONTAINERS
-from peers.environments.interface import Grade, Task, Transcript
+from peers.environments.dataset import ACCEPTED, DataOptions, OfRows, answers_in, prompt_in
+from peers.environments.graders import Grader, make_grader
+from peers.environments.interface import Task
 from peers.environments.pairs import json_pairs
 from swarm.errors import UserError
 
@@ -27,10 +26,14 @@ COLUMNS = ("problem_id", "task_type", "prompt", "verification_info")
 
 OPTIONAL = ("source", "in_source_id", "gold_standard_solution", "metadata")
 
-ANSWERS = ("ground_truth", "answer", "output")
+ANSWERS = ("ground_truth", "answer", "output", "code_output")
 """Keys of `verification_info` that hold the expected answer; the first found is taken."""
 
-VERIFIERS = ["verifiable_math=math", "verifiable_code=code", "prime_rl_code=code"]
+VERIFIERS = [
+    *("verifiable_math=math", "verifiable_code=code", "prime_rl_code=code"),
+    *("code_output_prediction=json", "verifiable_code_understanding=json"),
+    "complex_json_output=json",
+]
 
 
 class GenesysOptions(DataOptions, frozen=True, kw_only=True):
@@ -68,24 +71,22 @@ class Genesys(OfRows):
                 f"{where}: no verifier is given for the task_type {kind!r:.100}; add one to the "
                 f'option verifiers, such as "{kind}=exact", or choose records with where'
             )
-        data = {
+        info = table_in(row, "verification_info", where)
+        data: dict[str, Any] = {
             "problem_id": str(row["problem_id"]),
             "task_type": kind,
             "source": str(row.get("source") or ""),
             "in_source_id": row.get("in_source_id"),
-            "verification_info": table_in(row, "verification_info", where),
+            "verification_info": info,
             "metadata": table_in(row, "metadata", where) if "metadata" in row else {},
         }
+        if key := next((key for key in ANSWERS if info.get(key) is not None), ""):
+            data[ACCEPTED] = answers_in(info, key, where, self._verifiers[kind])
         solution = row.get("gold_standard_solution")
         return Task(prompt_in(row, "prompt", where), solution or "", data)
 
-    def grade(self, task: Task, transcript: Transcript) -> Grade:
-        if not transcript.finished:
-            return zero("unfinished")
-        info = task.data["verification_info"]
-        answer = next((str(info[key]) for key in ANSWERS if key in info), task.answer)
-        grader = self._verifiers[task.data["task_type"]]
-        return grader.grade(transcript.text, answer, with_tests(info))
+    def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:
+        return self._verifiers[task.data["task_type"]], task.data["verification_info"]
 
 
 def verifiers_of(given: Sequence[str], where: str) -> dict[str, Grader]:
@@ -121,9 +122,3 @@ def table_in(row: Row, column: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{where}: {column} is {value!r:.60}; it must be a table; repair it")
     return value
-
-
-def with_tests(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record's `verification_info`, with `tests` where the grader `code` looks for them."""
-    found = next((info[key] for key in CONTAINERS if key in info), info)
-    return {**info, "tests": found}

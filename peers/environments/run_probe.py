@@ -25,9 +25,10 @@ from peers.environments.play import Episode, graded_alike, indexed_tasks
 from peers.environments.probe import PROBE_TASKS, probe_seed
 from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.environments.renderer import variables_of
-from peers.environments.row_check import RowsRead, read_rows
+from peers.environments.row_check import read_rows
 from peers.models.find import Model, find_model, is_hub_name
 from swarm.errors import UserError
+from swarm.jobs.evaluation import RowsRead
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 from swarm.sentences import numbered
 from swarm.terminal.progress import progress_bar
@@ -43,12 +44,12 @@ class DataRead:
 
 
 def check_rows(
-    manifest: RunManifest, folder: Path, installed: Environments, unusable_max: float
+    manifest: RunManifest, folder: Path, installed: Environments, ungradable_max: float
 ) -> DataRead:
     """Render every row of the run's data sets with the tokenizer in `folder`.
 
     Warnings name the rows that no rollout can be made of; a worker that draws one draws another.
-    Raises `UserError` if they are more than the share `unusable_max`.
+    Raises `UserError` if they are more than the share `ungradable_max`.
     """
     room = policy_room(manifest, folder, Renderer(folder))
     read = DataRead()
@@ -64,7 +65,7 @@ def check_rows(
             f"{rate if found.rows >= 1000 else ''}; the longest prompt has "
             f"{found.tokens_max:,} tokens"
         )
-        read.warnings += _judged(found, reference, manifest, unusable_max)
+        read.warnings += _judged(found, reference, manifest, ungradable_max)
     return read
 
 
@@ -77,20 +78,18 @@ def policy_room(manifest: RunManifest, folder: Path, renderer: Renderer) -> Prom
 
 
 def _judged(
-    found: RowsRead, reference: EnvironmentReference, manifest: RunManifest, unusable_max: float
+    found: RowsRead, reference: EnvironmentReference, manifest: RunManifest, ungradable_max: float
 ) -> list[str]:
     bad = found.unusable_count
-    if not bad:
-        return []
-    counted = found.counted(reference.name)
-    if bad > unusable_max * found.rows:
+    if bad > ungradable_max * found.rows:
         raise UserError(
-            f"{counted}, more than the share --unusable-max {unusable_max:g}. "
-            f"{found.unusable[0]}. Repair or remove such rows, make sampling.max_new_tokens "
+            f"{bad:,} of {found.rows:,} rows of {reference.name} cannot be used, more than the "
+            f"share --ungradable-max {ungradable_max:g}. {found.unusable[0]}. Repair or remove "
+            "such rows, make sampling.max_new_tokens "
             f"({manifest.sampling.max_new_tokens}) smaller if prompts are too long, or raise "
-            "--unusable-max"
+            "--ungradable-max"
         )
-    return [f"{counted}; a worker that draws one draws another:{found.listed()}"]
+    return [found.listed(reference.name)] if bad else []
 
 
 GRADED_TASKS = 8
@@ -104,17 +103,17 @@ ODD_TEXTS = ("", " ", "\n\x00\ufffd", "0", "x" * 1000)
 """Completions that any policy may write and that an environment must handle."""
 
 
-def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunManifest:
+def described(file: Path, tokenizer: Path | None, ungradable_max: float) -> RunManifest:
     """Make and check the manifest that a TOML file describes; warnings go to standard error.
 
-    `tokenizer` is a folder; None stands for the model's folder. `unusable_max`: see `check_rows`.
+    `tokenizer` is a folder; None stands for the model's folder. `ungradable_max`: see `check_rows`.
     Raises `UserError` if the run could not work.
     """
     description = describe_run(file)
     model = Model(tokenizer, "") if tokenizer else model_of(file, description.model)
     folder = model.folder
     installed = Environments(allowed=[each.name for each in description.environments])
-    rows = check_rows(unhashed_manifest(file), folder, installed, unusable_max)
+    rows = check_rows(unhashed_manifest(file), folder, installed, ungradable_max)
     manifest = manifest_from_toml(file, probe_hashes(folder, description.environments, installed))
     if is_hub_name(model.name):
         manifest = msgspec.structs.replace(manifest, model=model.name)  # with its commit

@@ -23,11 +23,12 @@ from peers.environments.probe import probe_hash
 from peers.environments.prompt_room import PromptRoom
 from peers.environments.registry import load_any
 from peers.environments.renderer import Renderer
-from peers.environments.row_check import unusable_rows
+from peers.environments.row_check import first_rows
 from peers.environments.tasks import SPLITS
 from swarm.errors import UserError
 from swarm.jobs.environment import TrialService, TrialSetup, Tried, TryEnvironment
 from swarm.rollouts.seeds import digest
+from swarm.terminal.options import UNGRADABLE_MAX
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread
 
@@ -99,8 +100,11 @@ class Trial:
         self._task(0, step=LATER_STEP)
         if self._renderer is not None:
             found.probe_hash = probe_hash(self._environment, self._renderer).hex()
-        unusable = unusable_rows(self._environment, self._room)
-        found.warnings += [unusable] if unusable else []
+        rows = first_rows(self._environment, self._room)
+        if rows is not None and rows.unusable_count:
+            too_many = rows.faults > UNGRADABLE_MAX * rows.rows
+            said = rows.listed(self._environment.name)
+            (found.faults if too_many else found.warnings).append(said)
 
     def _task(self, number: int, split: Split = "train", step: int = 0) -> Task:
         seed = digest("swarm/1/trial", number.to_bytes(4, "big"))

@@ -17,10 +17,12 @@ from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import (
+    UNGRADABLE_MAX,
     AsJson,
     CurriculumStep,
     EnvironmentOptions,
     TaskSeed,
+    UngradableMax,
     check_dtype,
     check_temperature,
     environment_options,
@@ -72,6 +74,7 @@ def evaluate(
     ] = "held_out",
     seed: TaskSeed = 0,
     step: CurriculumStep = 0,
+    ungradable_max: UngradableMax = UNGRADABLE_MAX,
     engine: Annotated[str, typer.Option(help="Engine: native, vllm, or one of a package.")] = (
         "native"
     ),
@@ -127,6 +130,7 @@ def evaluate(
         split=cast(Literal["train", "held_out"], split),
         seed=seed,
         step=step,
+        ungradable_max=ungradable_max,
     )
     measured = []
     for prefix, folder, file in folders:

@@ -14,7 +14,7 @@ from peers.environments.collection import labels
 from peers.evaluation import run
 from peers.evaluation.report import estimate
 from peers.evaluation.settings import EvaluationSettings
-from swarm.errors import leaf_errors
+from swarm.errors import UserError, leaf_errors
 from swarm.jobs import Hardware
 from swarm.jobs.evaluation import EVALUATION_START_SECONDS, EvaluationSetup, Sample
 from swarm.node.run_node import RunNode
@@ -149,7 +149,10 @@ def _evaluation(
 ) -> Evaluation:
     total = sum(each.weight for _, each in weighted)
     reward, found = 0.0, []
-    for (label, each), of in zip(weighted, samples, strict=True):
+    for (label, each), played in zip(weighted, samples, strict=True):
+        of = [sample for sample in played if not sample.problem]
+        if not of:
+            raise UserError(f"no held-out task of {label} can be graded: {played[0].problem}")
         figure = estimate([sample.reward for sample in of])
         reward += each.weight / total * figure.value
         found.append(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from peers.evaluation.run import Evaluation, Measured
+from swarm.errors import UserError
 from swarm.jobs.evaluation import Sample
 
 # Figures of an evaluation: pass@k, means, and their confidence intervals. Imports no torch.
@@ -103,9 +104,13 @@ def figures_of(wanted: Evaluation, measured: Measured) -> dict[str, dict[str, An
     """By environment: pass@k and mean reward with their intervals, and the samples' lengths."""
     found: dict[str, dict[str, Any]] = {}
     for label, tasks in zip(wanted.labels, measured.samples, strict=True):
+        played, tasks = len(tasks), [each for each in tasks if _is_graded(each)]
         every = [sample for samples in tasks for sample in samples]
+        if not every:
+            raise UserError(f"no task of {label} can be graded; repair its data")
         found[label] = {
             "tasks": len(tasks),
+            "ungradable": played - len(tasks),
             "samples": wanted.samples,
             "pass_at": {k: estimate(_passes(tasks, k)) for k in wanted.pass_at},
             "reward": estimate(_rewards(tasks)),
@@ -115,17 +120,23 @@ def figures_of(wanted: Evaluation, measured: Measured) -> dict[str, dict[str, An
     return found
 
 
+def _is_graded(samples: Sequence[Sample]) -> bool:
+    return not any(each.problem for each in samples)
+
+
 def gains_of(wanted: Evaluation, measured: Measured, base: Measured) -> dict[str, dict[str, Any]]:
     """By environment: what a checkpoint gained over its base, task by task."""
-    return {
-        label: {
+    found = {}
+    for label, *both in zip(wanted.labels, measured.samples, base.samples, strict=True):
+        pairs = [each for each in zip(*both, strict=True) if all(map(_is_graded, each))]
+        tasks, others = zip(*pairs, strict=True)
+        found[label] = {
             "pass_at": {
                 k: difference(_passes(tasks, k), _passes(others, k)) for k in wanted.pass_at
             },
             "reward": difference(_rewards(tasks), _rewards(others)),
         }
-        for label, tasks, others in zip(wanted.labels, measured.samples, base.samples, strict=True)
-    }
+    return found
 
 
 def report(wanted: Evaluation, measured: Measured, base: Measured | None = None) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from peers.environments.collection import labels
 from peers.environments.registry import load_any
 from peers.evaluation.samples import SampleFile, open_samples
+from peers.evaluation.ungradable import Ungradable
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.jobs.evaluation import (
@@ -27,6 +28,7 @@ from swarm.jobs.evaluation import (
     TasksDrawn,
 )
 from swarm.run.toml import describe_run
+from swarm.terminal.options import UNGRADABLE_MAX
 from swarm.terminal.tables import struct_from_mapping
 from swarm.wire.manifest import EnvironmentReference, Sampling
 from swarm.world import Child, Compute, client
@@ -57,8 +59,8 @@ class Evaluation:
     seed: int = 0
     step: int
     """Rollout step for which curricula draw their tasks."""
-    with_prompts: bool = False
-    """Whether samples have their prompts before they were rendered."""
+    ungradable_max: float = UNGRADABLE_MAX
+    """Largest share of faulty rows, or of samples that cannot be graded."""
 
     @property
     def labels(self) -> list[str]:
@@ -80,7 +82,7 @@ def wanted_of(
     pass_at: str = "1",
     greedy: bool = False,
     step: int = 0,
-    with_prompts: bool = False,
+    ungradable_max: float = UNGRADABLE_MAX,
 ) -> Evaluation:
     """Check options as they were typed, and complete them from a run's file; raises `UserError`."""
     environments, table = _environments(tasks, run, options)
@@ -107,7 +109,7 @@ def wanted_of(
         stop_ids=sampling.stop_ids if "stop_ids" in table else [],
         seed=seed,
         step=step,
-        with_prompts=with_prompts,
+        ungradable_max=ungradable_max,
     )
 
 
@@ -205,7 +207,6 @@ async def play_rows(
             group_size=wanted.samples,
         ),
         greedy=wanted.greedy,
-        with_prompts=wanted.with_prompts,
     )
     service = client(EvaluationService, child)
     await service.play(job)
@@ -321,11 +322,15 @@ async def measure(
         start_deadline_seconds=EVALUATION_START_SECONDS,
     ) as child:
         drawn = await draw(child, wanted)
-        for sentence in drawn.unusable:
-            print(f"warning: {sentence}", file=sys.stderr)
-        with open_samples(out, head_of(wanted, drawn), option, command) as file:
+        with (
+            closing(Ungradable(out.with_suffix(".ungradable.jsonl"), wanted.ungradable_max)) as bad,
+            open_samples(out, head_of(wanted, drawn), option, command) as file,
+        ):
+            for label, rows in zip(wanted.labels, drawn.rows, strict=True):
+                if rows is not None:
+                    bad.add_rows(label, rows)
             for index in range(len(wanted.environments)):
-                await _play(wanted, index, drawn, child, file, show)
+                await _play(wanted, index, drawn, child, file, show, bad)
             return Measured(folder.name, drawn, _in_order(wanted, drawn, file.samples))
 
 
@@ -356,12 +361,13 @@ async def _play(
     child: Child,
     file: SampleFile,
     show: Show,
+    ungradable: Ungradable,
 ) -> None:
     total = drawn.tasks[index] * wanted.samples
     rewards = {
         each.row: each.reward
         for each in file.samples
-        if each.environment == index and each.row < total
+        if each.environment == index and each.row < total and not each.problem
     }
     label = wanted.labels[index]
 
@@ -375,6 +381,7 @@ async def _play(
         return
     async for sample in play_rows(child, wanted, drawn, index, rows):
         file.append(sample)
+        ungradable.add(label, sample, sum(drawn.tasks) * wanted.samples)
         rewards[sample.row] = sample.reward
         report()
 

@@ -98,7 +98,8 @@ def _read(file: str, whole: bytes, first: Mapping[str, Any]) -> list[Sample]:
             raise UserError(
                 f"{file}: line {number} is no sample ({error}); remove that line"
             ) from error
-        found.setdefault(sample.key, sample)
+        if sample.key not in found or found[sample.key].problem:  # tried again
+            found[sample.key] = sample
     return list(found.values())
 
 

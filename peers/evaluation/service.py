@@ -17,10 +17,9 @@ from peers.environments.interface import Prompt, messages_of
 from peers.environments.prompt_room import PromptRoom, shorter_answers
 from peers.environments.registry import load_named
 from peers.environments.renderer import stop_ids_of
-from peers.environments.row_check import unusable_rows
+from peers.environments.row_check import first_rows
 from peers.evaluation.tasks import checkpoint_hash, different_tasks, evaluation_seed
 from peers.sandbox.launcher import start_launcher
-from swarm.errors import UserError
 from swarm.jobs.evaluation import (
     DrawTasks,
     EvaluationSetup,
@@ -79,10 +78,9 @@ class EvaluationService:
                 ]
                 for each in self._environments
             ]
-        rows = [unusable_rows(each, room) for each in self._environments]
         return TasksDrawn(
             checkpoint=found,
-            unusable=list(filter(None, rows)),
+            rows=[first_rows(each, room) for each in self._environments],
             engine=self._engine.capabilities.engine_class,
             tasks=[len(tasks) for tasks in self._tasks],
             max_new_tokens=self._new_tokens(job.max_new_tokens),
@@ -165,11 +163,6 @@ class EvaluationService:
         try:
             found = grade(environment, task, transcript)
         except NotGradable as error:
-            if not job.with_prompts:
-                raise UserError(
-                    f"{error}; every sample counts in an evaluation, so repair that and evaluate "
-                    "again"
-                ) from error
             found, problem = Grade(0.0), str(error)
         prompt, _ = self._renderer.decode_completion(segments[0].tokens, ())
         return Sample(
@@ -180,7 +173,7 @@ class EvaluationService:
             finished=transcript.finished,
             tokens=sum(len(each.tokens) for each in segments if each.kind == "model"),
             turns=[prompt, *(turn.text for turn in transcript.turns)],
-            prompt=_unrendered(task.prompt) if job.with_prompts else [],
+            prompt=_unrendered(task.prompt),
             problem=problem,
         )
 

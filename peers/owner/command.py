@@ -16,7 +16,14 @@ from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
+from swarm.terminal.options import (
+    UNGRADABLE_MAX,
+    AsJson,
+    Bootstrap,
+    TokenizerFolder,
+    UngradableMax,
+    WhichRun,
+)
 from swarm.terminal.output import plain, print_json
 from swarm.terminal.untrusted import printable
 
@@ -26,16 +33,6 @@ if TYPE_CHECKING:
 
 REASON_CHARACTERS_MAX = 500
 """Longest reason of a reinstatement (`swarm.wire.messages.Line`)."""
-
-UNUSABLE_MAX = 0.05
-"""More unusable rows look like a wrong column."""
-
-UnusableMax = Annotated[
-    float,
-    typer.Option(
-        min=0, max=1, help="Share of a data set's rows that may have no usable prompt or answer."
-    ),
-]
 
 app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 
@@ -73,7 +70,7 @@ def run_create(
         typer.Option(help="The owner's key, made on first use. [default: ~/.swarm/owner.key]"),
     ] = None,
     tokenizer: TokenizerFolder = None,
-    unusable_max: UnusableMax = UNUSABLE_MAX,
+    ungradable_max: UngradableMax = UNGRADABLE_MAX,
     thresholds: Thresholds = None,
     measure: Annotated[
         bool,
@@ -95,7 +92,7 @@ def run_create(
 
     measuring = Measuring(thresholds, measure=measure, engines=listed(engines))
     signed = out or file.with_suffix(".manifest")
-    create_run(OwnersFiles(file, signed, owner_key, tokenizer, unusable_max, measuring))
+    create_run(OwnersFiles(file, signed, owner_key, tokenizer, ungradable_max, measuring))
 
 
 @app.command("update")
@@ -117,7 +114,7 @@ def run_update(
         Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
     ] = None,
     tokenizer: TokenizerFolder = None,
-    unusable_max: UnusableMax = UNUSABLE_MAX,
+    ungradable_max: UngradableMax = UNGRADABLE_MAX,
     thresholds: Thresholds = None,
     measure: Annotated[
         bool,
@@ -138,7 +135,7 @@ def run_update(
 
     measuring = Measuring(thresholds, measure=measure, again=measure, engines=listed(engines))
     signed = manifest or file.with_suffix(".manifest")
-    files = OwnersFiles(file, signed, owner_key, tokenizer, unusable_max, measuring)
+    files = OwnersFiles(file, signed, owner_key, tokenizer, ungradable_max, measuring)
     update_run(files, bootstrap or [])
 
 

@@ -75,7 +75,7 @@ class OwnersFiles:
     """The owner's key; None stands for the key in the default home."""
     tokenizer: Path | None
     """Folder with `tokenizer.json` and `config.json`; None stands for the model's folder."""
-    unusable_max: float
+    ungradable_max: float
     """Share of a data set's rows of which no rollout can be made."""
     measuring: Measuring
 
@@ -87,7 +87,7 @@ class OwnersFiles:
 
 def create_run(files: OwnersFiles) -> None:
     """Sign the first version of a run and print the next commands to type."""
-    manifest = described(files.description, files.tokenizer, files.unusable_max)
+    manifest = described(files.description, files.tokenizer, files.ungradable_max)
     key = files.key or default_key()
     owner = load_or_create(key)
     before = signed_before(files.manifest, owner.peer_id, manifest.name)
@@ -115,7 +115,7 @@ def update_run(files: OwnersFiles, bootstrap: list[str]) -> None:
             f"version with swarm run create {files.description}"
         )
     held = load_manifest(files.manifest)
-    new = described(files.description, files.tokenizer, files.unusable_max)
+    new = described(files.description, files.tokenizer, files.ungradable_max)
     new = files.settled(new, manifest_in(held))
     if bootstrap:
         run_until_interrupted(_update_network, files, held, new, bootstrap)

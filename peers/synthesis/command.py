@@ -18,7 +18,14 @@ from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, EnvironmentOptions, TaskSeed, environment_options
+from swarm.terminal.options import (
+    UNGRADABLE_MAX,
+    AsJson,
+    EnvironmentOptions,
+    TaskSeed,
+    UngradableMax,
+    environment_options,
+)
 from swarm.terminal.output import print_json
 
 if TYPE_CHECKING:
@@ -55,6 +62,7 @@ def synthesize(
         int | None, typer.Option(help="With --teacher: length limit of a solution.")
     ] = None,
     seed: TaskSeed = 0,
+    ungradable_max: UngradableMax = UNGRADABLE_MAX,
     engine: Annotated[str, typer.Option(help="With --teacher: engine.")] = "native",
     device: Annotated[str, typer.Option(help="With --teacher: device.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="With --teacher: CPU threads.")] = 1,
@@ -133,7 +141,7 @@ def synthesize(
             max_new_tokens=max_new_tokens,
             split="train",
             seed=seed,
-            with_prompts=True,
+            ungradable_max=ungradable_max,
         )
         machine = Machine(
             engine,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -106,7 +105,6 @@ def of_samples(
         for index, samples in enumerate(tasks):
             for number, sample in enumerate(samples):
                 if sample.problem:
-                    print(f"warning: left out: {sample.problem}", file=sys.stderr)
                     continue
                 yield Solution(
                     task=(reference.name, index),

@@ -11,7 +11,7 @@ For other rooms:
 - `environment`: *, DrawPrompt, Drawn, EnvironmentService, EnvironmentSetup, EpisodeJob,
   GradeEpisode, PlayTurn, Played, TrialService, TrialSetup, Tried, TryEnvironment
 - `evaluation`: *, Answer, DrawTasks, EVALUATION_START_SECONDS, Evaluated, EvaluationService,
-  EvaluationSetup, NextSamples, PlayTasks, PromptMessage, Sample, TasksDrawn
+  EvaluationSetup, NextSamples, PlayTasks, PromptMessage, RowsRead, Sample, TasksDrawn
 - `inference`: *, AskedTurn, Generate, Generated, GiveTurn, InferenceService, InferenceSetup,
   Loaded, Probe, SignedPrompt, Surveyed, Swap, Swapping
 - `memory`: MemoryPart, MemoryPlan, Phase, fullest, shown, total

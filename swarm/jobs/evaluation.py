@@ -44,6 +44,34 @@ class DrawTasks(LoadingJob, frozen=True, kw_only=True):
     """Empty: those that the checkpoint's model names."""
 
 
+UNUSABLE_SHOWN = 20
+"""Unusable rows that are named one by one."""
+
+
+class RowsRead(msgspec.Struct, kw_only=True):
+    """What the rows of an environment's data are good for."""
+
+    rows: int
+    unusable: list[str] = []
+    """A sentence for each of the first that no task can be made of; it names file and row."""
+    unusable_count: int = 0
+    faults: int = 0
+    """Unusable ones whose data are at fault, whatever the model."""
+    tokens_max: int = 0
+    """Tokens of the longest usable prompt."""
+    seconds: float = 0.0
+
+    def listed(self, environment: str) -> str:
+        """How many rows cannot be used, and the first of them, a line each."""
+        shown = self.unusable[:UNUSABLE_SHOWN]
+        more = self.unusable_count - len(shown)
+        head = (
+            f"{self.unusable_count:,} of {self.rows:,} rows of {environment} cannot be used, and "
+            "are passed over:"
+        )
+        return "\n  ".join([head, *shown, *([f"and {more:,} more"] if more else [])])
+
+
 class TasksDrawn(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     """BLAKE3-256 of weights, config and tokenizer, hex."""
@@ -53,8 +81,8 @@ class TasksDrawn(msgspec.Struct, frozen=True, kw_only=True):
     """Number of tasks by environment."""
     max_new_tokens: int
     stop_ids: list[int]
-    unusable: list[str] = []
-    """Names the rows that no sample can be made of, a sentence for each such environment."""
+    rows: list[RowsRead | None] = []
+    """By environment; None for one without rows."""
 
 
 class PlayTasks(Job, frozen=True, kw_only=True):
@@ -66,9 +94,6 @@ class PlayTasks(Job, frozen=True, kw_only=True):
     sampling: Sampling
     """Its `group_size` is the number of samples of a task."""
     greedy: bool = False
-    with_prompts: bool = False
-    """Whether each sample has its task's prompt before it was rendered. One that cannot be graded
-    then has a `problem`, instead of ending the job."""
 
 
 class NextSamples(TrainingJob, frozen=True, kw_only=True):
@@ -96,7 +121,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     turns: list[str]
     """The prompt, then the texts of model and environment in turn."""
     prompt: list[PromptMessage] = []
-    """The prompt before it was rendered; empty unless it was asked for."""
+    """The prompt before it was rendered."""
     problem: str = ""
     """Why it cannot be graded."""
 

@@ -56,6 +56,20 @@ CurriculumStep = Annotated[
 ]
 
 
+UNGRADABLE_MAX = 0.05
+"""More such rows look like a wrong column."""
+
+UngradableMax = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Largest share of rows without a usable prompt or answer, or of samples that cannot "
+        "be graded.",
+    ),
+]
+
+
 Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
 
 

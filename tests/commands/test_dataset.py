@@ -156,13 +156,16 @@ def test_bad_rows_cost_themselves_and_are_named(policy: Path, tmp_path: Path) ->
     data.write_text("\n".join(map(json.dumps, rows)))
     options = ["--option", f"path='{data}'", "--option", "grader='number'", "--tasks", "30"]
     options += ["--keep", "0:1", "--pass-at", "4", "--max-new-tokens", "24"]
-    done = run(policy, out, *options, environment="dataset")
+    refused = run(policy, out, *options, environment="dataset")
+    assert refused.status == 2 and not out.exists()
+    assert "7 of 20 rows of dataset cannot be graded, more than the share --ungra" in refused.errors
+    done = run(policy, out, *options, "--ungradable-max", "0.4", environment="dataset")
     assert done.status == 0, done.errors
-    assert "4 of 20 rows of dataset cannot be used, and are passed over" in done.errors
-    for number in (3, 5, 7, 9):
-        assert f"rows.jsonl: row {number}" in done.errors
-    assert "warning: a task is not kept: environment 'dataset' cannot know" in done.errors
+    assert "8 rows and samples cannot be graded" in done.errors
+    for kind in ("4 rows: the answer … holds no number", "2 rows: the prompt", "1 rows: … is nan"):
+        assert kind in done.errors, done.errors
+    listed = rows_of(out.with_name("out.jsonl.samples.ungradable.jsonl"))
+    for number in (3, 5, 7, 9, 11, 12, 13, 14):
+        assert any(f"rows.jsonl: row {number}: " in each["problem"] for each in listed)
     kept = {row["prompt"].removesuffix(">") for row in rows_of(out)}
-    assert len(kept) > 8 and not kept & {"3", "5", "7", "9"}
-    for name in ("11", "12", "13", "14"):
-        assert name not in kept or f"rows.jsonl: row {name}: the answer" not in done.errors
+    assert len(kept) > 8 and not kept & {"3", "5", "7", "9", "11", "12", "13", "14"}

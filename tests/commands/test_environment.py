@@ -122,17 +122,17 @@ def test_a_set_is_found_out_by_the_second_process(site: Path) -> None:
     assert "'lab' gives train task 0 differently in another process" in checked.errors
 
 
-def test_completions_that_are_not_gradable_are_a_fault(tmp_path: Path) -> None:
+def test_rows_that_nobody_can_grade_are_a_fault(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(f'{{"q": "Q{n}?", "a": "none"}}\n' for n in range(50)))
+    rows.write_text(
+        "".join(f'{{"q": "Q{n}?", "a": "{"none" if n % 10 else 7}"}}\n' for n in range(50))
+    )
     options = [f"path='{rows}'", "columns={prompt='q', answer='a'}", "grader='number'"]
     arguments = [part for each in options for part in ("--option", each)]
     checked = swarm("environment", "check", "dataset", *arguments, "--graded", "2")
     assert checked.status == 1 and "no fault was found" not in checked.output
-    assert "environment 'dataset': " in checked.errors
-    assert "completions are not gradable, so a run would quarantine" in checked.errors
-    assert "warning: task 0, its answer (prompt 'Q" in checked.errors
-    assert "warning: task 1, its answer (prompt 'Q" in checked.errors, "one warning per task"
+    assert "error: 45 of 50 rows of dataset cannot be used, and are passed over" in checked.errors
+    assert "rows.jsonl: row 1: the answer 'none' holds no number" in checked.errors
     rows.write_text(rows.read_text().replace("none", "7"))
     checked = swarm("environment", "check", "dataset", *arguments, "--graded", "2")
     assert checked.status == 0 and "no fault was found" in checked.output

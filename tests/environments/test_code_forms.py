@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
+import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +15,23 @@ from hypothesis import strategies as st
 
 from peers.environments import NotGradable, Transcript, grade, load
 from peers.environments.graders import make_grader
-from peers.environments.graders.code import CANDIDATES_MAX, blocks, candidates
+from peers.environments.graders.code import (
+    BATCH_GROWTH,
+    CANDIDATES_MAX,
+    FIRST_BATCH,
+    Code,
+    blocks,
+    candidates,
+)
 from peers.environments.graders.code_tests import RESULT_BYTES, prints, read_tests, returns
 from peers.environments.graders.syntax_service import SyntaxService
-from peers.sandbox import why_none
+from peers.sandbox import Limits, Outcome, Program, run, why_none
 from tests.environments.test_genesys import record
 from tests.environments.test_rows import write
 
 works = pytest.mark.skipif(bool(why_none()), reason=f"no sandbox here: {why_none()}")
 GRADER = make_grader("code")
+PAGE = (Path(__file__).parents[2] / "docs/environments.md").read_text(encoding="utf-8")
 PROGRAM = "n = int(input())\nprint(2 * n)\n"
 DOUBLES = {"inputs": ["3\n", "10\n"], "outputs": ["6\n", "20\n"]}
 ADDS = {"inputs": [[1, 2], [3, 4]], "outputs": [3, 7], "fn_name": "add"}
@@ -226,14 +238,142 @@ def test_a_long_output_is_compared_to_its_end(size: int) -> None:
     assert reward(f"def f(n): return 'x' * {size - 1} + 'y'", calls) == 0
 
 
-@pytest.mark.slow  # a thousand processes
+PACKED = base64.b64encode(
+    zlib.compress(pickle.dumps(json.dumps([{"input": "1\n2", "output": "3"}])))
+).decode()
+ADD, TWICE = "def add(a, b): return a + b", PROGRAM
+PUBLISHED: list[tuple[str, dict[str, Any], str]] = [
+    ("INTELLECT-2", {"test_cases": json.dumps(DOUBLES)}, TWICE),
+    ("INTELLECT-2", {"test_cases": json.dumps(ADDS)}, ADD),
+    ("INTELLECT-2", {"test_cases": json.dumps({**ADDS, "fn_name": None}), "fn_name": "add"}, ADD),
+    (
+        "SYNTHETIC-1",
+        {"test_cases": [{"type": "stdin_stdout", "fn_name": None, "input": "3", "output": "6"}]},
+        TWICE,
+    ),
+    (
+        "SYNTHETIC-1",
+        {
+            "test_cases": [
+                {"type": "function_call", "fn_name": "f", "input": "[[1]]", "output": "1"}
+            ]
+        },
+        "def f(xs): return sum(xs)",
+    ),
+    ("APPS, TACO", {"input_output": json.dumps({**ADDS, "outputs": [[3], [7]]})}, ADD),
+    ("Eurus-2, PRIME", {"ground_truth": json.dumps({**DOUBLES, "fn_name": None})}, TWICE),
+    (
+        "Eurus-2, PRIME",
+        {"ground_truth": json.dumps({"inputs": ["[1, 2]"], "outputs": ["3"], "fn_name": "f"})},
+        "@lru_cache\ndef g(n): return n\ndef f(xs, memo={}): return g(sum(xs))",
+    ),
+    (
+        "CodeContests",
+        {
+            "public_tests": {"input": ["3"], "output": ["6"]},
+            "private_tests": {"input": [], "output": []},
+            "generated_tests": {"input": ["10"], "output": ["20"]},
+        },
+        TWICE,
+    ),
+    ("Open-R1 codeforces", {"official_tests": [{"input": "3", "output": "6"}]}, TWICE),
+    (
+        "LiveCodeBench",
+        {
+            "public_test_cases": json.dumps(
+                [{"input": "1\n2", "output": "3", "testtype": "functional"}]
+            ),
+            "private_test_cases": PACKED,
+            "metadata": json.dumps({"func_name": "add"}),
+        },
+        "class Solution:\n    def add(self, a: int, b: int) -> int:\n        return a + b",
+    ),
+    (
+        "DeepCoder",
+        {"tests": json.dumps([{"input": "1\n2", "output": "3", "metadata": {"func_name": "add"}}])},
+        ADD,
+    ),
+    ("MBPP", {"test_list": ["assert add(1, 2) == 3", "assert 7 == add(3, b=4)"]}, ADD),
+    (
+        "AceCode",
+        {"test_cases": ["assert f(({1}, 2)) == (2, {1, 0})"]},
+        "def f(t): return 2, {0, 1}",
+    ),
+    (
+        "HumanEval",
+        {
+            "test": "def check(candidate):\n    assert True\n    assert candidate(1, 2) in (3, 9)",
+            "entry_point": "add",
+        },
+        ADD,
+    ),
+]
+"""Data sets, the columns or keys that hold a task's tests, and a right program."""
+
+
 @works
-@pytest.mark.parametrize("count", [700, 1000])
-def test_as_many_tests_as_are_allowed(count: int) -> None:
+@pytest.mark.parametrize(("name", "data", "program"), PUBLISHED)
+def test_published_tests_are_read_as_they_are(name: str, data: Any, program: str) -> None:
+    assert GRADER.grade(program, "", data).reward == 1
+    wrong = program.replace("return ", "return 1 + ").replace("2 * n", "3 * n")
+    assert GRADER.grade(wrong, "", data).reward == 0
+    named = [cell for line in PAGE.splitlines() if line.startswith("|") for cell in line.split("|")]
+    assert any(name in cell for cell in named), "docs/environments.md lists the form"
+
+
+def test_a_pickle_is_not_executed() -> None:
+    bomb = b"cos\nsystem\n(S'exit 3'\ntR."
+    packed = base64.b64encode(zlib.compress(bomb)).decode()
+    with pytest.raises(NotGradable, match="unreadable"):
+        read_tests({"private_test_cases": packed})
+
+
+@works
+@pytest.mark.parametrize("name", ["count", "reduce", "permutations", "product", "gcd"])
+def test_a_method_may_have_a_name_of_the_prelude(name: str) -> None:
+    program = f"class Solution:\n    def {name}(self, a, b):\n        return a + b"
+    assert reward(program, {**ADDS, "fn_name": name}) == 1
+
+
+@works
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("def add(a: Optional[TreeNode], b: Literal[1]) -> 'X':\n    return a + b", ADDS),
+        ("print(10 ** int(input()))", {"inputs": ["5000"], "outputs": ["1" + "0" * 5000]}),
+        (
+            "def f(n): return 10 ** n",
+            {"inputs": [[5000]], "outputs": ["1" + "0" * 5000], "fn_name": "f"},
+        ),
+        ("print(3e-12)", {"inputs": [""], "outputs": ["0.000000000000"]}),
+        ("print('six')", [{"input": "", "output": "6", "accepted_outputs": ["6", "six"]}]),
+        (
+            "n = int(input()); print(sum(map(int, input().split())))",
+            {"inputs": ["200000\n" + "12345 " * 200_000], "outputs": [12345 * 200_000]},
+        ),
+    ],
+)
+def test_right_programs_that_other_graders_refuse(program: str, tests: Any) -> None:
+    assert reward(program, tests) == 1
+
+
+@pytest.mark.slow  # thousands of processes
+@works
+def test_as_many_tests_as_are_allowed_and_few_for_a_wrong_program() -> None:
+    count = 2500
     tests = {"inputs": [str(n) for n in range(count)], "outputs": [2 * n for n in range(count)]}
     assert reward(PROGRAM, tests) == 1
     calls = {"inputs": [[n] for n in range(count)], "outputs": tests["outputs"], "fn_name": "f"}
     assert reward("def f(n): return n + n", calls) == 1
+    ran: list[int] = []
+
+    def run_counted(program: Program, limits: Limits) -> Outcome:
+        ran.append(len(json.loads(program.stdin)["inputs"]))
+        return run(program, limits)
+
+    grader = Code(run_program=run_counted)
+    assert grader.grade("def f(n): return n + n if n < 20 else 0", "", {"tests": calls}).reward == 0
+    assert ran == [FIRST_BATCH, FIRST_BATCH * BATCH_GROWTH]
 
 
 @pytest.mark.slow  # programs that spend their time
@@ -294,14 +434,25 @@ def test_a_value_is_itself(values: list[Any]) -> None:
     [
         ([{"input": "1"}], "a case has no output"),
         ([1], "unreadable"),
-        ({"inputs": [{"a": 1}], "outputs": ["1"]}, "must be text or a list of lines"),
+        ({"inputs": ["1"], "outputs": []}, "they have 1 inputs and 0 outputs"),
+        ({"inputs": [], "outputs": []}, "there are 0; 1 to 10000 can be run"),
+        (["assert f(1) == 2", "assert f(x) == 2"], "holds more than values"),
+        (["assert math.isclose(f(1), 2)"], "is not of the form"),
+        (
+            [
+                {"input": "1", "output": "1", "type": "stdin_stdout"},
+                {"input": [1], "output": 1, "fn_name": "f"},
+            ],
+            "some call a function and others read",
+        ),
+        ({"inputs": [{"a": 1}], "outputs": ["1"]}, "is no standard input or output"),
         ({"inputs": ["1" * 2**24], "outputs": ["1"]}, "take 167772.. bytes; at most 16777216"),
         ("[" * 9999, "unreadable"),
     ],
 )
 def test_tests_that_cannot_be_run_are_not_the_programs_fault(tests: Any, says: str) -> None:
     with pytest.raises(NotGradable, match=says):
-        read_tests(tests)
+        read_tests({"tests": tests})
 
 
 def test_a_program_in_another_language_is_not_gradable():

@@ -10,7 +10,9 @@ import pytest
 
 from peers.environments import Transcript, grade, load, task_of
 from peers.environments.genesys import verifiers_of
+from peers.environments.interface import UnusableTask
 from peers.environments.probe import probe_seed
+from peers.environments.row_check import first_rows
 from swarm.errors import UserError
 from tests.environments.test_rows import write
 
@@ -116,3 +118,59 @@ def test_wrong_verifiers_are_sentences(verifier: str, sentence: str) -> None:
 def test_a_file_without_the_records_columns_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a record of genesys names the column 'problem_id', whi"):
         genesys(write(tmp_path / "d.jsonl", [{"prompt": "x"}]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "gold", "text", "right"),
+    [
+        ("code_output_prediction", "[1, 2]", 'So ```json\n{"output": [1, 2]}\n``` it is.', True),
+        ("code_output_prediction", "[1, 2]", '{"output": "[1, 2]"}', True),
+        ("code_output_prediction", [1, 2], '{"output": [1, 2]}', True),
+        ("code_output_prediction", '{"output": "a"}', 'No {"output": "b"}, {"output": "a"}', True),
+        ("code_output_prediction", "a", '{"output": "a", "why": {"output": "b"}}', True),
+        ("code_output_prediction", "a", '{"output": "a"} or {"output": "b"}', False),
+        ("code_output_prediction", "a", "a", False),
+        ("code_output_prediction", "a", '{"result": "a"}', False),
+        ("code_output_prediction", "a", '{"output": ' * 9999, False),
+        ("complex_json_output", {"a": [1]}, 'It is {"a": [1.0]}', True),
+        ("complex_json_output", {"a": [1]}, '{"a": [1], "b": 2}', False),
+        ("verifiable_math", [r"\frac12", "50 cents"], r"\boxed{0.5}", True),
+        ("verifiable_math", ["7", "the number seven"], r"\boxed{\text{the number seven}}", True),
+        ("verifiable_math", ["7", "8"], r"\boxed{9}", False),
+        ("verifiable_math", 7, r"\boxed{7}", True),
+    ],
+)
+def test_answers_as_json_and_several_answers(
+    kind: str, gold: Any, text: str, right: bool, tmp_path: Path
+) -> None:
+    row = record(0, task_type=kind, verification_info=json.dumps({"ground_truth": gold}))
+    environment = genesys(write(tmp_path / "d.jsonl", [row]))
+    task = environment.cached_tasks.at(0)
+    assert grade(environment, task, Transcript.of(text)).reward == right
+
+
+@pytest.mark.parametrize(
+    ("kind", "info", "sentence"),
+    [
+        ("verifiable_math", {"ground_truth": "proof"}, "'proof' is a proof or none"),
+        ("verifiable_math", {"ground_truth": r"\text{See proof.}"}, "is a proof or none"),
+        ("verifiable_math", {"ground_truth": "Let x. " * 99}, "is a proof or none"),
+        (
+            "verifiable_math",
+            {"ground_truth": []},
+            r"'ground_truth' is \[\]; it must be text or a num",
+        ),
+        ("verifiable_code", {**CODE["verification_info"], "language": "cpp"}, "in 'cpp'"),
+        ("prime_rl_code", {"test_cases": "[]"}, "there are 0"),
+    ],
+)
+def test_a_record_that_nobody_can_grade_costs_itself(
+    kind: str, info: Any, sentence: str, tmp_path: Path
+) -> None:
+    good = record(1, task_type="verifiable_math")
+    rows = [record(0, task_type=kind, verification_info=info), *[good] * 30]
+    environment = genesys(write(tmp_path / "d.jsonl", rows))
+    with pytest.raises(UnusableTask, match=f"row 0: .*{sentence}"):
+        environment.cached_tasks.at(0)
+    read = first_rows(environment, None)
+    assert read is not None and (read.faults, read.rows) == (1, 31)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from peers.environments import NotGradable
 from peers.environments.graders import make_grader
-from peers.environments.graders.math import ANSWER_CHARACTERS_MAX, boxed, too_complex, units_differ
+from peers.environments.graders.math import ANSWER_CHARACTERS_MAX, boxed, too_complex, unit_of
 from peers.environments.graders.plain import number_in
 from peers.environments.graders.pool import Overdue, Pool, ProcessFailed, ServiceError
 from swarm.errors import UserError
@@ -31,7 +31,7 @@ def reward(grader: str, text: str, answer: str, **options) -> float:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"name": "maths"}, "grader 'maths' is unknown; there are: code, exact, math"),
+        ({"name": "maths"}, "grader 'maths' is unknown; there are: code, exact, json, math"),
         ({"name": "exact", "options": {"x": 1}}, "unknown key 'x'; there are: ignore_case"),
         ({"name": "math", "options": {"x": 1}}, "unknown key 'x'"),
         ({"name": "number", "options": {"tolerance": -1}}, "tolerance is -1"),
@@ -193,7 +193,7 @@ def test_a_number_is_written_as_one():
     for text, right in ((r"5\text{ km}", 0), ("5 m", 0), (r"5\,\mathrm{cm}^2", 0), ("5", 1),
                         (r"5\text{ centimeters}", 1), (r"5\text{ balls}", 1)):  # fmt: skip
         assert reward("math", f"\\boxed{{{text}}}", r"5\text{ cm}") == right, text
-    assert not units_differ(r"\frac{1}{2}gh", r"\frac{1}{2}gm"), "no units, but symbols"
+    assert unit_of(r"\frac{1}{2}gh") == (r"\frac{1}{2}gh", ()), "no units, but symbols"
     assert reward("math", r"\boxed{1-0.5}", "1/2") == 0
     assert reward("math", r"\boxed{\frac{2\pi}{4}}", r"\frac{\pi}{2}") == 1
 

@@ -180,7 +180,7 @@ def test_run_create_names_every_bad_row_and_signs(tmp_path: Path) -> None:
 def test_run_create_refuses_data_of_which_too_many_rows_are_bad(tmp_path: Path) -> None:
     arguments = described(tmp_path, [*GOOD, BAD[0], BAD[0]])
     sentence = complaint(*arguments)
-    assert sentence.startswith("2 of 32 rows of dataset cannot be used, more than the share --unus")
+    assert sentence.startswith("2 of 32 rows of dataset cannot be used, more than the share --ungr")
     assert "row 30: the prompt is empty. Repair" in sentence
     assert not (tmp_path / "run.manifest").exists()
-    assert swarm(*arguments, "--unusable-max", "0.1").status == 0
+    assert swarm(*arguments, "--ungradable-max", "0.1").status == 0

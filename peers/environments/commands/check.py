@@ -143,102 +143,8 @@ NAME_CHARACTERS_MAX = 40
 OWN_PACKAGES = ("swarm", "peers", "simnet")
 """Importable names that a module of the new package must not shadow."""
 
-PYPROJECT = """\
-[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-
-# Swarm itself must be installed too.
-[project]
-name = "{name}"
-version = "1"
-description = "An environment for Swarm"
-requires-python = ">=3.11"
-
-[project.entry-points."swarm.environments"]
-{name} = "{module}:{cls}"
-
-[tool.setuptools]
-py-modules = ["{module}"]
-"""
-
-MODULE = '''\
-"""Turn a word around: `abc>` asks for `cba`."""
-
-from __future__ import annotations
-
-from typing import Annotated
-
-import msgspec
-
-from peers.environments import Generated, SingleTurn, Task, Tasks, Transcript
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run may set under `options`."""
-
-    letters: Annotated[int, msgspec.Meta(ge=1, le=16)] = 5
-
-
-class {cls}(SingleTurn):
-    """Rewards the word backwards."""
-
-    name = "{name}"
-    version = "1"  # Give it a new one when a task or a reward changes.
-    Options = Options
-    options: Options
-
-    def tasks(self) -> Tasks:
-        return Generated(self._make)
-
-    def grade(self, task: Task, transcript: Transcript) -> float:
-        # The text comes from a model: anything may be in it. Never raise; give 0.
-        return float(transcript.finished and transcript.text.strip() == task.answer)
-
-    def _make(self, randomness: bytes) -> Task:
-        # All randomness comes from these 32 bytes, so that every machine draws the same task.
-        word = "".join(chr(ord("a") + byte % 26) for byte in randomness[: self.options.letters])
-        return Task(prompt=f"{{word}}>", answer=word[::-1])
-'''
-
-TEST = '''\
-"""Run it with `pytest`."""
-
-from {module} import {cls}
-
-from peers.environments import Grade, Transcript, grade, task_of
-
-
-def test_the_answer_and_nothing_else_is_rewarded():
-    environment = {cls}()
-    task = task_of(environment, b"any seed")
-    assert task == task_of({cls}(), b"any seed")
-    assert grade(environment, task, Transcript.of(task.answer)) == Grade(1.0)
-    assert grade(environment, task, Transcript.of(task.answer, finished=False)) == Grade(0.0)
-    for junk in ("", "\\x00", "x" * 10_000):
-        assert grade(environment, task, Transcript.of(junk)) == Grade(0.0)
-'''
-
-README = """\
-# {name}
-
-An environment for Swarm. Install it wherever the run's trainer, validators and workers are:
-
-```
-pip install -e .
-pytest
-swarm environment check {name}
-```
-
-In a run's TOML file:
-
-```toml
-[[environments]]
-name = "{name}"
-version = "1"
-options = {{letters = 5}}
-```
-"""
+TEMPLATES = Path(__file__).with_name("package")
+"""Texts of a new package, as patterns of `str.format`."""
 
 
 def write_package(name: str, folder: Path, built_in: Collection[str]) -> list[Path]:
@@ -264,15 +170,16 @@ def write_package(name: str, folder: Path, built_in: Collection[str]) -> list[Pa
         raise UserError(f"{folder} exists already; give --folder the name of a new one")
     words = {"name": name, "module": module, "cls": module.title().replace("_", "")}
     texts = {
-        "pyproject.toml": PYPROJECT,
-        f"{module}.py": MODULE,
-        f"test_{module}.py": TEST,
-        "README.md": README,
+        "pyproject.toml": "pyproject.toml",
+        f"{module}.py": "module",
+        f"test_{module}.py": "test",
+        "README.md": "README.md",
     }
     try:
         with removed_on_failure(folder):
             folder.mkdir(parents=True)
-            for path, text in texts.items():
+            for path, template in texts.items():
+                text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
                 (folder / path).write_text(text.format(**words), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror})") from error

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from peers.environments.interface import Grade, Task, Transcript
+from peers.environments.interface import Grade
 from swarm.errors import UserError
 from swarm.terminal.tables import struct_from_mapping
 
@@ -55,14 +55,14 @@ class Grader(ABC):
         grader's library is not installed here.
         """
 
-    def grade_episode(self, task: Task, transcript: Transcript) -> Grade:
-        """The grade of an episode's last text; one cut at the length limit earns nothing.
+    takes_lists: ClassVar[bool] = False
+    """Whether an answer may be a list; else a list in the data has several answers."""
 
-        Raises as `grade`.
+    def check(self, answer: str, data: Mapping[str, Any]) -> None:  # noqa: B027  (most have none)
+        """Raise `NotGradable` for a task that has no right text, as far as its record alone says.
+
+        Every machine finds the same, without a foreign library.
         """
-        if not transcript.finished:
-            return zero("unfinished")
-        return self.grade(transcript.text, task.answer, task.data)
 
     def completion(self, answer: str) -> str:
         """What a model writes that gives a task's answer, with the full reward."""
@@ -81,6 +81,7 @@ def zero(reason: str) -> Grade:
 
 GRADERS = {
     "exact": "plain:Exact",
+    "json": "plain:Json",
     "number": "plain:Number",
     "math": "math:Math",
     "code": "code:Code",

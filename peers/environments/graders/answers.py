@@ -17,7 +17,22 @@ ALIKE = {
 }
 """Characters that models write for those of ASCII: full width, hyphens and minus signs, spaces."""
 
-_STYLES = r"\\(?:text|textbf|textit|textrm|mathbf|mathrm|mathsf|mathit|boldsymbol|bm|mbox)\s*"
+_REWRITTEN = [
+    (re.compile(pattern), better)
+    for pattern, better in (
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+        (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
+        (r"\\[dt]?binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}"),
+        (r"\*\*\s*(-?\w+)", r"^{\1}"),
+        (r"(?<![\\A-Za-z{])(ln|log|sin|cos|tan|pi)(?![A-Za-z])", r"\\\1 "),
+    )
+]
+"""What math-verify does not read, and the same as it does."""
+_MIXED = re.compile(
+    r"(-?)(\d+)(?:\s*\\[dt]?frac\s*\{?(\d+?)\}?\s*\{?(\d+)\}?|\s+(\d+)/(\d+))(\s*\\?%)?", re.ASCII
+)
+_REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\s*\{?(\d+)\}?", re.ASCII)
+_STYLES = r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm|sf|it)|boldsymbol|bm|mbox)(?![A-Za-z])\s*"
 _STYLED_NUMBER = re.compile(_STYLES + r"\{([-+\d.,/:^%$\s]*\d[-+\d.,/:^%$\s]*)\}", re.ASCII)
 _STYLED = re.compile(_STYLES + r"\{")
 _LEAD = re.compile(
@@ -27,7 +42,12 @@ _LEAD = re.compile(
 )
 _STYLED_LEAD = re.compile(_STYLES + r"\{([^{}]*)\}")
 _BASED = re.compile(r"([\dA-Fa-f]*\d[\dA-Fa-f]*)\s*_\s*\{?\s*(\d{1,2})\s*\}?", re.ASCII)
-_WORD = re.compile(r"[A-Za-z]{2,}")
+_WORDS = re.compile(r"[A-Za-z]{2,}(?:[\s'-]+[A-Za-z]{2,})*")
+_CHOICE = re.compile(
+    r"(?:[Oo]ption|[Cc]hoice)?\s*(?:\(([A-J])\).*|([A-J])(?:\s*[).:].*)?)", re.DOTALL
+)
+"""The letter of a choice, perhaps with what stands behind it."""
+_CHOICES = re.compile(r"[A-J](?:\s*,\s*[A-J])+")
 _CLOCK = re.compile(
     r"0?(\d{1,2})\s*:\s*([0-5]\d)(?:\s*:\s*([0-5]\d))?\s*([ap])?\.?\s*(?:m\.?)?", re.I | re.ASCII
 )
@@ -53,8 +73,19 @@ def readable(text: str) -> str:
         text = _without_lead(_unwrapped(text)).strip()
         if text.endswith(".") and not text.endswith(".."):
             text = text[:-1].rstrip()
-    number = _EXPONENT.fullmatch(text)
-    return f"{number[1]}\\times 10^{{{number[2]}}}" if number else text
+    for pattern, better in _REWRITTEN:
+        text = pattern.sub(better, text).strip()
+    if number := _EXPONENT.fullmatch(text):
+        return f"{number[1]}\\times 10^{{{number[2]}}}"
+    if mixed := _MIXED.fullmatch(text):
+        sign, whole, *some, percent = mixed.groups(default="")
+        above, below = (int(each) for each in some if each)
+        return f"{sign}\\frac{{{int(whole) * below + above}}}{{{below}}}{percent}"
+    if repeating := _REPEATING.fullmatch(text):
+        sign, whole, once, again = repeating.groups()
+        above = int(whole + once + again) - int(f"0{whole}{once}")
+        return f"{sign}\\frac{{{above}}}{{{'9' * len(again)}{'0' * len(once)}}}"
+    return text
 
 
 def by_text(gold: str, text: str) -> bool | None:
@@ -69,8 +100,17 @@ def by_text(gold: str, text: str) -> bool | None:
     bases = [_BASED.fullmatch(each) for each in (gold, text)]
     if bases[0] and bases[1]:
         return bases[0].groups() == bases[1].groups()
-    if _WORD.fullmatch(gold) and _WORD.fullmatch(text):
-        return gold.casefold() == text.casefold()
+    if _WORDS.fullmatch(gold) and _WORDS.fullmatch(text):
+        return gold.casefold().split() == text.casefold().split()
+    choices = [_CHOICE.fullmatch(plain(each)) for each in (gold, text)]
+    if choices[0] and choices[1]:
+        return len({each[1] or each[2] for each in choices if each}) == 1
+    if _WORDS.fullmatch(gold) and _CHOICES.fullmatch(text):
+        return gold == re.sub(r"[\s,]", "", text)
+    if sorted(gold.replace(" ", "").split(",")) == sorted(text.replace(" ", "").split(",")):
+        return True
+    if {_bracket(gold), _bracket(text)} in ({"\\{", "("}, {"\\{", "["}):
+        return False  # math-verify takes (1,2) for a set as well
     clock, other = _clock(gold), _clock(text)
     if clock is not None and (clock[3] or other is not None):
         return other is not None and (other == clock or (not clock[3] and other[:3] == clock[:3]))
@@ -111,7 +151,7 @@ def _is_safe(plain: bool, inner: str) -> bool:
         or not re.search(r"[A-Za-z]", letters)
         or bool(lead)
         or _clock(inner) is not None
-        or _WORD.fullmatch(inner.strip()) is not None
+        or _WORDS.fullmatch(inner.strip()) is not None
     )
 
 
@@ -123,9 +163,19 @@ def _without_lead(text: str) -> str:
     return text[lead.end() :] if lead else text
 
 
+def plain(text: str) -> str:
+    """A text without styles and braces."""
+    return " ".join(re.sub(_STYLES + r"|[{}~\\]", " ", text).split())
+
+
+def _bracket(text: str) -> str:
+    """The bracket around a whole answer, without its size."""
+    found = re.match(r"(?:\\left\s*)?(\\\{|[(\[])", text)
+    return found[1] if found and text[-1:] in ")]}" else ""
+
+
 def _clock(text: str) -> tuple[str, str, str, str] | None:
-    plain = re.sub(_STYLES + r"|[{}~\\]", " ", text)
-    found = _CLOCK.fullmatch(re.sub(r"\s+", " ", plain).strip())
+    found = _CLOCK.fullmatch(plain(text))
     if found is None:
         return None
     hour, minute, second, half = found.groups(default="")

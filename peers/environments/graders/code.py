@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -167,6 +168,8 @@ START_CPU_SECONDS = 0.01
 """CPU time to start one test, which is not the program's own."""
 WALL_PER_CPU = 5.0
 """Wall time of a program, in units of its CPU time, so that a busy machine decides no reward."""
+FIRST_BATCH, BATCH_GROWTH = 16, 8
+"""Tests of a program that run before their results are looked at, and how this grows."""
 JSON_BYTES_PER_BYTE = 2
 """A result as JSON: line ends and quotes take two characters."""
 MEMORY_PER_INPUT_BYTE = 8
@@ -192,9 +195,10 @@ class _Found(msgspec.Struct):
 
 
 class Code(Grader):
-    """Rewards a program that passes all tests of `data["tests"]`; passing some is worth nothing."""
+    """Rewards a program that passes all tests in `data`; passing some is worth nothing."""
 
     name = "code"
+    takes_lists = True
     Options = CodeLimits
     options: CodeLimits
 
@@ -211,7 +215,7 @@ class Code(Grader):
     @property
     def call_seconds(self) -> float:
         """See `Grader.call_seconds`."""
-        return 10.0 + self._limits(TESTS_MAX).seconds
+        return 10.0 + WALL_PER_CPU * self._cpu_seconds(TESTS_MAX)
 
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
         """See `Grader.grade`.
@@ -219,27 +223,53 @@ class Code(Grader):
         Raises `UserError` where no sandbox works, and `SandboxError` where it fails: neither says
         anything about the program.
         """
+        tests = self._tests(data)
+        source = self._program(valid(text), tests.fn_name)
+        if source is None:
+            return zero("no program")
+        whole = canonical([source, tests.fn_name, tests.inputs, tests.accepted])
+        key = blake3.blake3(whole.encode()).digest()
+        if key not in self._known:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[key] = self._judged(tests, source)
+        return self._known[key]
+
+    def check(self, answer: str, data: Mapping[str, Any]) -> None:
+        """See `Grader.check`."""
+        self._tests(data)
+
+    @staticmethod
+    def _tests(data: Mapping[str, Any]) -> Tests:
         language = data.get("language")
         if isinstance(language, str) and language and not is_python(language):
             raise NotGradable(
                 f"the task asks for a program in {language[:40]!r}, and the grader 'code' runs "
                 "Python only; leave such rows out"
             )
-        tests = read_tests(data.get("tests"), str(data.get("fn_name") or ""))
-        source = self._program(valid(text), tests.fn_name)
-        if source is None:
-            return zero("no program")
-        stdin = json.dumps(self._request(tests, source)).encode()
-        key = blake3.blake3(stdin + canonical(tests.outputs).encode()).digest()
-        if key not in self._known:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            self._known[key] = self._judged(tests, stdin)
-        return self._known[key]
+        return read_tests(data)
 
-    def _request(self, tests: Tests, source: str) -> dict[str, Any]:
-        """What the harness reads."""
-        return {
+    def _judged(self, tests: Tests, source: str) -> Grade:
+        """Run the tests in batches that grow, and compare each batch's results outside the sandbox:
+        most wrong programs fail one of the first tests, and need not run against thousands."""
+        count, start, size, used = len(tests.inputs), 0, FIRST_BATCH, 0.0
+        while start < count:
+            began = time.monotonic()
+            batch = tests.between(start, start + size)
+            grade, cpu_seconds = self._judged_at_once(
+                batch, source, self._cpu_seconds(count) - used
+            )
+            if not grade.reward:
+                return grade
+            used += max(cpu_seconds, (time.monotonic() - began) / WALL_PER_CPU)
+            start, size = start + size, size * BATCH_GROWTH
+        return Grade(1.0)
+
+    def _judged_at_once(self, tests: Tests, source: str, cpu_seconds: float) -> tuple[Grade, float]:
+        """The grade for some tests, and the CPU time that they took of what is left."""
+        if cpu_seconds <= 0:
+            return zero("timeout"), 0.0
+        request = {
             "function": tests.fn_name,
             "source": source,
             "inputs": tests.inputs,
@@ -247,10 +277,20 @@ class Code(Grader):
             "result_bytes": tests.result_bytes,
             "all_results_bytes": tests.all_results_bytes,
         }
-
-    def _judged(self, tests: Tests, stdin: bytes) -> Grade:
-        limits = self._limits(len(tests.inputs), tests.all_results_bytes, len(stdin))
+        stdin = json.dumps(request).encode()
+        limits = Limits(
+            seconds=WALL_PER_CPU * cpu_seconds,
+            cpu_seconds=cpu_seconds,
+            memory_bytes=(self.options.memory_mib << 20) + MEMORY_PER_INPUT_BYTE * len(stdin),
+            processes=4,
+            output_bytes=JSON_BYTES_PER_BYTE * tests.all_results_bytes + (1 << 20),
+            files_bytes=(16 << 20) + len(stdin) + tests.all_results_bytes,
+        )
         outcome = self._run(Program(source=_harness(), stdin=stdin), limits)
+        return self._grade_of(outcome, tests), outcome.cpu_seconds
+
+    @staticmethod
+    def _grade_of(outcome: Outcome, tests: Tests) -> Grade:
         if outcome.status in ("timeout", "memory"):
             return zero(outcome.status)
         if outcome.status != "exited" or outcome.code != 0:
@@ -259,6 +299,11 @@ class Code(Grader):
         if len(found.results) < len(tests.inputs):
             return zero("timeout" if found.end == "timeout" else "failed")
         return Grade(float(tests.passed_by(found.results)))
+
+    def _cpu_seconds(self, tests: int) -> float:
+        """CPU time for so many tests together."""
+        options = self.options
+        return max(options.cpu_seconds, options.total_cpu_seconds) + START_CPU_SECONDS * tests
 
     def _program(self, text: str, function: str) -> str | None:
         """The program in a completion; None without one."""
@@ -269,19 +314,6 @@ class Code(Grader):
         except (ProcessFailed, ServiceError):  # the sandbox will show
             return program_in(text)
         return sources[index] if index >= 0 else None
-
-    def _limits(self, tests: int, results_bytes: int = 0, input_bytes: int = 0) -> Limits:
-        options = self.options
-        cpu_seconds = max(options.cpu_seconds, options.total_cpu_seconds)
-        cpu_seconds += START_CPU_SECONDS * tests
-        return Limits(
-            seconds=WALL_PER_CPU * cpu_seconds,
-            cpu_seconds=cpu_seconds,
-            memory_bytes=(options.memory_mib << 20) + MEMORY_PER_INPUT_BYTE * input_bytes,
-            processes=4,
-            output_bytes=JSON_BYTES_PER_BYTE * results_bytes + (1 << 20),
-            files_bytes=(16 << 20) + input_bytes + results_bytes,
-        )
 
 
 def program_in(text: str) -> str:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any, TextIO
 
+ANNOTATIONS_ARE_TEXT = annotations.compiler_flag
+"""Type hints are not evaluated, so that they need no import."""
+
 WALL_PER_CPU = 5.0
 """Wall time of a call, in units of its CPU time."""
 
@@ -28,20 +31,22 @@ NAMES = {
     "typing": """Any Callable DefaultDict Deque Dict FrozenSet Generator Generic Iterable Iterator
         List Mapping NamedTuple Optional Sequence Set Tuple Type TypeVar Union""",
     "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
-    "functools": "cache cached_property cmp_to_key lru_cache partial reduce total_ordering",
+    "functools": "cache cached_property cmp_to_key lru_cache partial reduce total_ordering wraps",
     "heapq": "heapify heappop heappush heappushpop heapreplace nlargest nsmallest",
     "itertools": """accumulate chain combinations combinations_with_replacement count cycle groupby
-        islice pairwise permutations product repeat starmap takewhile dropwhile zip_longest""",
+        islice pairwise permutations product repeat starmap takewhile dropwhile zip_longest tee
+        filterfalse compress""",
     "bisect": "bisect_left bisect_right insort insort_left insort_right",
-    "math": "ceil comb cos dist e exp factorial floor gcd hypot inf isqrt lcm log log10 log2 perm "
-    "pi prod sin sqrt tan",
+    "math": """acos asin atan atan2 ceil comb cos degrees dist e exp factorial floor gcd hypot inf
+        isqrt lcm log log10 log2 perm pi prod radians sin sqrt tan""",
     "string": "ascii_letters ascii_lowercase ascii_uppercase digits punctuation",
     "copy": "deepcopy",
     "dataclasses": "dataclass field",
     "decimal": "Decimal",
     "enum": "Enum",
     "fractions": "Fraction",
-    "random": "randint",
+    "operator": "attrgetter itemgetter",
+    "random": "choice randint shuffle",
 }
 """What solutions use without importing it, as the site of the problem does it for them."""
 
@@ -51,8 +56,8 @@ def nameless_file() -> int:
     return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
 
 
-def prelude(code: CodeType) -> dict[str, Any]:
-    """The values of `MODULES` and `NAMES` that the code mentions."""
+def prelude(code: CodeType, function: str) -> dict[str, Any]:
+    """The values of `MODULES` and `NAMES` that the code mentions, but for the task's function."""
     mentioned: set[str] = set()
     codes = [code]
     while codes:
@@ -63,6 +68,7 @@ def prelude(code: CodeType) -> dict[str, Any]:
     for module, names in NAMES.items():
         for name in mentioned.intersection(names.split()):
             found[name] = getattr(__import__(module), name)
+    found.pop(function, None)
     return found
 
 
@@ -109,19 +115,39 @@ def found_in(namespace: dict[str, Any], function: str) -> Any:
     raise NameError(function)
 
 
+def takes_one(called: Any) -> bool:
+    """Whether a function can be called with one argument, as far as its definition says."""
+    bound = hasattr(called, "__self__")
+    while hasattr(called, "__wrapped__"):
+        called = called.__wrapped__
+    inner = getattr(called, "__func__", called)
+    if not hasattr(inner, "__code__"):
+        return True
+    return bool(inner.__code__.co_argcount - bound - len(inner.__defaults__ or ()) <= 1)
+
+
+def unordered(value: object) -> object:
+    """A set as JSON, in an order of its own."""
+    if isinstance(value, (set, frozenset)):
+        return {"set": sorted(json.dumps(each, default=unordered) for each in value)}
+    raise TypeError(type(value))
+
+
 def call(code: CodeType, namespace: dict[str, Any], function: str, given: Any, result: int) -> None:
     """Call the solution's function, and write what it returns as JSON."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     exec(code, namespace)
     called = found_in(namespace, function)
-    args = given.get("args", ())
+    args, named = given.get("args", ()), given.get("kwargs", {})
     if "either" in given:
-        whole = getattr(getattr(called, "__func__", called), "__code__", None)
-        taken = whole.co_argcount - hasattr(called, "__self__") if whole else 1
-        args = [given["either"]] if taken == 1 else given["either"]
-    value = called(*args, **given.get("kwargs", {}))
+        args = [given["either"]] if takes_one(called) else given["either"]
+    elif "written" in given:
+        import ast
+
+        args, named = ast.literal_eval(given["written"])
+    value = called(*args, **named)
     with open(result, "wb", closefd=False) as file:
-        file.write(json.dumps(value, separators=(",", ":")).encode())
+        file.write(json.dumps(value, separators=(",", ":"), default=unordered).encode())
 
 
 def behave(code: CodeType, names: dict[str, Any], request: Any, given: Any, result: int) -> None:
@@ -172,8 +198,10 @@ def attempt(code: CodeType, names: dict[str, Any], request: Any, given: Any) -> 
 
 def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
-    code = compile(request["source"], "solution.py", "exec", dont_inherit=True)
-    names = prelude(code)
+    # Contests' sites ran older versions of Python, which print whole numbers of any length.
+    sys.set_int_max_str_digits(0)
+    code = compile(request["source"], "solution.py", "exec", ANNOTATIONS_ARE_TEXT, True)
+    names = prelude(code, request["function"])
     results: list[str] = []
     left, end = request["all_results_bytes"], ""
     for given in request["inputs"]:

@@ -1,4 +1,4 @@
-"""Hidden tests in the forms that public data sets give them, and whether results pass them."""
+"""Hidden tests in the one form that the sandbox knows, and whether results pass them."""
 
 from __future__ import annotations
 
@@ -6,50 +6,52 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
+from peers.environments.graders.code_forms import (
+    TESTS_BYTES_MAX,
+    Case,
+    Written,
+    as_json,
+    cases_in,
+    loads,
+)
 from peers.environments.interface import NotGradable
-from swarm.errors import DECODE_ERRORS
 
-TESTS_MAX = 1000
-TESTS_BYTES_MAX = 16 << 20
-"""All inputs and outputs of a task as JSON."""
+TESTS_MAX = 10_000
 RESULT_BYTES = 1 << 16
 """What a program may print in any case; more where the task expects more."""
 RELATIVE = Decimal("1e-6")
 """Distance from an expected number with a decimal point, as in most contests."""
+ABSOLUTE = Decimal("1e-6")
+"""The same where six decimals or more are expected: contests ask for either."""
 FROM_ZERO = 1e-9
 """Distance of a returned number from an expected 0.0, which rounding explains."""
 NUMBER_CHARACTERS_MAX = 64
-NESTING_MAX = 4
 
-CONTAINERS = ("tests", "test_cases", "input_output", "ground_truth")
-"""Keys under which records keep their tests, as a table, a list of cases, or JSON of either."""
-_INPUTS, _OUTPUTS = ("input", "inputs", "stdin"), ("output", "outputs", "expected_output", "stdout")
-_FUNCTIONS = ("fn_name", "func_name", "function_name", "entry_point")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 
 
 class Tests(msgspec.Struct, frozen=True, dict=True):
-    """Hidden tests, in the one form that the sandbox knows."""
+    """Hidden tests of a task."""
 
-    inputs: Annotated[list[Any], Meta(min_length=1, max_length=TESTS_MAX)]
+    inputs: Sequence[Any]
     """Standard input of each test; with `fn_name`, what `_call` makes of its arguments."""
-    outputs: list[Any]
-    """What a right program prints, as text; with `fn_name`, what the function returns."""
+    accepted: Sequence[Sequence[Any]]
+    """What a right program prints, as text; with `fn_name`, what the function returns. Of several,
+    any is right."""
     fn_name: str = ""
     """The function or method to call; empty for a program that reads standard input."""
 
     @cached_property
     def _bytes(self) -> list[int]:
-        return [len(canonical(output)) for output in self.outputs]
+        return [max(len(canonical(each)) for each in outputs) for outputs in self.accepted]
 
     @property
     def result_bytes(self) -> int:
@@ -61,88 +63,65 @@ class Tests(msgspec.Struct, frozen=True, dict=True):
         """Most bytes of all results together."""
         return max(1 << 20, 2 * sum(self._bytes) + 1024 * len(self._bytes))
 
-    def passed_by(self, results: list[str]) -> bool:
+    def between(self, start: int, end: int) -> Tests:
+        """Some of the tests."""
+        return Tests(self.inputs[start:end], self.accepted[start:end], self.fn_name)
+
+    def passed_by(self, results: Sequence[str]) -> bool:
         """Whether the results, one text for each test, are what the tests expect."""
         try:
-            if not self.fn_name:
-                return all(map(prints, results, self.outputs))
-            values = [json.loads(result) for result in results]
+            given = [loads(each) for each in results] if self.fn_name else results
         except (ValueError, RecursionError):
             return False
-        if all(map(returns, values, self.outputs)):
-            return True
-        # Some data sets wrap each expected value into a list of one.
-        wrapped = all(isinstance(each, list) and len(each) == 1 for each in self.outputs)
-        return wrapped and all(map(returns, values, [each[0] for each in self.outputs]))
+        agrees = returns if self.fn_name else prints
+        return all(
+            any(agrees(result, each) for each in outputs)
+            for result, outputs in zip(given, self.accepted, strict=True)
+        )
 
 
 def canonical(value: Any) -> str:
     """A value as JSON without spaces."""
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"), default=str)
 
 
-def read_tests(given: Any, function: str = "") -> Tests:
-    """The tests in a value of a task; `function` is the one to call unless the tests name one.
+def read_tests(data: Mapping[str, Any]) -> Tests:
+    """The tests of a task, from the columns or keys of its record, in any form of `code_forms`.
 
-    A table of `inputs` and `outputs`, a list of cases, JSON of either, or a table that holds one
-    of these under a key of `CONTAINERS`. Raises `NotGradable`.
+    Raises `NotGradable`.
     """
     try:
-        table = _table(given)
-        name = next((table[key] for key in _FUNCTIONS if table.get(key)), function)
-        tests = msgspec.convert({**table, "fn_name": str(name).rpartition(".")[2]}, Tests)
-        size = len(canonical([tests.inputs, tests.outputs]))
-    except (*DECODE_ERRORS, ValueError, TypeError, RecursionError) as error:
+        cases = cases_in(data)
+        if not 1 <= len(cases) <= TESTS_MAX:
+            raise ValueError(f"there are {len(cases)}; 1 to {TESTS_MAX} can be run")
+        names = {each.function for each in cases}
+        if len({name is None for name in names}) > 1:
+            raise ValueError("some call a function and others read standard input")
+        name = next((each.function for each in cases if each.function), "")
+        tests = _tests(cases, name)
+        size = len(json.dumps(tests.inputs)) + sum(tests._bytes)
+    except (ValueError, TypeError, RecursionError) as error:
         raise NotGradable(
-            f"the task's tests {given!r:.80} are unreadable ({error}); they must be a table with "
-            "inputs and outputs, and fn_name for a function"
+            f"the task's tests {dict(data)!r:.80} are unreadable ({error}); docs/environments.md "
+            "lists the forms that are read"
         ) from error
-    if len(tests.inputs) != len(tests.outputs):
-        raise NotGradable(
-            f"the task's tests have {len(tests.inputs)} inputs and {len(tests.outputs)} outputs; "
-            "repair the data"
-        )
     if size > TESTS_BYTES_MAX:
         raise NotGradable(
             f"the task's tests take {size} bytes; at most {TESTS_BYTES_MAX} are run, so leave out "
             "the largest"
         )
-    if tests.fn_name:
-        return Tests([_call(each) for each in tests.inputs], tests.outputs, tests.fn_name)
-    return Tests([_text(each) for each in tests.inputs], [_text(each) for each in tests.outputs])
+    return tests
 
 
-def _table(given: Any) -> dict[str, Any]:
-    for _ in range(NESTING_MAX):
-        if isinstance(given, str):
-            given = json.loads(given)
-        elif isinstance(given, Mapping) and not ("inputs" in given and "outputs" in given):
-            inner = next((given[key] for key in CONTAINERS if key in given), None)
-            if inner is None:
-                break
-            given = inner
-        else:
-            break
-    if isinstance(given, (list, tuple)):
-        given = {
-            "inputs": [_first(case, _INPUTS) for case in given],
-            "outputs": [_first(case, _OUTPUTS) for case in given],
-            "fn_name": next((name for case in given if (name := _function(case))), ""),
-        }
-    if not isinstance(given, Mapping):
-        raise TypeError("neither a table nor a list of cases")
-    return dict(given)
-
-
-def _first(case: Any, keys: tuple[str, ...]) -> Any:
-    found = [case[key] for key in keys if key in case]
-    if not found:
-        raise ValueError(f"a case has no {keys[0]}")
-    return found[0]
-
-
-def _function(case: Any) -> str:
-    return next((str(case[key]) for key in _FUNCTIONS if case.get(key)), "")
+def _tests(cases: Sequence[Case], name: str) -> Tests:
+    if not name:
+        outputs = [[_text(output) for output in each.accepted] for each in cases]
+        return Tests([_text(each.given) for each in cases], outputs)
+    values = [list(each.accepted) for each in cases]
+    # Some data sets wrap each expected value into a list of one.
+    if all(len(each) == 1 and isinstance(each[0], list) and len(each[0]) == 1 for each in values):
+        values = [[*each, each[0][0]] for each in values]
+    return Tests([_call(each) for each in cases], values, name.rpartition(".")[2])
 
 
 def _text(given: Any) -> str:
@@ -152,27 +131,27 @@ def _text(given: Any) -> str:
             " ".join(map(_text, line)) if isinstance(line, list) else _text(line) for line in given
         ]
         return "".join(line.removesuffix("\n") + "\n" for line in lines)
-    if isinstance(given, Mapping):
-        raise NotGradable(
-            f"the task's tests have {given!r:.60} as standard input or output; it must be text or "
-            "a list of lines"
-        )
+    if isinstance(given, (Mapping, Written)):
+        raise ValueError(f"{given!r:.60} is no standard input or output; text or lines are")
     return "" if given is None else str(given)
 
 
-def _call(given: Any) -> dict[str, Any]:
-    """How the harness calls the function: `args` or `kwargs`.
+def _call(case: Case) -> dict[str, Any]:
+    """How the harness calls the function: `args`, `kwargs`, or `written` as Python writes both.
 
-    Text holds one argument a line as JSON or as Python writes it, or all in one list: then `either`
-    is that list, which is spread unless the function takes one argument.
+    Text holds one argument a line as JSON or as Python writes it. A single list may also hold all
+    arguments: then `either` is that list, which is spread unless the function takes one argument.
     """
+    given = case.given
+    if isinstance(given, Written):
+        return {"written": given.text}
     if isinstance(given, str):
         try:
             args = [_value(line) for line in given.split("\n") if line.strip()]
         except ValueError:
             return {"args": [given]}
         if len(args) == 1 and isinstance(args[0], list):
-            return {"either": args[0]}
+            return {"args": args[0]} if case.is_list_of_arguments else {"either": args[0]}
         return {"args": args}
     if isinstance(given, Mapping):
         return {"kwargs": given}
@@ -182,12 +161,11 @@ def _call(given: Any) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """A value in JSON or as Python writes it; raises `ValueError`."""
     try:
-        return json.loads(text)
+        return loads(text)
     except (ValueError, RecursionError):
         pass
     try:
-        value = ast.literal_eval(text.strip())
-        return json.loads(json.dumps(value))
+        return as_json(ast.literal_eval(text.strip()))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"{text!r:.60} is no value") from error
 
@@ -196,7 +174,7 @@ def returns(value: Any, expected: Any) -> bool:
     """Whether a returned value is the expected one, or the one that an expected text writes."""
     if _agree(value, expected):
         return True
-    if not isinstance(expected, str) or (isinstance(value, str) and expected[:1] != '"'):
+    if not isinstance(expected, str) or (isinstance(value, str) and expected[:1] not in "\"'"):
         return False
     try:
         return _agree(value, _value(expected))
@@ -243,7 +221,5 @@ def _word_agrees(word: str, expected: str) -> bool:
     if _INTEGER.fullmatch(expected):
         return not _INTEGER.fullmatch(word) and Decimal(word) == Decimal(expected)
     value, wanted = Decimal(word), Decimal(expected)
-    exponent = wanted.as_tuple().exponent
-    # The last of six decimals or more was rounded.
-    last = Decimal(1).scaleb(exponent) if isinstance(exponent, int) and exponent <= -6 else 0
-    return abs(value - wanted) <= max(abs(wanted) * RELATIVE, last)
+    has_decimals = len(expected.partition(".")[2]) >= 6 and "e" not in expected.lower()
+    return abs(value - wanted) <= max(abs(wanted) * RELATIVE, ABSOLUTE if has_decimals else 0)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from peers.environments.graders import Grader, NoOptions, valid, zero
+from peers.environments.graders.answers import plain
 from peers.environments.graders.pool import ProcessFailed, ServiceError, pool_of
 from peers.environments.interface import Grade, NotGradable
 from swarm.errors import UserError
@@ -36,6 +37,10 @@ POWERS_MAX = 16
 COMPUTED_DIGITS_MAX = 4
 """Digits of one number in an answer with a function that math-verify computes as it reads it."""
 
+NO_ANSWER = re.compile(
+    r"(?:see (?:the )?)?proof\b.*|not ?found|n/a|null|nan|(?:to )?prove\b.*|", re.I | re.DOTALL
+)
+"""What data sets, such as NuminaMath, have as the answer of a task that has none."""
 BOX = re.compile(r"\\f?boxed\s*\{")
 _NUMBER = re.compile(r"\d[\d,. ]*", re.ASCII)
 _OPERATOR = re.compile(r"\\[A-Za-z]+|[-+*/^_=<>!,;|&]")
@@ -107,28 +112,35 @@ ml milliliter millilitre, l liter litre, gallon, dollar, cent, euro, degree, rad
 """
 _UNITS = {word: names[0] for names in map(str.split, _NAMES.split(",")) for word in names}
 
+_STYLE = r"\\(?:text|textrm|mathrm|mbox|rm)(?![A-Za-z])"
+_POWER_OF_UNIT = r"[\s}.]*(?:\^\s*\{?(-?[1-9])\}?)?"
 _END = re.compile(
-    r"(?:[\s~{]|\\[,;:! ]|\\(?:text|textrm|mathrm|mbox|rm)(?![A-Za-z]))*"
-    r"(?<![A-Za-z\\])(?P<word>[A-Za-z]+)[\s}.]*(?:\^\s*\{?(?P<power>[23])\}?)?[\s}.]*$"
+    rf"(?P<space>(?:[\s~{{]|\\[,;:! ]|{_STYLE})*)(?<![A-Za-z\\])([A-Za-z]+){_POWER_OF_UNIT}"
+    rf"(?:[\s}}]*/(?:[\s{{]|{_STYLE})*([A-Za-z]+){_POWER_OF_UNIT})?[\s}}.]*$"
 )
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _LETTER = re.compile(r"[A-Za-z]")
+_DOLLARS = re.compile(r"\s*\\?\$(?=\s*\d)(?!.*\$\s*$)")
 
 
-def unit_of(answer: str) -> tuple[str, str] | None:
-    """The unit of a number and its power; None without a known one."""
+def unit_of(answer: str) -> tuple[str, tuple[str, ...]]:
+    """A number without its unit, and the unit with its powers; empty without a known one."""
+    if dollars := _DOLLARS.match(answer):
+        return answer[dollars.end() :], ("dollar", "1", "")
     end = _END.search(answer)
     if end is None or _LETTER.search(_COMMAND.sub("", answer[: end.start()])):
-        return None  # a symbolic answer
-    word = end["word"] if len(end["word"]) < 3 else end["word"].lower()
-    unit = _UNITS.get(word) or _UNITS.get(word.removesuffix("s"))
-    return (unit, end["power"] or "1") if unit is not None else None
+        return answer, ()  # a symbolic answer
+    word, power, per, its_power = end.groups(default="")[1:]
+    units = [_known(each) for each in (word, per) if each]
+    if "" in units or not re.search(r"\d", answer[: end.start()]):
+        return answer, ()
+    rest = answer[: end.start()] if end["space"] or len(word) > 1 else answer
+    return rest, (units[0], power or "1", *units[1:], its_power)
 
 
-def units_differ(one: str, other: str) -> bool:
-    """Whether both answers have a known unit, and not the same."""
-    units = unit_of(one), unit_of(other)
-    return None not in units and units[0] != units[1]
+def _known(word: str) -> str:
+    word = word if len(word) < 3 else word.lower()
+    return _UNITS.get(word) or _UNITS.get(word.removesuffix("s")) or ""
 
 
 CPU_SECONDS = 2.0
@@ -162,7 +174,8 @@ class Math(Grader):
             return zero("no boxed answer")
         if too_complex(given):
             return zero("too complex")
-        expected = boxed(answer) or answer
+        expected, unit = unit_of(boxed(answer) or answer)
+        given, own_unit = unit_of(given)
         if find_spec("math_verify") is None:
             raise UserError(
                 "the grader 'math' needs math-verify, which is not installed here; type: "
@@ -179,9 +192,18 @@ class Math(Grader):
                 f"the task's own answer {answer[:80]!r} is beyond the grader's bounds, or does not "
                 "equal itself for math-verify; repair the data, or choose another grader"
             )
-        if reply.outcome == "equal" and units_differ(expected, given):
+        if reply.outcome == "equal" and unit and own_unit and unit != own_unit:
             return zero("another unit")
         return Grade(1.0) if reply.outcome == "equal" else _zero(reply.outcome)
+
+    def check(self, answer: str, data: Mapping[str, Any]) -> None:
+        """See `Grader.check`."""
+        gold = boxed(answer) or answer.strip()
+        if len(gold) > ANSWER_CHARACTERS_MAX or NO_ANSWER.fullmatch(plain(gold)):
+            raise NotGradable(
+                f"the answer {gold[:40]!r} is a proof or none, which the grader 'math' cannot "
+                "compare; leave such rows out"
+            )
 
     def completion(self, answer: str) -> str:
         return answer if not answer or boxed(answer) is not None else f"\\boxed{{{answer}}}"

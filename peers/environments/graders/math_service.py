@@ -66,6 +66,8 @@ def _covers(some: Any, others: Any) -> bool:
 
 
 def _same_number(gold: Any, found: Any) -> bool:
+    if gold == found:
+        return True  # infinite ones, too
     one, other = rational(gold), rational(found)
     if one is not None and other is not None:
         if one == other:
@@ -179,7 +181,7 @@ class MathService:
         if found.has(*UNEVALUATED):
             return "equal" if found == gold else "unevaluated"
         # Else `17+25` would earn the reward of 42, and a model learn to repeat the question.
-        if _is_number(gold) and not _is_number(found):
+        if _is_number(gold) and not _is_number(found) and not _are_curves(gold, found):
             return "unevaluated"
         try:
             equal = _are_equal(gold, found) and all(
@@ -204,6 +206,11 @@ def _is_number(expression: Any) -> bool:
         numbers = [factor for factor in factors if not _is_power_of_ten(factor)]
         return len(numbers) <= 1 and len(factors) <= 2 and all(map(_is_number, numbers))
     return bool(expression.is_Number) or _is_power_of_ten(expression)
+
+
+def _are_curves(gold: Any, found: Any) -> bool:
+    """Whether both are equations, the gold's one like 2x - y + 1 = 0, which is no value."""
+    return _are(sympy.Eq, gold, found) and gold.rhs == 0 and not gold.lhs.is_Symbol
 
 
 def _lefts(gold: Any, found: Any) -> list[Any]:
@@ -284,6 +291,8 @@ def _compare(gold: Any, found: Any) -> bool:
 
 
 def _are_equal(gold: Any, found: Any) -> bool:
+    if isinstance(gold, sympy.Interval | sympy.Union) and isinstance(found, Relational | sympy.And):
+        gold, found = found, gold  # an inequality is compared with intervals only as a gold
     return _compare(gold, found) and not contradicts(gold, found)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import Annotated, Any
@@ -11,8 +13,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from peers.environments.graders import Grader, zero
+from peers.environments.graders import Grader, NoOptions, zero
 from peers.environments.graders.answers import ALIKE
+from peers.environments.graders.code_forms import loads
+from peers.environments.graders.code_tests import returns
 from peers.environments.interface import Grade, NotGradable
 
 DIGITS_MAX = 100
@@ -25,6 +29,10 @@ POWER = re.compile(
 )
 """The power of ten of 6 \\times 10^5, which is read as 6e5, at the end of a text. No two repeated
 parts can take the same white space: the time would grow with its cube."""
+FIELD = "output"
+"""Where `code_output_prediction` has its answer."""
+JSON_CHARACTERS_MAX, OBJECTS_MAX = 1 << 16, 256
+"""The end of a text that is searched for JSON, and beginnings of objects that are tried there."""
 LAST_CHARACTERS = 4096
 """The end of a text that is searched for its last number."""
 
@@ -63,17 +71,52 @@ class Number(Grader):
     Options = NumberOptions
     options: NumberOptions
 
-    def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
-        expected = number_in(answer)
-        if expected is None:
+    def check(self, answer: str, data: Mapping[str, Any]) -> None:
+        """See `Grader.check`."""
+        if number_in(answer) is None:
             raise NotGradable(
                 f"the answer {answer[:40]!r} holds no number of at most {DIGITS_MAX} digits; "
                 "repair the data, or choose the grader 'exact'"
             )
-        found = number_in(text)
-        if found is None:
+
+    def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
+        self.check(answer, data)
+        expected, found = number_in(answer), number_in(text)
+        if found is None or expected is None:
             return zero("no number")
         return Grade(float(abs(found - expected) <= Fraction(self.options.tolerance)))
+
+
+class Json(Grader):
+    """Rewards a text whose last JSON object is the answer, or has it under `output`."""
+
+    name = "json"
+    Options = NoOptions
+    takes_lists = True
+
+    def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
+        given, expected = last_object(text), answer
+        if given is None:
+            return zero("no JSON")
+        with suppress(ValueError, RecursionError):
+            read = loads(answer)
+            expected = read.get(FIELD, read) if isinstance(read, dict) else answer
+        return Grade(float(any(returns(each, expected) for each in (given, given.get(FIELD)))))
+
+    def completion(self, answer: str) -> str:
+        return answer if answer[:1] == "{" else json.dumps({FIELD: answer})
+
+
+def last_object(text: str) -> dict[str, Any] | None:
+    """The last JSON object of a text that is in no other; None without one."""
+    end, found, start, tries = text[-JSON_CHARACTERS_MAX:], None, 0, 0
+    while (start := end.find("{", start)) >= 0 and tries < OBJECTS_MAX:
+        tries += 1
+        try:
+            found, start = json.JSONDecoder().raw_decode(end, start)
+        except (ValueError, RecursionError):
+            start += 1
+    return found
 
 
 def _with_exponent(end: str) -> str:
