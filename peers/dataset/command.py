@@ -81,8 +81,9 @@ def filter_command(
     from peers.environments import load
     from peers.evaluation.run import Machine, measure, wanted_of
     from swarm.jobs import Hardware
+    from swarm.look.rollouts.filters import parse_range
 
-    low, high = parse_bounds(keep)
+    low, high = parse_range("--keep", keep, "0.125:0.5") or (0.0, 1.0)
     check_temperature(temperature)
     check_writable("--out", out, (".jsonl",))
     model = find_model(policy, "--policy")
@@ -127,18 +128,6 @@ def filter_command(
     if tried < tasks:
         print(f"{environment} has no other prompts than these {tried}", file=sys.stderr)
     print(numbered(f"{len(kept)} of {tried} tasks are kept; they are in {out}"))
-
-
-def parse_bounds(text: str) -> tuple[float, float]:
-    """Read two ascending shares, like `0.125:0.5`; raises `UserError`."""
-    low, _, high = text.partition(":")
-    try:
-        bounds = float(low), float(high)
-    except ValueError:
-        bounds = (1.0, 0.0)
-    if not 0 <= bounds[0] <= bounds[1] <= 1:
-        raise UserError(f"--keep is {text!r}; it must be two shares in order, like 0.125:0.5")
-    return bounds
 
 
 def _drawn(

@@ -246,7 +246,6 @@ async def accuracies(
         max_new_tokens=sampling.max_new_tokens,
         stop_ids=sampling.stop_ids,
         step=0,
-        with_prompts=True,
     )
     allowed = tuple(each.name for each in weighted)
     setup = EvaluationSetup(folder=str(folder), environments=weighted, allowed=allowed)

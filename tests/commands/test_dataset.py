@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from peers.dataset.command import parse_bounds
 from peers.engines.demo import make_policy
 from peers.environments import load, split_of
-from swarm.errors import UserError
 from tests.commands.harness import Outcome, swarm
 
 
@@ -103,11 +101,11 @@ def test_every_row_is_tried_once(policy: Path, tmp_path: Path) -> None:
     assert f"has no other prompts than these {len(found)}" in done.errors
 
 
-@pytest.mark.parametrize("text", ["", "0.5", "0.5:0.1", "-1:1", "0:2", "a:b", "nan:1"])
-def test_bounds_out_of_order_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match="two shares in order"):
-        parse_bounds(text)
-    assert parse_bounds("0.125:0.5") == (0.125, 0.5)
+def test_bounds_out_of_order_are_refused(policy: Path, tmp_path: Path) -> None:
+    refused = run(policy, tmp_path / "out.jsonl", "--keep", "0.5:0.1")
+    assert (
+        refused.status == 2 and "--keep is '0.5:0.1'; it must be two numbers in" in refused.errors
+    )
 
 
 @pytest.mark.slow
