@@ -9,6 +9,7 @@ from pathlib import Path
 
 from swarm.errors import UserError
 from swarm.jobs.evaluation import RowsRead, Sample
+from swarm.sentences import numbered
 from swarm.terminal.output import write_text
 from swarm.terminal.strict_json import to_json
 
@@ -19,7 +20,8 @@ KINDS_SHOWN = 10
 
 def kind_of(problem: str) -> str:
     """A problem without what differs from row to row: its place, quoted texts and numbers."""
-    return re.split(r"[;(]", _PLACE.sub("", _VARYING.sub("…", problem)))[0].strip()
+    plain = re.sub(r"…(?:\s*…)+", "…", _VARYING.sub("…", problem))
+    return re.split(r"[;(]", _PLACE.sub("", plain))[0].strip()
 
 
 class Ungradable:
@@ -57,7 +59,7 @@ class Ungradable:
         print(
             f"warning: {len(self._found):,} rows and samples cannot be graded and are left out, "
             f"see {self._path}",
-            *(f"{count:,} {kind}" for kind, count in kinds.most_common(KINDS_SHOWN)),
+            *(numbered(f"{count:,} {kind}") for kind, count in kinds.most_common(KINDS_SHOWN)),
             sep="\n  ",
             file=sys.stderr,
         )
