@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -107,163 +108,9 @@ class _Formatter(string.Formatter):
 
 _FORMATTER = _Formatter()
 
-_TEXT = """
-compute.child_died: child process {name} {how}; its last words: {last:lines}
-compute.child_restarted: child process {name} died and was started again ({deaths} of {of} times
-    in a row at most)
-dht.joined_through_others: no bootstrap peer answers; joining through {peers} peers met before
-dht.bootstrap_full: {remote} has no room for newcomers now; asking it again for up to {seconds} s
-dht.bootstrap_partly_silent: some of the bootstrap addresses lead to no peer: {reasons:clauses}
-alarm.raised: alarm {alarm} ({severity}): {sentence}; {do}
-alarm.cleared: alarm {alarm} is over: {sentence}
-peer.identity_made: new key: {key}; a peer that has worked before has one
-peer.listening: listening on {addresses:list}
-transport.reachability: others reach this peer: {reachability} ({reason})
-relay.limit_reached: a carried connection reached this relay's limit on {limit}
-transport.relay_used: relay {relay:peer} carries connections to here
-transport.relay_refused: relay {relay:peer} carries no connections to here: {reason}
-peer.metrics: figures for Prometheus are at {url}
-peer.run_found: found the run {run:name} of owner {owner:peer}
-peer.earned: earned: {completions:,} completions in {groups:,} groups are credited; of the
-    submissions {accepted:,} were accepted, {refused:,} refused, {quarantined:,} quarantined
-run.version_in_force: version {version} is in force from step {step}
-run.version_refused: a new manifest of the run is refused: {reason}
-run.version_awaited: step {step} follows version {version} of the run, which no trusted peer has
-    handed out yet; asking them again
-peer.work_over: the run is over, and so is this peer's work
-membership.admitted: admitted to the run by {by:peer}
-membership.lease_lost: no trusted peer has renewed the admission in time; asking again
-membership.peer_admitted: peer {remote:peer} joined ({roles:list})
-membership.peer_suspected: peer {remote:peer} is silent
-membership.peer_gone: peer {remote:peer} is gone, without a goodbye
-membership.peer_left: peer {remote:peer} has left
-membership.peer_finished: peer {remote:peer} has finished: the run is over
-membership.peer_returned: peer {remote:peer} is back
-membership.peer_evicted: peer {remote:peer} was evicted: {reason}
-membership.waiting_for_place: not admitted yet: {reason}
-membership.invite_redeemed: peer {remote:peer} redeemed invite {invite}
-membership.place_lost: peer {remote:peer} delivered nothing and lost its slot to a waiting peer
-membership.bad_admission: trusted peer {remote:peer} sent an invalid admission: {reason}
-membership.trusted_silent: trusted peer {remote:peer} does not answer{seconds:minutes}: {reason}
-membership.refused: peer {remote:peer} was not admitted: {reason}
-shardcast.checkpoint_complete: fetched {name}: {bytes_fetched:MB} in {seconds:.1f} s from
-    {by_source:len} peers
-shardcast.delta_applied: made policy {step} from policy {base} and {bytes_deltas:MB} of deltas
-shardcast.delta_failed: no delta for policy {step}, fetching it in full: {reason}
-shardcast.not_synced: checkpoint {lineage}/{step} could not be made durable yet: {reason}
-shardcast.pieces_lost: {pieces} pieces of {file} are damaged on this disk; fetching them again
-shardcast.checkpoint_failed: policy {step} could not be fetched yet: {reason}
-inference.policy_loaded: generating with policy {policy}
-inference.submission_made: submission {number} of step {step}: generated {tokens} tokens in
-    {seconds:.1f} s
-inference.memory_short: memory ran out; generating at most {slots} completions at once from now on
-inference.submission_delivered: submission {number} of step {step}: delivered to validator
-    {validator:peer}
-inference.delivery_failed: validator {validator:peer} could not be given a
-    submission{times:times}: {reason}
-inference.verdict_late: validator {validator:peer} has not sent its verdict in time; asking the
-    next
-inference.no_validator: no validator takes a submission of step {step}{times:times}; trying again
-inference.proofs_deleted: deleted the {proofs} oldest receipts to make room for newer ones
-inference.proofs_not_kept: no proofs of sealed work from {remote:peer} yet: {reason}; asking again
-inference.resumed: {submissions} submissions made before the restart have no verdict yet and are
-    delivered again; going on with submission {number} of step {step}
-inference.states_missing: the work of step {step} is left for now: {reason}
-inference.submission_given_up: submission {number} of step {step} is given up: {reason}
-evaluation.done: held-out tasks with policy {policy}: mean reward {reward:.3f}
-evaluation.failed: policy {policy} could not be evaluated: {reason}; the run goes on
-inference.run_over: the run is over (its last step was {step})
-validator.audited: audit of submission {number} of step {step} by {worker:peer}: {outcome}
-    {failed} {detail}
-validator.audit_failed: submission {number} of step {step} by {worker:peer} could not be
-    recomputed again: {reason}
-validator.judged_again: submission {number} of step {step} by {worker:peer} is judged again,
-    because its check failed here: {reason}
-validator.turned_down: submission {number} of step {step} by {worker:peer} is not checked:
-    {reason}
-validator.not_first: submission {number} of step {step} by {worker:peer} is judged by validator
-    {first:peer} first
-validator.settled_elsewhere: submission {number} of step {step} by {worker:peer}: validator
-    {by:peer} has judged it already
-validator.second_opinion_failed: a submission that validator {by:peer} judged cannot be judged
-    again here: {reason}
-validator.second_opinions_lost: {submissions} submissions that validator {by:peer} judged, and
-    that were to be judged again here before the restart, are not: {reason}
-verdicts.contradict: submission {number} of step {step} by {worker:peer}: validator {refuses:peer}
-    refuses it, validator {accepts:peer} accepts it after recomputing it; one of them judges
-    wrongly, and the refusal binds
-validator.cases_dropped: {cases} acknowledged submissions were stored by another version of Swarm
-    and are not judged here: {reason}
-validator.cannot_grade: {submissions} submissions in a row could not be graded; taking no work for
-    {seconds:.0f} s: {reason}
-validator.not_admitted: a submission by {remote:peer} does not count: {reason}
-validator.receipt_undelivered: peer {worker:peer} could not be given its receipt: {reason}
-ledger.bad_entry: an entry of a trusted peer's log is invalid and was ignored: {reason}
-membership.trusted_over_rate: trusted peer {remote:peer} signs more messages than any honest peer,
-    and those above its rate are dropped; its key may be stolen
-ledger.forked: the log of trusted peer {owner:peer} contradicts what it signed before: {reason}
-ledger.false_seal: trusted peer {owner:peer} sealed epoch {epoch} of the ledger falsely, so it is
-    not pruned here: {reason}
-ledger.sealed: epoch {epoch} of the ledger is sealed, up to step {step}
-ledger.pruned: {entries} entries of the log of trusted peer {owner:peer}, sealed up to epoch
-    {epoch}, were deleted here
-ledger.skipped: {entries} entries of the log of trusted peer {owner:peer} were sealed and pruned
-    while this peer lacked them; it trusts the seal of the others
-ledger.mirror_failed: the log of trusted peer {owner:peer} could not be copied yet: {reason}
-ledger.reinstatement_not_logged: too many reinstatements came at once, and one is not in this
-    peer's log yet
-ledger.waits_for_copies: this home has no log of this peer, and the run is not new, so it writes
-    nothing before {remotes:peers} say whether they have a copy (at most {seconds:.0f} s);
-    --new-log skips this for a peer that has never taken part
-ledger.restore_failed: peer {remote:peer} could not give back this peer's log: {reason}
-ledger.restored: {entries} entries of this peer's log were restored from other trusted peers
-outer.alone: no other trainer is present; going on alone with round {round}
-outer.together: other trainers are present in round {round}
-outer.branch_lost: another branch of the run has more tokens; {rounds:len} rounds with
-    {contributions} contributions ({tokens:,} tokens) of this one are lost
-outer.contributed: round {round}: contributed {tokens:,} tokens in {bytes:MB}, after {seconds:.1f}
-    s
-outer.contribution_refused: the contribution of trainer {trainer:peer} from round {base_round}
-    does not count: {reason}
-outer.fetch_failed: the contribution of trainer {trainer:peer} could not be fetched yet: {reason}
-outer.measured: the outer state after round {round} has a loss of {loss:.4f} on data held back
-outer.not_answered: trainer {remote:peer} could not be given records: {reason}
-outer.not_merged: round {round} could not be merged, fetching a newer state: {reason}
-outer.record_refused: a record that trainer {signer:peer} has signed is refused: {reason}
-outer.recovered: fetched the outer state after round {round} of trainer {trainer:peer} in
-    {seconds:.1f} s
-outer.round_abandoned: gave up the inner steps of round {round}: the others are too far ahead of
-    it
-outer.run_complete: the run is complete after {round} rounds, with state {state:short}; its model
-    is in {folder}
-standby.standing_by: stands by, with the run's newest policy
-trainer.alarm: alarm in step {step}: {sentence}
-trainer.fetch_failed: validator {validator:peer} could not hand over an accepted submission
-    (attempt {attempt}): {reason}
-trainer.log_completed: {submissions} submissions trained on before the stop were added to the log
-trainer.paused: training is paused, {reason}; {remedy}
-trainer.rolled_back: went back to policy {step}: {reason}
-trainer.stale_dropped: {submissions} accepted submissions are too old to be trained on
-trainer.verdicts_missed: more than {held:,} verdicts came while the trainer loaded; it reads the
-    others in their validators' logs
-trainer.unjudged_forgotten: {submissions} submissions were announced but got no verdict; excluded
-    from the forecast
-trainer.unreadable: an accepted submission by {worker:peer} cannot be read and is left out:
-    {reason}
-trainer.rollouts_missing: {submissions} accepted submissions stored here cannot be read and are
-    copied again if their validators still offer them
-trainer.resumed: resuming from the state of step {step}
-trainer.step_opened: step {step} is open: {groups_wanted} groups of policy {policy} wanted
-trainer.step_repeated: repeated step {step}, with the same result
-trainer.step_trained: step {step} trained on {submissions} submissions in {seconds:.1f} s: reward
-    {reward:.3f}
-trainer.checkpoint_published: policy {step} published ({bytes:MB})
-trainer.pushed: policy {step} uploaded: {address}
-trainer.push_failed: WARNING: policy {step} was not uploaded to {repository}: {reason}
-"""
-
-SENTENCES = dict(line.split(": ", 1) for line in _TEXT.replace("\n    ", " ").strip().splitlines())
-"""Sentences by event, with the event's fields in braces."""
+_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+SENTENCES = dict(line.split(": ", 1) for line in _TEXT.replace("\n    ", " ").splitlines())
+"""Sentences by event, with the event's fields in braces, from `sentences.txt`."""
 
 
 def _judgement(f: dict[str, Any]) -> str:

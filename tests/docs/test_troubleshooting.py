@@ -46,7 +46,8 @@ def said() -> list[str]:
 
 def _source() -> set[str]:
     scripts = re.sub(r"\\\n", "", (ROOT / "tools/install.sh").read_text(encoding="utf-8"))
-    return {*_sentences(), *re.sub(r"\$\{?\w+(\[@\])?\}?", "…", scripts).splitlines()}
+    told = (ROOT / "swarm/sentences.txt").read_text(encoding="utf-8")
+    return {*_sentences(), told, *re.sub(r"\$\{?\w+(\[@\])?\}?", "…", scripts).splitlines()}
 
 
 def _pattern(sentence: str) -> re.Pattern[str]:
