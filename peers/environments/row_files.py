@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -26,19 +27,28 @@ NAMED_ROWS = 100
 """First rows of JSON whose names are the file's columns."""
 
 
-class RowFile(Protocol):
+class RowFile(ABC):
     """One file of rows."""
 
     columns: Sequence[str]
     count: int
 
-    def each(self, columns: Sequence[str]) -> Iterator[Row | None]:
-        """These columns of every row in order; None for a row that cannot be read."""
-        ...
-
+    @abstractmethod
     def row(self, index: int, columns: Sequence[str]) -> Row:
         """These columns of a row; raises `ValueError` for a row that cannot be read."""
-        ...
+
+    def each(self, columns: Sequence[str]) -> Iterator[Row | None]:
+        """These columns of every row in order; None for a row that cannot be read."""
+        for index in range(self.count):
+            try:
+                yield self.row(index, ())
+            except ValueError:
+                yield None
+
+    def _named(self) -> list[str]:
+        """The names in the first rows, of which each may lack some."""
+        rows = islice(self.each(()), NAMED_ROWS)
+        return list({name: None for row in rows for name in row or {}})
 
 
 def open_rows(path: Path) -> RowFile:
@@ -56,7 +66,7 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-class JsonLines:
+class JsonLines(RowFile):
     """A file with one JSON object per line; empty lines are left out."""
 
     def __init__(self, path: Path) -> None:
@@ -74,16 +84,9 @@ class JsonLines:
                         self._ends.append(end)
                     start, is_filled = end, False
         self.count = len(self._starts)
-        self.columns = _named(self)
+        self.columns = self._named()
         if self.count and not self.columns:
             self.row(0, ())  # which says why none of them can be read
-
-    def each(self, columns: Sequence[str]) -> Iterator[Row | None]:
-        for index in range(self.count):
-            try:
-                yield self.row(index, ())
-            except ValueError:
-                yield None
 
     def row(self, index: int, columns: Sequence[str]) -> Row:
         start, length = self._starts[index], self._ends[index] - self._starts[index]
@@ -95,7 +98,7 @@ class JsonLines:
         return _object(read_json(line, "it"), columns)
 
 
-class JsonList:
+class JsonList(RowFile):
     """A file with one JSON list of objects, held in memory."""
 
     def __init__(self, path: Path) -> None:
@@ -105,18 +108,10 @@ class JsonList:
         if not isinstance(found, list):
             raise ValueError("it is no list of objects, nor JSON lines")
         self._rows, self.count = found, len(found)
-        self.columns = _named(self)
-
-    def each(self, columns: Sequence[str]) -> Iterator[Row | None]:
-        return (each if isinstance(each, dict) else None for each in self._rows)
+        self.columns = self._named()
 
     def row(self, index: int, columns: Sequence[str]) -> Row:
         return _object(self._rows[index], columns)
-
-
-def _named(file: JsonLines | JsonList) -> Sequence[str]:
-    """The names in the first rows, of which each may lack some."""
-    return list({name: None for row in islice(file.each(()), NAMED_ROWS) for name in row or {}})
 
 
 def _is_lines(path: Path) -> bool:
@@ -134,7 +129,7 @@ def _object(found: Any, columns: Sequence[str]) -> Row:
     return found
 
 
-class ParquetRows:
+class ParquetRows(RowFile):
     """A Parquet file, of which the row groups in use are decoded."""
 
     def __init__(self, path: Path) -> None:

@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
 
-RECIPES: dict[str, dict[str, dict[str, Any]]] = {
-    "intellect-2": {
-        "objective": {
-            "name": "grpo",
-            "epsilon": 0.2,
-            "delta": 4.0,
-            "kl_coefficient": 0.001,
-            "entropy_coefficient": 0.0001,
-            "normalise_by_std": True,
-        },
-        "optimiser": {
-            "learning_rate": 3e-7,
-            "beta1": 0.9,
-            "beta2": 0.99,
-            "weight_decay": 0.01,
-            "gradient_norm_max": 0.1,
-            "warmup_steps": 25,
-            "final_learning_rate_share": 1.0,
-            "optimiser_steps": 8,
-        },
-        "schedule": {"groups_per_step": 256, "asynchrony": 2, "old": "step_start"},
-        "sampling": {"temperature": 1.0, "group_size": 16},
-        "filters": {"fill": "refill"},
-    },
-    "prime": {
-        "environments": {"accuracy_min": 0.2, "accuracy_max": 0.8},
-        "objective": {
-            "name": "grpo",
-            "epsilon": 0.2,
-            "advantage": "rloo",
-            "kl_coefficient": 0.0,
-            "entropy_coefficient": 0.001,
-            "process": {"weight": 1.0, "beta": 0.05, "learning_rate": 1e-6},
-        },
-        "optimiser": {
-            "learning_rate": 5e-7,
-            "gradient_norm_max": 1.0,
-            "warmup_steps": 0,
-            "learning_rate_schedule": "constant",
-            "optimiser_steps": 1,
-        },
-        "schedule": {"groups_per_step": 256},
-        "sampling": {"temperature": 1.0, "group_size": 4},
-        "filters": {"fill": "refill"},
-    },
-}
-"""Tables of a manifest by recipe; `environments` holds for each of a run's. intellect-2: arXiv
-2505.07291, and for AdamW's betas and weight decay, which the paper does not give, the configuration
-of the published code (zeroband). prime: arXiv 2502.01456, and for the entropy coefficient and the
-gradient's norm its published code (verl's recipe of that name)."""
+RECIPES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+"""Tables of a manifest by recipe, from `recipes.toml`; `environments` holds for each of a run's."""
 
 
 ADAPTER = {"optimiser": {"learning_rate": 1e-4}}
