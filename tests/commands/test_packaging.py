@@ -74,8 +74,12 @@ def test_the_wheel_has_every_file_that_is_no_module() -> None:
         for path in (REPOSITORY / package).rglob("*"):
             if path.is_dir() or path.suffix in (".py", ".pyc"):
                 continue
-            name = ".".join(path.parent.relative_to(REPOSITORY).parts)
-            if not any(path.match(pattern) for pattern in [*data["*"], *data.get(name, [])]):
+            inside = [
+                path.relative_to(REPOSITORY).match(f"{name.replace('.', '/')}/{pattern}")
+                for name, patterns in data.items()
+                for pattern in patterns
+            ]
+            if not any([*inside, *map(path.match, data["*"])]):
                 left_out.append(path)
     assert left_out == []
 
