@@ -6,8 +6,8 @@ For other rooms:
   task_of
 - `chat_template`: ChatTemplate, ChatTokens
 - `collection`: Environments, GroupTask, labels
-- `columns`: Row
-- `dataset`: DataOptions, OfRows
+- `columns`: Row, value_of
+- `dataset`: DataOptions, OfRows, prompt_in, text_in
 - `episodes`: EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of
 - `interface`: Conversation, Environment, Episodes, Grade, Message, NotGradable, Prompt, SingleTurn,
   Split, Task, Tasks, ToolMessage, Transcript, Wrapper, as_text, episodes_of, messages_of

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from peers.environments import Renderer, Task
-from peers.environments.interface import Conversation, Message, Prompt
+from peers.environments.columns import Row, value_of
+from peers.environments.dataset import prompt_in, text_in
+from peers.environments.interface import Conversation, Message, messages_of
 from peers.environments.rows import Rows
+from peers.models.find import is_hub_name
 from swarm.errors import UserError
 from swarm.jobs.offline import Reading
 from swarm.rollouts.rollout import Rollout, Segment, Span
@@ -45,9 +48,10 @@ class Records:
 
     def __init__(self, data: Path, reading: Reading, renderer: Renderer) -> None:
         """Open the data; raises `UserError`."""
-        if not data.exists():
+        if not data.exists() and not is_hub_name(str(data)):
             raise UserError(
-                f"--data {data} does not exist; give a .jsonl or .parquet file, or a folder of them"
+                f"--data {data} does not exist; give a .jsonl, .json or .parquet file, a folder of "
+                "them, or OWNER/NAME[@REVISION] of the hub"
             )
         self._rows = Rows.at(str(data), reading.split)
         self._data, self._reading, self._renderer = data, reading, renderer
@@ -62,13 +66,7 @@ class Records:
         wanted = [self._reading.prompt_column, self._reading.answer_column]
         if self._are_rollouts or (CHAT in columns and wanted[0] not in columns):
             return
-        for name in wanted:
-            if name not in columns:
-                raise UserError(
-                    f"--data {self._data} lacks the column {name!r}; it has: "
-                    f"{', '.join(columns)}; name the right one with --prompt-column or "
-                    "--answer-column"
-                )
+        self._rows.check_columns(wanted, "--prompt-column or --answer-column")
 
     def __iter__(self) -> Iterator[Record]:
         """Each example; raises `UserError` with the row."""
@@ -81,7 +79,7 @@ class Records:
                 continue
             yield (self._rollout if self._are_rollouts else self._written)(row, where)
 
-    def _is_wanted(self, row: dict[str, Any]) -> bool:
+    def _is_wanted(self, row: Row) -> bool:
         """Whether the reward of a policy's answer is within bounds, and not refused."""
         if not self._are_rollouts and not self._are_solutions:
             return True
@@ -93,28 +91,20 @@ class Records:
             and row.get("verdict") != "refused"
         )
 
-    def _written(self, row: dict[str, Any], where: str) -> Chat | Task:
+    def _written(self, row: Row, where: str) -> Chat | Task:
         """A chat, or a prompt with its answer."""
         if row.get(CHAT):
-            return Chat(_messages(row[CHAT], f"{where}: {CHAT}"))
-        return self._task(row, where)
+            return Chat(messages_of(prompt_in(row, CHAT, where)))
+        asked, answered = self._reading.prompt_column, self._reading.answer_column
+        try:
+            values = {name: value_of(row, name) for name in (asked, answered)}
+        except ValueError as error:
+            raise UserError(f"{where} cannot be used ({error}); repair it") from error
+        prompt, answer = prompt_in(values, asked, where), text_in(values, answered, where)
+        is_chat = self._reading.chat or not isinstance(prompt, str)
+        return Task(Conversation(messages_of(prompt)) if is_chat else prompt, answer)
 
-    def _task(self, row: dict[str, Any], where: str) -> Task:
-        answer = row.get(self._reading.answer_column)
-        if not isinstance(answer, str):
-            name = self._reading.answer_column
-            raise UserError(f"{where}: {name} is {answer!r:.60}; it must be text")
-        return Task(self._prompt(row.get(self._reading.prompt_column), where), answer)
-
-    def _prompt(self, value: Any, where: str) -> Prompt:
-        name = self._reading.prompt_column
-        if isinstance(value, list):
-            return Conversation(_messages(value, f"{where}: {name}"))
-        if not isinstance(value, str):
-            raise UserError(f"{where}: {name} is {value!r:.60}; it must be text or messages")
-        return Conversation((Message("user", value),)) if self._reading.chat else value
-
-    def _rollout(self, row: dict[str, Any], where: str) -> Record:
+    def _rollout(self, row: Row, where: str) -> Record:
         """An exported rollout, or its messages if it was sampled with another tokenizer."""
         try:
             rollout = Rollout([_segment(turn) for turn in row[ROLLOUT]])
@@ -157,21 +147,3 @@ def _segment(turn: Any) -> Segment:
     if turn["kind"] != "model":
         return Segment(turn["kind"], tokens)
     return Segment("model", tokens, turn["finish"], spans=[Span(policy=0, tokens=len(tokens))])
-
-
-def _messages(value: Any, where: str) -> tuple[Message, ...]:
-    """A list of messages from a row; raises `UserError`."""
-    if not isinstance(value, list) or not value:
-        raise UserError(f"{where} is {value!r:.60}; it must be a list of messages")
-    found = []
-    for each in value:
-        role, content = (
-            (each.get("role"), each.get("content")) if isinstance(each, dict) else (None, None)
-        )
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise UserError(
-                f"{where} has the message {each!r:.60}; it must be an object with the texts "
-                '"role" and "content"'
-            )
-        found.append(Message(role, content))
-    return tuple(found)

@@ -111,7 +111,7 @@ def first_job(
     return StartTuning(
         model=str(find_model(model, "--model").folder.resolve()),
         settings=settings,
-        data=str(data.resolve()) if data else "",
+        data=str(data.resolve() if data.exists() else data) if data else "",
         reading=reading,
         environment=EnvironmentReference(name=name, version=version, options=options or {})
         if name

@@ -115,10 +115,13 @@ def test_examples_held_back_are_never_trained_on(base: Path, tmp_path: Path) -> 
     [
         ("{", r"data.jsonl cannot be read"),
         ('{"prompt": "1>", "answer": "1"}\n[]', r"row 1 cannot be read \(it is no JSON object\)"),
-        ('{"prompt": "a"}', "lacks the column 'answer'; it has: prompt; name the right one with"),
-        ('{"prompt": "a", "answer": 1}', "row 0: answer is 1; it must be text"),
-        ('{"prompt": [], "answer": "1"}', r"row 0: prompt is \[\]; it must be a list of messages"),
-        ('{"messages": [{"role": "user"}]}', "it must be an object with the texts"),
+        (
+            '{"prompt": "a"}',
+            "--answer-column names the column 'answer', which .* lacks; it has: prompt",
+        ),
+        ('{"prompt": "a", "answer": [1]}', r"row 0: 'answer' is \[1\]; it must be text or a num"),
+        ('{"prompt": [], "answer": "1"}', r"row 0: the prompt in 'prompt' is \[\]; it must"),
+        ('{"messages": [{"role": "user"}]}', "or messages with role and content"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "a chat has the roles user; it needs"),
         ('{"prompt": [{"role": "user", "content": "a"}], "answer": "1"}', "has no chat template"),
     ],
@@ -151,6 +154,10 @@ def test_parquet_folders_and_other_columns_are_read(base: Path, tmp_path: Path) 
     pq.write_table(pa.table({"q": ["x"], "a": ["y"]}), tmp_path / "hub/data/test-00000.parquet")
     lines, _ = begin(base, tmp_path / "d.jsonl")
     service, _ = begin(base, tmp_path / "hub", Reading(prompt_column="q", answer_column="a"))
+    assert service._examples == lines._examples
+    (tmp_path / "nested.jsonl").write_text("\n".join(json.dumps({"row": row}) for row in rows))
+    reading = Reading(prompt_column="row.prompt", answer_column="row.answer")
+    service, _ = begin(base, tmp_path / "nested.jsonl", reading)
     assert service._examples == lines._examples
 
 
