@@ -345,6 +345,7 @@ def test_a_method_may_have_a_name_of_the_prelude(name: str) -> None:
             "def f(n): return 10 ** n",
             {"inputs": [[5000]], "outputs": ["1" + "0" * 5000], "fn_name": "f"},
         ),
+        ("print(2 * int(open('/dev/stdin').read()))", DOUBLES),
         ("print(3e-12)", {"inputs": [""], "outputs": ["0.000000000000"]}),
         ("print('six')", [{"input": "", "output": "6", "accepted_outputs": ["6", "six"]}]),
         (

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import tomllib
+from base64 import b64encode
 from pathlib import Path
+from pickle import dumps
 from typing import Any
+from zlib import compress
 
 import pytest
 
@@ -24,6 +27,11 @@ Record = dict[str, Any]
 
 TESTS = {"inputs": ["1 2\n", "5 5\n"], "outputs": ["3\n", "10\n"]}
 PROGRAM = "```python\nprint(sum(map(int, input().split())))\n```"
+CALLS = [
+    {"input": "1\n2", "output": "3", "testtype": "functional"},
+    {"input": "5\n5", "output": "10", "testtype": "functional"},
+]
+ADD, WRONG = "def add(a, b): return a + b", "def add(a, b): return 3"
 
 
 def chat(content: str, *more: str) -> list[dict[str, str]]:
@@ -155,12 +163,71 @@ FORMS: dict[str, tuple[str, list[Record], list[tuple[int, str, str]]]] = {
     "PrimeIntellect/Intellect-2-RL-Dataset": (
         "data/train-00000-of-00008.parquet",
         [
-            genesys(
-                n, "verifiable_math", {"ground_truth": "14"}, solve_rate_qwen_r1_distill_7b=n / 8
-            )
+            genesys(n, kind, info, solve_rate_qwen_r1_distill_7b=n / 8)
             for n in range(9)
+            for kind, info in (
+                ("verifiable_math", {"ground_truth": "14"}),
+                ("prime_rl_code", {"test_cases": json.dumps(TESTS), "fn_name": None}),
+            )
         ],
-        [(4, "\\boxed{14}", "\\boxed{15}")],
+        [(8, f"{PROGRAM}\n\\boxed{{14}}", "\\boxed{15}")],
+    ),
+    "codeparrot/apps": (
+        "train.jsonl",
+        [{"problem_id": 0, "question": "Add.", "input_output": json.dumps(TESTS)}],
+        [(1, PROGRAM, "print(3)")],
+    ),
+    "deepmind/code_contests": (
+        "data/train-00000-of-00039.parquet",
+        [
+            {
+                "description": "Add.",
+                "public_tests": {"input": ["1 2"], "output": ["3"]},
+                "private_tests": {"input": [], "output": []},
+                "generated_tests": {"input": ["5 5"], "output": ["10"]},
+            }
+        ],
+        [(1, PROGRAM, "print(3)")],
+    ),
+    "agentica-org/DeepCoder-Preview-Dataset": (
+        "lcbv5/train-00000-of-00001.parquet",
+        [
+            {
+                "problem": "Add.",
+                "tests": json.dumps([{**each, "metadata": {"func_name": "add"}} for each in CALLS]),
+            }
+        ],
+        [(1, ADD, WRONG)],
+    ),
+    "/data/livecodebench/test6.jsonl": (
+        "test6.jsonl",
+        [
+            {
+                "question_content": "Add.",
+                "starter_code": "class Solution:\n    def add(self, a: int, b: int) -> int:\n",
+                "public_test_cases": json.dumps(CALLS[:1]),
+                "private_test_cases": b64encode(compress(dumps(json.dumps(CALLS[1:])))).decode(),
+                "metadata": json.dumps({"func_name": "add"}),
+            }
+        ],
+        [(1, ADD, WRONG)],
+    ),
+    "google-research-datasets/mbpp": (
+        "full/train-00000-of-00001.parquet",
+        [{"text": "Add.", "test_list": ["assert add(1, 2) == 3", "assert add(5, 5) == 10"]}],
+        [(1, ADD, WRONG)],
+    ),
+    "openai/openai_humaneval": (
+        "openai_humaneval/test-00000-of-00001.parquet",
+        [
+            {
+                "prompt": "def add(a: int, b: int) -> int:\n",
+                "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n"
+                "    assert candidate(5, 5) == 10\n",
+                "entry_point": "add",
+            }
+        ],
+        [(1, ADD, WRONG)],
     ),
     "/data/gsm8k/train.parquet": (
         "train.parquet",
@@ -202,7 +269,7 @@ def test_a_published_form_is_read_by_its_block(block: str, tmp_path: Path) -> No
         file.write_text(json.dumps(records))
     else:
         write(file, records)
-    here = file if published.endswith(".parquet") else tmp_path / "set"
+    here = file if published.startswith("/") else tmp_path / "set"
     run = tmp_path / "run.toml"
     run.write_text('model = "m"\n' + block.replace(f'"{published}"', f'"{here}"'))
     references = describe_run(run).environments

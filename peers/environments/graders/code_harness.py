@@ -95,6 +95,10 @@ def run(code: CodeType, namespace: dict[str, Any], given: str, result: int) -> N
     os.dup2(result, 1)
     # The program may replace both; a file that nobody refers to would close its descriptor.
     own = sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+    by_path = open
+    builtins.open = lambda file, *rest, **named: by_path(  # type: ignore[assignment]
+        0 if file == "/dev/stdin" else file, *rest, **named
+    )
     try:
         exec(code, namespace)
     except SystemExit as end:
