@@ -7,15 +7,20 @@ the record's `task_type`.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from peers.environments.columns import Row, read_json
-from peers.environments.dataset import ACCEPTED, DataOptions, OfRows, answers_in, prompt_in
+from peers.environments.dataset import (
+    ACCEPTED,
+    DataOptions,
+    OfRows,
+    Pairs,
+    answers_in,
+    prompt_in,
+)
 from peers.environments.graders import Grader, make_grader
 from peers.environments.interface import Task
 from peers.environments.pairs import json_pairs
@@ -29,21 +34,23 @@ OPTIONAL = ("source", "in_source_id", "gold_standard_solution", "metadata")
 ANSWERS = ("ground_truth", "answer", "output", "code_output")
 """Keys of `verification_info` that hold the expected answer; the first found is taken."""
 
-VERIFIERS = [
-    *("verifiable_math=math", "verifiable_code=code", "prime_rl_code=code"),
-    *("code_output_prediction=json", "verifiable_code_understanding=json"),
-    "complex_json_output=json",
-]
+VERIFIERS = {
+    "verifiable_math": "math",
+    "verifiable_code": "code",
+    "prime_rl_code": "code",
+    "code_output_prediction": "json",
+    "verifiable_code_understanding": "json",
+    "complex_json_output": "json",
+}
+"""Graders of the task types that INTELLECT-2 and SYNTHETIC-1 have."""
 
 
 class GenesysOptions(DataOptions, frozen=True, kw_only=True):
     """Which records, and who verifies them."""
 
-    verifiers: Annotated[
-        list[Annotated[str, Meta(pattern=r"^[^=\s]+=\S+", max_length=1000)]],
-        Meta(min_length=1, max_length=64),
-    ] = msgspec.field(default_factory=VERIFIERS.copy)
-    """Each `TASK_TYPE=GRADER`, and in the same text the grader's options in JSON."""
+    verifiers: Pairs = msgspec.field(default_factory=list)
+    """Graders of more task types, or others for those of `VERIFIERS`: each a name, or a table of
+    `grader` and its options."""
 
 
 class Genesys(OfRows):
@@ -59,7 +66,8 @@ class Genesys(OfRows):
         super().__init__(options)
         self.rows.check_columns(COLUMNS, f"{self.where}: a record of genesys")
         self._present = [name for name in OPTIONAL if name in self.rows.columns]
-        self._verifiers = verifiers_of(options.verifiers, f"{self.where}: verifiers")
+        where = f"{self.where}: verifiers"
+        self._verifiers = verifiers_of(json_pairs(options.verifiers, where), where)
         self.call_seconds = max(each.call_seconds for each in self._verifiers.values())
 
     def task_of_row(self, index: int) -> Task:
@@ -69,7 +77,7 @@ class Genesys(OfRows):
         if not isinstance(kind, str) or kind not in self._verifiers:
             raise UserError(
                 f"{where}: no verifier is given for the task_type {kind!r:.100}; add one to the "
-                f'option verifiers, such as "{kind}=exact", or choose records with where'
+                f'option, as in verifiers = {{{kind} = "exact"}}, or choose records with where'
             )
         info = table_in(row, "verification_info", where)
         data: dict[str, Any] = {
@@ -89,25 +97,19 @@ class Genesys(OfRows):
         return self._verifiers[task.data["task_type"]], task.data["verification_info"]
 
 
-def verifiers_of(given: Sequence[str], where: str) -> dict[str, Grader]:
+def verifiers_of(given: Mapping[str, Any], where: str) -> dict[str, Grader]:
     """The grader of each task type; raises `UserError`."""
     found: dict[str, Grader] = {}
-    for each in given:
-        first, *pairs = _words(each, where)
-        kind, _, name = first.partition("=")
-        if any("=" not in pair for pair in pairs):
-            raise UserError(f"{where} has {each!r}; after the grader come name=value pairs only")
-        if kind in found:
-            raise UserError(f"{where} gives {kind} two graders; remove one")
-        found[kind] = make_grader(name, json_pairs(pairs, where))
+    for kind, value in {**VERIFIERS, **given}.items():
+        options = dict(value) if isinstance(value, dict) else {"grader": value}
+        name = options.pop("grader", None)
+        if not isinstance(name, str):
+            raise UserError(
+                f"{where}: {kind} is {value!r:.60}; it must be a grader, or a table such as "
+                '{grader = "number", tolerance = 0.01}'
+            )
+        found[kind] = make_grader(name, options)
     return found
-
-
-def _words(text: str, where: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{where} has {text!r}, which cannot be read ({error})") from error
 
 
 def table_in(row: Row, column: str, where: str) -> dict[str, Any]:

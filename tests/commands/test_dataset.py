@@ -125,7 +125,7 @@ def test_responses_are_records_of_genesys(policy: Path, tmp_path: Path) -> None:
     data, texts, out = (tmp_path / name for name in ("in.jsonl", "texts.jsonl", "out.jsonl"))
     data.write_text("\n".join(map(json.dumps, records)))
     options = [
-        *("--option", f"path='{data}'", "--option", "verifiers=['sum=exact']"),
+        *("--option", f"path='{data}'", "--option", "verifiers={sum='exact'}"),
         *("--responses", str(texts), "--tasks", "3"),
     ]
     done = run(policy, out, *options, environment="genesys")
@@ -138,7 +138,7 @@ def test_responses_are_records_of_genesys(policy: Path, tmp_path: Path) -> None:
         assert json.loads(each["verification_info"]) == {"ground_truth": str(number)}
         assert each["score"] == 0 and isinstance(each["llm_response"], str)
         assert json.loads(each["generation_config"])["max_new_tokens"] == 3
-    assert load("genesys", "1", {"path": str(texts), "verifiers": ["sum=exact"]}).pins()
+    assert load("genesys", "1", {"path": str(texts), "verifiers": {"sum": "exact"}}).pins()
 
 
 @pytest.mark.slow

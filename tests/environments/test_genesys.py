@@ -45,13 +45,16 @@ CODE = record(
 )
 
 
+POEM = record(0, task_type="poem")
+
+
 def genesys(path: Path, **options: Any) -> Any:
     return load("genesys", "1", {"path": str(path), **options})
 
 
 def test_a_record_is_a_task_that_its_verifier_grades(tmp_path: Path) -> None:
     path = write(tmp_path / "sums.jsonl", [record(n) for n in range(100)])
-    environment = genesys(path, verifiers=["verifiable_sum=number tolerance=0"])
+    environment = genesys(path, verifiers={"verifiable_sum": {"grader": "number", "tolerance": 0}})
     task = task_of(environment, probe_seed(0))
     number = int(task.data["problem_id"].removeprefix("sum-"))
     assert task.prompt == f"What is {number} + {number}?"
@@ -74,9 +77,9 @@ def test_records_of_code_are_run_against_their_tests(tmp_path: Path) -> None:
 
 
 def test_records_without_a_verifier_are_a_sentence_or_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path / "mixed.jsonl", [CODE, *(record(n) for n in range(30))])
-    verifiers = ["verifiable_sum=number"]
-    with pytest.raises(UserError, match=r"row 0: no verifier .* task_type 'verifiable_code'; add"):
+    path = write(tmp_path / "mixed.jsonl", [POEM, *(record(n) for n in range(30))])
+    verifiers = {"verifiable_sum": "number"}
+    with pytest.raises(UserError, match=r"row 0: no verifier .* task_type 'poem'; add"):
         genesys(path, verifiers=verifiers).cached_tasks.at(0)
     chosen = genesys(path, verifiers=verifiers, where={"task_type": "verifiable_sum"})
     assert list(chosen.indices()) == list(range(1, 31))
@@ -96,23 +99,21 @@ def test_records_without_a_verifier_are_a_sentence_or_left_out(tmp_path: Path) -
 def test_wrong_records_are_sentences(fields: Any, sentence: str, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [record(0, **fields)])
     with pytest.raises(UserError, match=sentence):
-        genesys(path, verifiers=["verifiable_sum=number"]).cached_tasks.at(0)
+        genesys(path, verifiers={"verifiable_sum": "number"}).cached_tasks.at(0)
 
 
 @pytest.mark.parametrize(
     ("verifier", "sentence"),
     [
-        ("sum=number x", r"'sum=number x'; after the grader come name=value pairs"),
-        ("sum=number x=1", r"unknown key 'x'"),
-        ("sum=vibes", r"grader 'vibes' is unknown"),
-        ("sum=number 'x", r"cannot be read \(No closing quotation\)"),
+        (3, r"verifiers: sum is 3; it must be a grader, or a table such as"),
+        ({"tolerance": 1}, r"sum is \{'tolerance': 1\}; it must be a grader"),
+        ({"grader": "number", "x": 1}, r"unknown key 'x'"),
+        ("vibes", r"grader 'vibes' is unknown"),
     ],
 )
-def test_wrong_verifiers_are_sentences(verifier: str, sentence: str) -> None:
+def test_wrong_verifiers_are_sentences(verifier: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        verifiers_of([verifier], "verifiers")
-    with pytest.raises(UserError, match="gives sum two graders"):
-        verifiers_of(["sum=exact", "sum=exact"], "verifiers")
+        verifiers_of({"sum": verifier}, "verifiers")
 
 
 def test_a_file_without_the_records_columns_is_a_sentence(tmp_path: Path) -> None:
