@@ -45,7 +45,8 @@ def test_events_are_written_so() -> None:
 
 
 def test_every_noun_that_an_event_counts_is_known() -> None:
-    source = (ROOT / "swarm/sentences.py").read_text(encoding="utf-8")
+    files = (ROOT / f"swarm/sentences.{suffix}" for suffix in ("py", "txt"))
+    source = "".join(path.read_text(encoding="utf-8").replace("\n    ", " ") for path in files)
     counted = set(re.findall(r"\{(?!\w+:peer)[^{}]*\} ([a-z]+s)\b", source)) - VERBS
     assert counted > {"peers", "submissions", "entries"}
     assert [noun for noun in sorted(counted) if numbered(f"1 {noun}") == f"1 {noun}"] == []
