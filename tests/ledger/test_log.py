@@ -121,16 +121,6 @@ async def test_an_append_that_fails_leaves_nothing(tmp_path: Path) -> None:
     log._database.close()
 
 
-async def test_two_logs_in_one_database_do_not_mix(tmp_path: Path) -> None:
-    alice, _ = await a_log(tmp_path)
-    bob = Log(alice._database, BOB.peer_id)
-    await alice.append([checkpoint(0), checkpoint(1)])
-    await bob.append([checkpoint(7)])
-    assert [decode(raw) for raw in bob.entries(0, 9)] == [checkpoint(7)]
-    assert alice.size() == 2
-    alice._database.close()
-
-
 # --- mirrors ---
 
 

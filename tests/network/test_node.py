@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ import trio
 from swarm.errors import PeerError
 from swarm.kademlia.lookup import LOOKUP_SECONDS_MAX
 from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
-from swarm.node.policies import SOURCES_MAX, SOURCES_NEAR_MAX
+from swarm.node.policies import SOURCES_MAX
 from swarm.node.run_node import RunNode
 from swarm.node.searches import PAUSE_SECONDS_MAX, SEARCH_SECONDS_MAX
 from swarm.run.admission import admits
@@ -238,17 +237,6 @@ async def test_who_says_where_it_is_is_reached_though_strangers_hold_up_the_sear
             record = msgspec.structs.replace(RECORD, addresses=at)
             trainer.node.learn_record(sealed(WORKER, record, ""))
         assert len(reached) == 2 and max(reached) < SEARCH_SECONDS_MAX + 1
-
-
-async def test_neighbours_in_numbers_are_not_the_only_sources(tmp_path: Path) -> None:
-    run = Swarm(tmp_path)
-    async with run.peer(TRAINER) as viewer:
-        learn(viewer, range(1000, 1400))
-        liars = [identity(number).peer_id for number in range(1000, 1100)]
-        for liar in liars:
-            viewer.run_node.policies.have.claims._claims[liar] = OrderedDict()
-        sources = {source.peer for source in viewer.run_node.policies.sources(b"digest")}
-        assert SOURCES_NEAR_MAX <= len(sources & set(liars)) < SOURCES_MAX - 4
 
 
 async def test_bulk_servers_are_shown_a_renewed_admission_before_the_last_one_is_old(

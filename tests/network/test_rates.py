@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.transport.rates import HOUR, HourlyBytes, NetworkBudgets, TokenBucket, TokenBuckets
+from swarm.transport.rates import HOUR, HourlyBytes, NetworkBudgets, TokenBucket
 
 PAUSES_AND_COSTS = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), max_size=50)
 RATES = st.floats(0.1, 100)
@@ -46,16 +46,6 @@ def test_a_debt_is_waited_for_and_what_is_given_back_is_not() -> None:
     bucket.borrow(10, 0.0)
     assert bucket.debt_seconds(0.5) == pytest.approx(0.5)
     assert bucket.debt_seconds(1.0) == 0.0
-
-
-def test_each_name_has_its_own_bucket_and_the_least_recent_is_forgotten() -> None:
-    buckets = TokenBuckets(per_second=1.0, burst=1.0, names_max=2)
-    assert buckets.of("alice").take(1, 0.0)
-    assert buckets.of("bob").take(1, 0.0)
-    assert not buckets.of("alice").take(1, 0.0)
-    assert buckets.of("carol").take(1, 0.0)  # forgets bob
-    assert not buckets.of("alice").take(1, 0.0)
-    assert buckets.of("bob").take(1, 0.0)
 
 
 def test_identities_without_a_network_share_a_budget_and_leave_networks_theirs() -> None:

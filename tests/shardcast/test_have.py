@@ -98,45 +98,6 @@ async def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
         assert not client.have.claims.announces(relay.transport.peer_id)
 
 
-async def test_a_neighbour_knows_how_many_pieces_are_there_also_of_those_not_named_to_it() -> None:
-    async with trainer_relay_client() as (trainer, relay, client):
-        checkpoint = await trainer.publish(0, files(100))
-        manifest = checkpoint.reference.digest
-        pieces = trainer.store.held((0, 0)).manifest.pieces  # type: ignore[union-attr]
-        shown = {relay.transport.peer_id: 0, client.transport.peer_id: 0}
-        hide(trainer, lambda who: {piece.digest for piece in pieces[shown[who] :]})
-        hide(relay, lambda who: {piece.digest for piece in pieces})
-
-        async def show(fetching: Peer, count: int) -> None:
-            shown[fetching.transport.peer_id] = count
-            while True:
-                held = fetching.store.held((0, 0))
-                if held is not None and sum(held.pieces) == count:
-                    return await trio.sleep(60)
-                await trio.sleep(1)
-
-        async with trio.open_nursery() as nursery:
-            fetch = client.fetcher.fetch
-            nursery.start_soon(fetch, checkpoint, lambda: [trainer.source, relay.source])
-            fetch = relay.fetcher.fetch
-            nursery.start_soon(fetch, checkpoint, lambda: [trainer.source, client.source])
-            await show(relay, 90)
-            await show(client, 90)
-            await client.connect(relay)
-            await show(client, 92)
-            await show(relay, 92)  # from the client
-            assert client.have is not None
-            claim = client.have.claims.of(relay.transport.peer_id, manifest)
-            assert claim is not None
-            assert claim.lacks(100) == 10
-            assert not client.have.late
-            await show(relay, 93)
-            assert has(client, relay, manifest, 100) == [*range(90), 92]
-            assert claim.lacks(100) == 7
-            assert client.have.late, "the client lacks 8"
-            nursery.cancel_scope.cancel()
-
-
 async def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:
     network = MemoryNetwork()
     async with peers(network, 2, have=True) as (relay, client):

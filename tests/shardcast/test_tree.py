@@ -217,22 +217,6 @@ async def test_a_lane_leaves_a_source_that_has_become_slow(monkeypatch: pytest.M
     assert 1 <= asked.count(1) <= 10, "a lane that stays gets about 20 there"
 
 
-async def test_sources_are_drawn_in_proportion_to_what_they_gave() -> None:
-    """Nobody claims anything, so each piece draws its source."""
-
-    async with scene(2, 240, have=False) as here:
-        one_lane(here)
-        here.watching.slow = {here.sources[1].transport.peer_id: 0.7}
-        book = here.worker.fetcher.book
-        for source, seconds in zip(here.sources, (0.1, 0.8), strict=True):
-            book.succeeded(source.transport.peer_id, SIZE, seconds)
-        await here.fetch()
-        asked = here.asked()
-
-    assert len(asked) == 240
-    assert 0.03 < asked.count(1) / len(asked) < 0.25, "a ninth of the draws"
-
-
 @pytest.mark.parametrize("bytes_per_second", [2e6, 100e6])
 async def test_the_uplink_is_measured(
     bytes_per_second: float, monkeypatch: pytest.MonkeyPatch

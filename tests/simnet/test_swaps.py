@@ -84,11 +84,6 @@ def test_submissions_of_several_policies_are_judged_and_trained_on() -> None:
     assert all(min(each.policies, default=each.policy) >= each.policy for each in trained)
 
 
-def test_without_the_setting_nothing_swaps() -> None:
-    trained, outcomes, _ = run(swaps_max=0)
-    assert set(outcomes) == {"accepted"} and not any(each.policies for each in trained)
-
-
 def test_a_policy_that_came_by_a_swap_is_not_replaced_by_an_earlier_one() -> None:
     """The worker waits to load the policy of a new order while a submission is generated, which
     swaps to a later one."""

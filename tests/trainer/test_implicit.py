@@ -185,15 +185,6 @@ def test_it_learns_to_tell_right_from_wrong_and_the_base_stays(base: Path) -> No
     assert all(step["process_skipped"] == 0 for step in figures)
 
 
-def test_without_a_weight_there_is_no_second_model_and_nothing_changes(base: Path) -> None:
-    plain, off = Learner(base, settings()), Learner(base, chosen(advantage="group"))
-    off.follow(settings())
-    assert plain.process is off.process is None
-    for learner in (plain, off):
-        assert not [n for n in teach(learner, random_groups(1, policy=0), 0) if "process" in n]
-    assert same(weights_of(plain), weights_of(off))
-
-
 def test_a_version_of_the_run_begins_it_and_changes_its_numbers(base: Path) -> None:
     learner = Learner(base, settings())
     teach(learner, random_groups(1, policy=0), 0)
@@ -249,19 +240,6 @@ def test_a_resumed_learner_has_the_same_second_model_to_the_last_bit(
     resumed.load(tmp_path / "state-0", {})
     again = [teach(resumed, random_groups(s, policy=max(0, s - 1)), s) for s in range(2)]
     assert again == figures[:2]
-
-
-def test_a_state_from_before_there_was_a_second_model_begins_one(
-    base: Path, tmp_path: Path
-) -> None:
-    first = Learner(base, settings())
-    teach(first, random_groups(1, policy=0), 0)
-    first.save(tmp_path / "state")
-    found = Learner(base, chosen())
-    teach(found, random_groups(2, policy=0), 0)
-    found.load(tmp_path / "state", {})
-    assert same(process_weights(found), process_weights(Learner(base, chosen())))
-    assert same(weights_of(found), weights_of(first))
 
 
 @pytest.mark.slow

@@ -64,12 +64,6 @@ def test_a_resumed_run_writes_over_what_it_repeats(tmp_path: Path) -> None:
     assert [(step, round(value, 3)) for step, value in found] == [(0, 0.0), (1, 0.1), (2, 0.9)]
 
 
-def test_nothing_asked_for_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Metrics().record(0, FIGURES)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("option", ["tensorboard", "wandb"])
 def test_a_missing_library_is_one_sentence(
     option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

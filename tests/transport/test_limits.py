@@ -78,18 +78,6 @@ async def test_a_flood_of_one_peer_slows_it_at_every_address_and_no_other_peer(
         assert not await is_slow(other)
 
 
-async def test_connections_are_bounded_in_all(disk, monkeypatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
-    async with serving(Service(), disk) as root:
-        async with await dial(root) as first, await dial(root, "127.0.0.2") as second:
-            await challenge(first)
-            await challenge(second)
-            async with await dial(root, "127.0.0.3") as third:
-                assert b"503" in await third.receive_some()
-        async with await dial(root, "127.0.0.3") as again:
-            assert len(await challenge(again)) == 32
-
-
 async def test_a_server_that_takes_no_more_connections_is_busy_to_a_client(
     disk, monkeypatch
 ) -> None:
