@@ -1,14 +1,16 @@
 """A recipe in one process, without a network: do policy, sampler and learner learn?
 
     python -m benchmarks.recipe --environment sort-digits --seeds 2
+    python -m benchmarks.recipe --model SmolLM2-135M-Instruct --seeds 1
     python -m benchmarks.recipe --run run.toml --seeds 1
 
 Prints one JSON object: accuracies on 512 (`--prompts`) held-out prompts before and after, the mean
 reward of every tenth of the steps, and seconds (on a busy machine compare CPU seconds, which are
 those of this process: policies are evaluated in another). The
 environment is one of the demo's; 250 GRPO steps of 32 × 8 completions, every policy two steps stale
-when it generates, old = generation, one thread. With `--run`, model, environments and settings are
-those of a run's TOML file, and engines compute in fp32.
+when it generates, old = generation, one thread. With `--model`, it is what `swarm demo --model`
+does, warm-up included. With `--run`, model, environments and settings are those of a run's TOML
+file. Engines then compute in fp32.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import torch
 import trio
 from msgspec.structs import replace
 
-from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe
+from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe, recipe_of
 from peers.demo.warmup import prepare_base
 from peers.engines.adapter_config import is_adapter
 from peers.engines.episodes import play
@@ -47,7 +49,7 @@ from swarm.rollouts.seeds import digest, submission_seed
 from swarm.run.toml import unhashed_manifest
 from swarm.shardcast.manifest import BASE_NAME
 from swarm.terminal.output import print_json
-from swarm.wire.manifest import Adapter, RunManifest, Sampling, Schedule
+from swarm.wire.manifest import RunManifest, Sampling, Schedule
 from swarm.world.compute import LocalCompute
 
 
@@ -114,11 +116,13 @@ def run(
     recipe: Recipe = RECIPES["sort-digits"],
     of_run: RunManifest | None = None,
     prompts: int = 512,
+    model: Path | None = None,
 ) -> dict[str, Any]:
     """Run the whole recipe; return accuracies, rewards and seconds.
 
     `keep` is a folder for copies of all policies, by step; `engine` generates.
-    `of_run`: take the model, the objective and the adapter from a run.
+    `of_run`: take the model and the objective from a run. `model`: a folder whose policy is warmed
+    up, instead of random weights.
     """
     began, cpu = time.perf_counter(), time.process_time()
     named = {each.name for each in recipe.environments}  # in the user's own file
@@ -128,7 +132,7 @@ def run(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if of_run is None:
-            prepare_base(folder / "0", seed, recipe)
+            prepare_base(folder / "0", seed, recipe, model)
         else:
             shutil.copytree(of_run.model, folder / "0")
         schedule = replace(recipe.schedule, steps=steps, old=old)
@@ -137,7 +141,7 @@ def run(
             schedule,
             seed,
             optimiser=recipe.optimiser,
-            adapter=of_run.adapter if of_run else Adapter(),
+            adapter=recipe.adapter,
         )
         sampler = Sampler(folder / "0", environments, recipe.sampling, engine, weights)
 
@@ -205,6 +209,7 @@ def train(
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--environment", choices=list(RECIPES), default="sort-digits")
+    parser.add_argument("--model", type=Path, help="folder of a model, instead of a small one")
     parser.add_argument("--run", type=Path, help="a run's TOML file, instead of a demo")
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds")
     parser.add_argument("--first-seed", type=int, default=0)
@@ -214,8 +219,10 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", type=Path, help="new folder for all policies, as SEED/STEP")
     arguments = parser.parse_args(given)
     torch.set_num_threads(1)
-    recipe, of_run = RECIPES[arguments.environment], None
+    recipe, of_run = recipe_of(arguments.environment, model=arguments.model), None
     engine: Callable[[Path], NativeEngine] = NativeEngine
+    if arguments.model is not None or arguments.run is not None:
+        engine = functools.partial(NativeEngine, dtype=torch.float32)  # as workers on CPUs
     if arguments.run is not None:
         try:
             of_run = unhashed_manifest(arguments.run)
@@ -225,13 +232,13 @@ def main(given: Sequence[str] | None = None) -> None:
                 )
         except UserError as error:
             parser.error(str(error))
-        engine = functools.partial(NativeEngine, dtype=torch.float32)  # as workers on CPUs
         recipe = Recipe(
             title=of_run.name,
             environments=tuple(of_run.environments),
             sampling=of_run.sampling,
             schedule=of_run.schedule,
             optimiser=of_run.optimiser,
+            adapter=of_run.adapter,
         )
     steps = arguments.steps or recipe.schedule.steps
     results = [
@@ -244,6 +251,7 @@ def main(given: Sequence[str] | None = None) -> None:
             recipe=recipe,
             of_run=of_run,
             prompts=arguments.prompts,
+            model=arguments.model,
         )
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     ]

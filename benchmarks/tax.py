@@ -1,6 +1,7 @@
 """The swarm tax: what the demo costs beyond the same recipe in one process.
 
     python -m benchmarks.tax --steps 250
+    python -m benchmarks.tax --steps 40 --model SmolLM2-135M-Instruct
 
 Runs `benchmarks.recipe` and the whole demo one after the other, with the same steps and seed, and
 prints one JSON object: CPU seconds of all processes of each side (user and system, from the start
@@ -32,6 +33,7 @@ from typing import Any
 
 from benchmarks.common import at_least, load_average, spread
 from benchmarks.cpu_samples import Samples, activity, read_samples, sampled_environment
+from peers.demo.recipes import OF_MODEL
 from swarm.terminal.output import print_json
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -167,14 +169,16 @@ def _name(command: str) -> str:
     return "fork servers" if "swarm.world.fork_server" in command else "command"
 
 
-def run_once(steps: int, seed: int, folder: Path) -> tuple[Side, Side]:
+def run_once(steps: int, seed: int, model: Path | None, folder: Path) -> tuple[Side, Side]:
     """Measure the recipe, then the demo."""
     python = sys.executable
+    given = [] if model is None else [f"--model={model}"]
     recipe = [python, "-m", "benchmarks.recipe", "--seeds", "1", "--first-seed", str(seed)]
+    recipe += given and [*given, f"--prompts={OF_MODEL.held_out}"]
     one = measure([*recipe, "--steps", str(steps)], folder / "recipe")
     kept = folder / "kept"
     demo = [str(Path(python).parent / "swarm"), "demo", "--plain", "--seed", str(seed)]
-    demo += ["--steps", str(steps), "--keep", str(kept)]
+    demo += [*given, "--steps", str(steps), "--keep", str(kept)]
     return one, measure(demo, folder / "demo", kept / "logs")
 
 
@@ -198,12 +202,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=at_least(1), default=250)
     parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--model", type=Path, help="folder of a model, instead of a small one")
     parser.add_argument("--rounds", type=at_least(1), default=1)
     arguments = parser.parse_args()
     rounds = []
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory(prefix="swarm-tax-") as name:
-            rounds.append(run_once(arguments.steps, arguments.seed, Path(name)))
+            rounds.append(run_once(arguments.steps, arguments.seed, arguments.model, Path(name)))
     head = {"steps": arguments.steps, "seed": arguments.seed, "load_average": load_average()}
     print_json({**head, **report(rounds)})
 

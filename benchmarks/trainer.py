@@ -14,7 +14,7 @@ rate is 0, so that every step is the same. Each trainer runs in a process of its
 seconds, which other processes disturb least: the median, minimum and maximum of `--repeats` steps.
 Memory is a process's growth during its steps.
 Without --trl only this trainer is measured. `--rank` trains adapters of all linear layers, by peft
-on TRL's side; their gradients have other names and starts, and are not compared.
+on TRL's side: μ is the model, and π has the same adapters on both sides, which change it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import argparse
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,21 @@ def _change(model: Any) -> None:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.add_(torch.randn_like(parameter) * parameter.std() * CHANGE)
+
+
+@torch.no_grad()
+def fill_adapters(model: Any) -> None:
+    """Give π's adapters their values, which a matrix's name decides."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            own = torch.Generator().manual_seed(zlib.crc32(plain_name(name).encode()))
+            parameter.copy_(torch.randn(parameter.shape, generator=own) * CHANGE)
+
+
+def plain_name(name: str) -> str:
+    """This trainer's name of a parameter that peft may have renamed."""
+    name = name.removeprefix("base_model.model.")
+    return re.sub(r"lora_([AB])\.default\.weight", lambda found: f"lora_{found[1].lower()}", name)
 
 
 def make_groups() -> list[Group]:
@@ -134,11 +151,14 @@ def _memory(field: str) -> int:
 def run_ours(folder: Path, repeats: int, rank: int) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Figures and gradients of this trainer."""
     schedule = Schedule(steps=100, groups_per_step=GROUPS, max_staleness=2)
-    adapter = Adapter(rank=rank)
+    adapter = Adapter(rank=rank, alpha=2.0 * rank)
     learner = Learner(
         folder / "mu", LearnerSettings(OBJECTIVE, schedule, optimiser=OPTIMISER, adapter=adapter)
     )
     pi = load_file(folder / "pi" / "model.safetensors")
+    if rank:
+        fill_adapters(learner.model)
+        pi = {}
     with torch.no_grad():
         for name, parameter in learner.model.named_parameters():
             if name in pi:
@@ -246,7 +266,7 @@ def run_trl(
         def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
-                    gradients[name] = parameter.grad.clone()
+                    gradients[plain_name(name)] = parameter.grad.clone()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             meter[0].end()
@@ -259,7 +279,9 @@ def run_trl(
     with tempfile.TemporaryDirectory() as output:
         trainer = Fixed(
             peft_config=adapter,
-            model=AutoModelForCausalLM.from_pretrained(folder / "pi", dtype="float32"),
+            model=AutoModelForCausalLM.from_pretrained(
+                folder / ("mu" if rank else "pi"), dtype="float32"
+            ),
             args=trl_config(output, repeats, rows),
             train_dataset=Dataset.from_list([{"prompt": str(n)} for n in range(GROUPS)]),
             reward_funcs=reward,
@@ -267,6 +289,8 @@ def run_trl(
             processing_class=AutoTokenizer.from_pretrained(folder / "pi"),
             callbacks=[Watch()],
         )
+        if rank:
+            fill_adapters(trainer.model)
         # Prepared as TRL prepares its reference model.
         trainer.older = AutoModelForCausalLM.from_pretrained(folder / "mu", dtype="float32")
         add_fused_lm_head(trainer.older, temperature=trainer.temperature)
@@ -311,13 +335,10 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
             )
             result["memory_over_trl"] = result["swarm"]["peak_bytes"] / result["trl"]["peak_bytes"]
             result["loss_difference"] = abs(result["swarm"]["loss"] - result["trl"]["loss"])
-            if not given.rank:
-                result["gradient_difference"] = max(
-                    float((ours[name] - theirs[name]).abs().max()) for name in theirs
-                )
-                result["gradient_largest"] = max(
-                    float(each.abs().max()) for each in theirs.values()
-                )
+            result["gradient_difference"] = max(
+                float((ours[name] - theirs[name]).abs().max()) for name in theirs
+            )
+            result["gradient_largest"] = max(float(each.abs().max()) for each in theirs.values())
     return result
 
 

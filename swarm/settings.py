@@ -43,8 +43,9 @@ class ComputeSettings(RoleSettings):
     device: str = "auto"
     """Torch device: `cpu`, `cuda` or `cuda:N`. auto: cuda if the machine has it, else cpu."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the computation. auto: bfloat16 on a GPU that has it (NVIDIA since Ampere), else
-    float32."""
+    """Precision of the computation. auto: bfloat16 on a GPU that has it (NVIDIA since Ampere), and
+    on a CPU with AMX where the run's thresholds were measured for it (of a trainer: where the model
+    is stored in it), else float32."""
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     """CPU threads of the child. Peers that share cores run slower with more than one each."""
     environments: list[str] = []

@@ -45,7 +45,9 @@ class Preparation:
     @in_job_thread
     def calibrate(self, job: Prepare) -> Thresholds:
         device = find_device("auto")
-        dtype = str(find_dtype("auto", device)).removeprefix("torch.")  # as workers and validators
+        dtype = str(find_dtype("fastest", device)).removeprefix(
+            "torch."
+        )  # as workers and validators
         environments = Environments(job.recipe.environments)
         found = measure_run(
             Path(job.folder),

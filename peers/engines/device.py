@@ -83,9 +83,12 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype for a setting: `auto` is bfloat16 on a GPU that computes in it, else float32."""
-    if name == "auto":
-        half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_SINCE
+    """The dtype for a setting: `auto` is bfloat16 on a GPU that computes in it, else float32;
+    `fastest` is bfloat16 on such a CPU (AMX), too."""
+    if name in ("auto", "fastest"):
+        half = name == "fastest" and torch.cpu.get_capabilities().get("amx_bf16", False)
+        if device.type == "cuda":
+            half = torch.cuda.get_device_capability(device) >= BF16_SINCE
         name = "bfloat16" if half else "float32"
     return DTYPES[name]
 

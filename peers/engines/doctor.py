@@ -77,7 +77,7 @@ async def compute_findings(
     environments = work.run.manifest.environments if work and model else []
     setup = InferenceSetup(
         engine=engine,
-        hardware=own.hardware,
+        hardware=own.hardware.in_run(work.run.manifest.thresholds.measured_dtypes if work else []),
         environments=environments,
         allowed=tuple(allowed),
         tokens_max=work.run.manifest.sampling.max_new_tokens if work else 1024,

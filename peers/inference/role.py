@@ -102,7 +102,7 @@ class InferenceRole:
         await self._deliveries.open()
         setup = InferenceSetup(
             engine=settings.engine,
-            hardware=self._settings.hardware,
+            hardware=self._settings.hardware.in_run(self._run.manifest.thresholds.measured_dtypes),
             alter_weights=self._settings.alter_weights,
             round_weights=self._settings.round_weights,
             environments=self._run.manifest.environments,

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from peers.engines.config import read_text_config
+from peers.engines.config import read_config, read_text_config
 from peers.engines.device import find_dtype
 from peers.learning import packing
 from peers.learning.plan import CONTEXT_BYTES, PROCESS_BYTES, Machine, Model, Workload, fit
@@ -35,8 +35,12 @@ def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
 
 
 def sharding_of(job: StartTraining, device: torch.device) -> Sharding:
-    """The policy's layout, with the precision that the job's dtype means on this device."""
-    mixed = find_dtype(job.dtype, device) == torch.bfloat16
+    """The policy's layout, with the precision that the job's dtype means on this device for a model
+    stored as its config says."""
+    name, config = job.dtype, read_config(Path(job.model))
+    if name == "auto" and "bfloat16" in (config.get("dtype"), config.get("torch_dtype")):
+        name = "fastest"
+    mixed = find_dtype(name, device) == torch.bfloat16
     return msgspec.structs.replace(job.sharding, mixed_precision=mixed)
 
 

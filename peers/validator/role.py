@@ -227,7 +227,9 @@ class ValidatorRole:
             PrefillSetup(
                 policies_kept=POLICIES_IN_MEMORY,
                 engine=PREFILLS.get(engine, engine),
-                hardware=self._settings.hardware,
+                hardware=self._settings.hardware.in_run(
+                    self._run.manifest.thresholds.measured_dtypes
+                ),
             ),
             name="prefill",
             interpreter=self._settings.interpreter or None,

@@ -83,6 +83,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """Whether LoRA adapters become part of the weights or are computed beside them; auto: part of
     them in fp32 only, since 16 bits round away much of what was learned."""
 
+    def in_run(self, measured_dtypes: Sequence[str]) -> Hardware:
+        """The settings in a run, whose thresholds were measured for some dtypes: where bfloat16 is
+        one, `auto` may be it on CPUs that compute in it, too."""
+        if self.dtype == "auto" and "bfloat16" in measured_dtypes:
+            return msgspec.structs.replace(self, dtype="fastest")
+        return self
+
 
 class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that determine one submission's prompts, noise and header."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -23,6 +25,16 @@ def test_auto_takes_what_the_machine_has() -> None:
     device = find_device("auto")
     assert device.type == ("cuda" if CUDA else "cpu")
     assert CUDA or find_dtype("auto", device) is torch.float32
+
+
+def test_a_cpu_computes_in_bf16_where_a_run_measured_thresholds_for_it() -> None:
+    cpu, flags = torch.device("cpu"), Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    half = torch.bfloat16 if " amx_bf16 " in flags else torch.float32
+    auto = Hardware()
+    assert find_dtype(auto.in_run(["bfloat16", "float32"]).dtype, cpu) is half
+    assert auto.in_run(["float32"]) == auto.in_run([]) == auto
+    chosen = Hardware(dtype="float32")
+    assert chosen.in_run(["bfloat16"]) == chosen
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "", "CPU"])

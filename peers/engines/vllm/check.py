@@ -32,12 +32,13 @@ KEY = (0x5EED, 0xC0DE)
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far an engine is from the native one, at most, over all tokens of the check."""
+    """How far an engine is from the native one over the tokens of the check."""
 
     hidden: float
-    """Norm of the difference of a token's hidden states over their norm."""
+    """Norm of the difference of a token's hidden states over their norm, at most."""
     log_probability: float
-    """In nats."""
+    """Mean difference in nats. Of single tokens it is no measure: after prompts of random tokens
+    SmolLM2 in bf16 differs by 0.42 nats on one, where the mean is some hundredths."""
     margin: float
     """Mean margin of the tokens under the native engine's logits (`Judgement.margin`), at most 1
     for each."""
@@ -59,7 +60,7 @@ class Agreement:
 
 LIMITS = {
     "float32": Agreement(hidden=0.01, log_probability=1e-3, margin=1e-3),
-    "bfloat16": Agreement(hidden=0.15, log_probability=0.4, margin=0.05),
+    "bfloat16": Agreement(hidden=0.15, log_probability=0.1, margin=0.05),
 }
 """By dtype. Measured on a CPU: 5e-3 (the rounding to bf16), 5e-6 and 0 in float32."""
 
@@ -111,7 +112,7 @@ def compare(engine: Engine, native: Engine) -> Agreement:
         [[*prompt, *piece.tokens] for prompt, piece in zip(prompts, made, strict=True)],
         [range(len(prompt), len(prompt) + new) for prompt in prompts],
     )
-    hidden, log_probability, margins = 0.0, 0.0, []
+    hidden, differences, margins = 0.0, [], []
     for row, piece in enumerate(made):
         own, theirs = truth.hidden[row].float().cpu(), piece.hidden.float().cpu()
         hidden = _larger(hidden, ((own - theirs).norm(dim=-1) / own.norm(dim=-1)).max())
@@ -119,10 +120,9 @@ def compare(engine: Engine, native: Engine) -> Agreement:
         noise = gumbel_noise(KEY, torch.full((new,), row), positions, size)
         tokens = torch.tensor(piece.tokens)
         judged = judge_margins(native.logits(truth.states[row]).cpu(), tokens, 1.0, noise)
-        difference = (judged.log_probability - piece.log_probabilities.cpu()).abs().max()
-        log_probability = _larger(log_probability, difference)
+        differences.append((judged.log_probability - piece.log_probabilities.cpu()).abs())
         margins.append(judged.margin.clamp(max=1.0))
-    return Agreement(hidden, log_probability, float(torch.cat(margins).mean()))
+    return Agreement(hidden, float(torch.cat(differences).mean()), float(torch.cat(margins).mean()))
 
 
 def _larger(so_far: float, value: torch.Tensor) -> float:
