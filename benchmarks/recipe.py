@@ -9,8 +9,8 @@ reward of every tenth of the steps, and seconds (on a busy machine compare CPU s
 those of this process: policies are evaluated in another). The
 environment is one of the demo's; 250 GRPO steps of 32 × 8 completions, every policy two steps stale
 when it generates, old = generation, one thread. With `--model`, it is what `swarm demo --model`
-does, warm-up included. With `--run`, model, environments and settings are those of a run's TOML
-file. Engines then compute in fp32.
+does, warm-up included, in its dtype. With `--run`, model, environments and settings are those of a
+run's TOML file, and engines compute in fp32.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe, recipe_of
 from peers.demo.warmup import prepare_base
 from peers.engines.adapter_config import is_adapter
+from peers.engines.device import find_dtype
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, task_of
@@ -44,6 +45,7 @@ from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.evaluation import Evaluated
+from swarm.jobs.training import Sharding
 from swarm.rollouts import seeds
 from swarm.rollouts.seeds import digest, submission_seed
 from swarm.run.toml import unhashed_manifest
@@ -51,6 +53,9 @@ from swarm.shardcast.manifest import BASE_NAME
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import RunManifest, Sampling, Schedule
 from swarm.world.compute import LocalCompute
+
+HALF = find_dtype("fastest", torch.device("cpu")) is torch.bfloat16
+"""Whether a demo with a model computes in bf16."""
 
 
 class Sampler:
@@ -142,6 +147,7 @@ def run(
             seed,
             optimiser=recipe.optimiser,
             adapter=recipe.adapter,
+            sharding=Sharding(mixed_precision=model is not None and HALF),
         )
         sampler = Sampler(folder / "0", environments, recipe.sampling, engine, weights)
 
@@ -221,8 +227,8 @@ def main(given: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     recipe, of_run = recipe_of(arguments.environment, model=arguments.model), None
     engine: Callable[[Path], NativeEngine] = NativeEngine
-    if arguments.model is not None or arguments.run is not None:
-        engine = functools.partial(NativeEngine, dtype=torch.float32)  # as workers on CPUs
+    if arguments.model is not None:
+        engine = functools.partial(NativeEngine, dtype=torch.bfloat16 if HALF else torch.float32)
     if arguments.run is not None:
         try:
             of_run = unhashed_manifest(arguments.run)
@@ -232,6 +238,7 @@ def main(given: Sequence[str] | None = None) -> None:
                 )
         except UserError as error:
             parser.error(str(error))
+        engine = functools.partial(NativeEngine, dtype=torch.float32)  # as workers on CPUs
         recipe = Recipe(
             title=of_run.name,
             environments=tuple(of_run.environments),
