@@ -1,4 +1,4 @@
-"""What benchmarks share: readers of their options, models, and the reporting of measurements.
+"""What benchmarks share: readers of their options, and the reporting of measurements.
 
 Bad options are refused with one sentence before any work. Of repeated values the median is reported
 with the least and the most, never the best alone.
@@ -96,30 +96,6 @@ def memory_of(pid: int) -> Memory:
         sizes[name.rstrip(":")] = int(size) * 1024
     unshared = sizes["Private_Clean"] + sizes["Private_Dirty"]
     return Memory(sizes["Rss"] / 2**20, unshared / 2**20)
-
-
-def random_qwen2(
-    vocabulary: int, hidden: int, layers: int, heads: tuple[int, int], **more: Any
-) -> Any:
-    """A model of Qwen2's shape in fp32, with random weights. `heads`: of queries, and of keys and
-    values."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads[0],
-        num_key_value_heads=heads[1],
-        tie_word_embeddings=True,
-        dtype="float32",
-        **more,
-    )
-    return Qwen2ForCausalLM(config)
 
 
 def load_average() -> float:

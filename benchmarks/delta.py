@@ -1,9 +1,8 @@
 """How small a checkpoint's delta is, and how fast it is made and applied.
 
-    python -m benchmarks.delta
-    python -m benchmarks.delta --hidden 256 --layers 4
+    python -m benchmarks.delta --model SmolLM2-135M-Instruct
 
-Prints one JSON object. A Qwen2 model is trained as in reinforcement learning (fp32 weights, AdamW,
+Prints one JSON object. A model is trained as in reinforcement learning (fp32 weights, AdamW,
 one thread) at learning rates of 1e-6 and 3e-7 and published in bf16. `bytes_ratio` is the delta's
 bytes divided by the bf16 checkpoint's after one optimiser step, at the larger of the two rates.
 Beside it are the sizes of zstd's output for the XOR of the two files, and for the file itself.
@@ -30,7 +29,9 @@ import zstandard
 from blake3 import blake3
 from safetensors.torch import save_file
 
-from benchmarks.common import at_least, load_average, random_qwen2, spread, timed
+from benchmarks.common import at_least, load_average, spread, timed
+from peers.engines.loading import load
+from peers.models.find import find_model
 from swarm.shardcast.delta import encode, make
 from swarm.shardcast.jobs import PieceToMake
 from swarm.shardcast.manifest import piece_size_for
@@ -54,17 +55,16 @@ def publish(model: Any, folder: Path) -> Path:
     return folder
 
 
-def train(rate: float, hidden: int, layers: int, warm: int, folder: Path) -> list[Path]:
+def train(base: Path, rate: float, warm: int, folder: Path) -> list[Path]:
     """Train; return folders of the policy after `warm`, and after 1 and 8 more optimiser steps."""
-    heads = hidden // 64, max(1, hidden // 128)
-    model = random_qwen2(4096, hidden, layers, heads, intermediate_size=hidden * 3)
+    model = load(base, torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     chance = torch.Generator().manual_seed(1)
     published = []
     for step in range(warm + STEPS[-1] + 1):
         if step == warm or step - warm in STEPS:
             published.append(publish(model, folder / f"{rate:g}-{step - warm}"))
-        tokens = torch.randint(0, 4096, (2, 32), generator=chance)
+        tokens = torch.randint(0, model.config.vocab_size, (2, 32), generator=chance)
         advantages = torch.randn(2, generator=chance)
         scores = torch.log_softmax(model(tokens).logits[:, :-1].float(), dim=-1)
         chosen = scores.gather(2, tokens[:, 1:, None])[..., 0].mean(1)
@@ -146,15 +146,15 @@ def measure(base: Path, new: Path, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--hidden", type=at_least(64), default=512)
-    parser.add_argument("--layers", type=at_least(1), default=8)
+    parser.add_argument("--model", required=True, help="a folder, a GGUF file, or a hub's name")
     parser.add_argument("--warm", type=at_least(1), default=8)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    base = find_model(arguments.model, "--model").folder
     told: dict[str, Any] = {"bytes_ratio": 0.0, "load_average": load_average()}
     with tempfile.TemporaryDirectory(prefix="delta-") as name:
         for rate in RATES:
-            policies = train(rate, arguments.hidden, arguments.layers, arguments.warm, Path(name))
+            policies = train(base, rate, arguments.warm, Path(name))
             told["checkpoint_bytes"] = (policies[0] / FILE).stat().st_size
             told[f"lr_{rate:g}"] = {
                 f"after_{steps}": {

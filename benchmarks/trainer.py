@@ -56,8 +56,6 @@ CLIP = 1e9
 OBJECTIVE = Objective(kl_coefficient=0, entropy_coefficient=0, normalise_by_std=False)
 OPTIMISER = Optimiser(gradient_norm_max=CLIP, learning_rate=0.0, warmup_steps=0)
 """An optimiser with learning rate 0, so that every step is the same."""
-
-
 GROUPS = 2
 CHANGE = 0.02
 """Noise on the weights between μ and π, relative to their spread: enough for clipping to act."""

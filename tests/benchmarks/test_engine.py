@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks import engine, verification
-from benchmarks.common import random_qwen2
 from peers.engines.demo import VOCABULARY
 from tests.demo.chat_model import make_chat_model
 
@@ -17,9 +18,17 @@ from tests.demo.chat_model import make_chat_model
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random one with chats, and attention heads of 32 values, which vLLM takes on a CPU."""
     folder = make_chat_model(tmp_path_factory.mktemp("model"))
-    random_qwen2(len(VOCABULARY), 96, 2, (3, 1), max_position_embeddings=256).save_pretrained(
-        folder
+    config = Qwen2Config(
+        vocab_size=len(VOCABULARY),
+        hidden_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
     )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
 
 
