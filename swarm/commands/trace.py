@@ -18,15 +18,23 @@ def trace(
     logs: Annotated[
         Path, typer.Option(help="A log that --json-logs wrote, or a folder of such logs.")
     ],
+    otlp: Annotated[
+        Path | None, typer.Option(help="File for the spans as OTLP/JSON (OpenTelemetry).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show when a submission was generated, delivered, checked, fetched and trained on."""
     import dataclasses
+    import json
 
-    from swarm.look.trace import read_events, trace_lines, trace_of
-    from swarm.terminal.output import print_json
+    from swarm.look.trace import as_otlp, read_events, trace_lines, trace_of
+    from swarm.terminal.output import check_writable, print_json, write_text
 
+    if otlp is not None:
+        check_writable("--otlp", otlp, (".json", ".jsonl"))
     whole, spans = trace_of(read_events(logs), submission)
+    if otlp is not None:
+        write_text("--otlp", json.dumps(as_otlp(whole, spans)) + "\n", otlp)
     if as_json:
         print_json({"submission": whole, "spans": [dataclasses.asdict(span) for span in spans]})
     else:

@@ -33,6 +33,6 @@ For other rooms:
 - `rollouts.seen`: SeenRollout, Turn, as_row
 - `rollouts.sources`: Source, open_source
 - `rollouts.text`: Decoder
-- `trace`: read_events, trace_lines, trace_of
+- `trace`: as_otlp, read_events, trace_lines, trace_of
 - `why`: *, about_peer, evidence_against, peer_lines, peer_named
 """

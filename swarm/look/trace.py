@@ -1,6 +1,7 @@
 """One submission's way through the swarm, from the logs that its peers wrote (`--json-logs`).
 
-The events that name a submission become spans; no message carries a trace.
+The events that name a submission become spans. The trace's id is the beginning of the submission's
+hash, so the spans of all peers join although no message carries a trace.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from blake3 import blake3
+
 from swarm.errors import UserError
 from swarm.look.prefixes import resolve
 from swarm.terminal.untrusted import printable
+
+TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
+"""As in the W3C's trace context, and in OTLP."""
 
 LASTING = {
     "inference.submission_made": "generated and written",
@@ -117,6 +123,14 @@ def span_of(event: Mapping[str, Any], before: float | None) -> Span:
     return Span(name, event["event"], event["peer"], began, ended, kept)
 
 
+def ids(submission: str, span: Span) -> tuple[str, str]:
+    """Trace id and span id in hex. They depend on the event alone, so that a log and a peer that
+    sends its spans itself have the same."""
+    identity = f"{submission} {span.peer} {span.event} {span.ended}"
+    span_id = blake3(identity.encode()).hexdigest()[: 2 * SPAN_ID_BYTES]
+    return submission[: 2 * TRACE_ID_BYTES], span_id
+
+
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12
 
@@ -137,3 +151,44 @@ def trace_lines(submission: str, spans: list[Span]) -> list[str]:
             + (f" ({told})" if told else "")
         )
     return lines
+
+
+def as_otlp(submission: str, spans: list[Span]) -> dict[str, Any]:
+    """The spans as OTLP/JSON, which OpenTelemetry's collector and Jaeger read from a file.
+
+    https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
+    """
+    by_peer: dict[str, list[dict[str, Any]]] = {}
+    for span in spans:
+        trace_id, span_id = ids(submission, span)
+        by_peer.setdefault(span.peer, []).append(
+            {
+                "traceId": trace_id,
+                "spanId": span_id,
+                "name": span.name,
+                "kind": 1,
+                "startTimeUnixNano": str(int(span.began * 1e9)),
+                "endTimeUnixNano": str(int(span.ended * 1e9)),
+                "attributes": [
+                    _attribute(f"swarm.{key}", value) for key, value in span.attributes.items()
+                ],
+            }
+        )
+    return {
+        "resourceSpans": [
+            {
+                "resource": {
+                    "attributes": [
+                        _attribute("service.name", "swarm"),
+                        _attribute("service.instance.id", peer),
+                    ]
+                },
+                "scopeSpans": [{"scope": {"name": "swarm"}, "spans": own}],
+            }
+            for peer, own in by_peer.items()
+        ]
+    }
+
+
+def _attribute(key: str, value: Any) -> dict[str, Any]:
+    return {"key": key, "value": {"stringValue": printable(str(value))}}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import UserError
-from swarm.look.trace import trace_of
+from swarm.look.trace import as_otlp, trace_of
 from tests.commands.harness import complaint, swarm
 
 HASH, OTHER = "ab" * 32, "cd" * 32
@@ -44,16 +44,26 @@ def test_the_way_of_one_submission_in_order() -> None:
     ]
 
 
+def test_all_peers_spans_join_in_one_trace_by_the_hash() -> None:
+    resources = as_otlp(*trace_of(WAY, HASH))["resourceSpans"]
+    spans = [span for each in resources for span in each["scopeSpans"][0]["spans"]]
+    assert len(resources) == 3 and len(spans) == 6
+    assert {span["traceId"] for span in spans} == {HASH[:32]}
+    assert len({span["spanId"] for span in spans}) == 6
+    assert all(int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"]) for span in spans)
+
+
 def test_logs_on_disk_may_be_damaged_and_hostile(tmp_path: Path) -> None:
     lines = [json.dumps(each) for each in WAY]
     hostile = event("validator.verdict", 15.0, "\x1b[2J", submission=HASH, outcome="\x1b[31m")
     broken = [*("[1]", "{", "\x00", '{"event": 3}'), json.dumps(hostile | {"time": "x"})]
     (tmp_path / "a.jsonl").write_text("\n".join([*lines[:3], *broken, json.dumps(hostile)]))
     (tmp_path / "b.jsonl").write_text("\n".join(lines[3:]) + '\n{"event": "trainer.trai')
-    said = swarm("trace", "abab", "--logs", tmp_path)
+    out = tmp_path / "spans.json"
+    said = swarm("trace", "abab", "--logs", tmp_path, "--otlp", out)
     assert said.status == 0, said.errors
     assert "trained on by …trainer (step 3)" in said.output
-    assert "\x1b" not in said.output
+    assert "\x1b" not in said.output + out.read_text()
     assert len(json.loads(swarm("trace", HASH, "--logs", tmp_path, "--json").output)["spans"]) == 7
     found = complaint("trace", "ffff", "--logs", tmp_path)
     assert "has no submission 'ffff', and none that begins so" in found and "at least" not in found
