@@ -6,6 +6,7 @@ watches their processes (`processes`). `state` collects their events; `view` and
 
 For other rooms:
 
-- `recipes`: ENVIRONMENT, OBJECTIVE, OPTIMISER, RECIPES, Recipe, SAMPLING, SCHEDULE, THRESHOLDS
+- `recipes`: ENVIRONMENT, OBJECTIVE, OF_MODEL, OPTIMISER, RECIPES, Recipe, SAMPLING, SCHEDULE,
+  THRESHOLDS, recipe_of
 - `warmup`: prepare_base
 """

@@ -8,7 +8,7 @@ For other rooms:
 - `compiling`: check_compiler
 - `descent`: descend
 - `durable`: delete_unfinished, whole_folder
-- `examples`: draw_tasks, encode_examples, epochs, read_examples, stop_id
+- `examples`: Encoder, draw_tasks, encode_examples, epochs, read_examples, stop_id
 - `gradients`: clip_gradients
 - `groups`: Group, as_accepted, make_batch
 - `lead`: follow, lead
@@ -20,6 +20,7 @@ For other rooms:
 - `policy`: TrainedPolicy, blank_model, score_passes
 - `ranks`: Launch, Ranks
 - `reading`: check_file, read_groups
+- `records`: Records
 - `scorer`: Scorer
 - `settings`: LearnerSettings, learning_rate
 - `sharding`: local, rest, whole

@@ -7,16 +7,19 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from peers.engines.config import read_config
 from peers.environments import Environment, Renderer, Task, task_of
 from peers.environments.episodes import demonstrate
 from peers.environments.interface import Conversation
-from peers.learning.records import Chat, Record, Records
+from peers.learning.records import Chat, Record, Records, Sampled
 from swarm.errors import UserError
 from swarm.jobs.offline import Reading
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.seeds import digest
+
+ExampleT = TypeVar("ExampleT")
 
 ENVIRONMENT_EXAMPLES_MAX = 100_000
 """Most examples drawn from an environment: a small environment repeats its prompts."""
@@ -52,7 +55,9 @@ class Encoder:
             )
         return rollout if len(rollout.tokens) <= self.tokens_max else None
 
-    def _segments(self, record: Record) -> Sequence[Segment]:
+    def _segments(self, record: Record | Rollout) -> Sequence[Segment]:
+        if isinstance(record, Sampled):
+            record = record.example
         if isinstance(record, Rollout):
             return record.segments
         if isinstance(record, Chat):
@@ -104,7 +109,7 @@ def read_examples(
     return *encode_examples(records, model, tokens_max), records.unwanted
 
 
-def epochs(examples: Sequence[Rollout], seed: int) -> Iterator[Rollout]:
+def epochs(examples: Sequence[ExampleT], seed: int) -> Iterator[ExampleT]:
     """Yield all examples for ever, each epoch in its own random order."""
     for epoch in itertools.count():
         order = list(range(len(examples)))

@@ -1,7 +1,7 @@
 """Examples to learn from, as the rows of a data set have them.
 
-A row is a prompt with an answer, a chat, a solution that `swarm synthesize` wrote, or a rollout
-that `swarm rollouts export` wrote.
+A row is a prompt with an answer, a chat, a prompt with a chosen and a rejected answer, a solution
+that `swarm synthesize` wrote, or a rollout that `swarm rollouts export` wrote.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from peers.environments import Renderer, Task
 from peers.environments.columns import Row, value_of
 from peers.environments.dataset import prompt_in, text_in
-from peers.environments.interface import Conversation, Message, messages_of
+from peers.environments.interface import Conversation, Message, Prompt, messages_of
 from peers.environments.rows import Rows
 from peers.models.find import is_hub_name
 from swarm.errors import UserError
@@ -40,7 +40,17 @@ class Chat:
     messages: tuple[Message, ...]
 
 
-Record = Task | Chat | Rollout
+@dataclass(frozen=True)
+class Sampled:
+    """What a policy answered, with its reward."""
+
+    example: Rollout | Task | Chat
+    group: tuple[str, int]
+    """Shared by all answers to a prompt."""
+    reward: float
+
+
+Record = Task | Chat | Sampled
 
 
 class Records:
@@ -77,7 +87,60 @@ class Records:
             if not self._is_wanted(row):
                 self.unwanted += 1
                 continue
-            yield (self._rollout if self._are_rollouts else self._written)(row, where)
+            if self._are_rollouts:
+                yield self._rollout(row, where)
+            elif self._are_solutions:
+                group = str(row["environment"]), int(row["task"])
+                yield Sampled(self._written(row, where), group, float(row["reward"]))
+            else:
+                yield self._written(row, where)
+
+    def pairs(self) -> Iterator[tuple[Record, Record]]:
+        """Each (chosen, rejected) pair; raises `UserError` with the row.
+
+        Of a policy's answers to a prompt, the best and the worst, the first of each; a prompt whose
+        rewards are all equal has no pair.
+        """
+        if self._are_rollouts or self._are_solutions:
+            yield from self._best_and_worst()
+            return
+        self._rows.check_columns(("chosen", "rejected"), "--data")
+        for index in range(len(self._rows)):
+            row = self._rows[index]
+            where = f"{self._data}, row {index}"
+            chosen, rejected = (
+                self._answered(row, answer, where) for answer in ("chosen", "rejected")
+            )
+            yield chosen, rejected
+
+    def _best_and_worst(self) -> Iterator[tuple[Record, Record]]:
+        groups: dict[tuple[str, int], tuple[Sampled, Sampled]] = {}
+        for record in self:
+            assert isinstance(record, Sampled)
+            best, worst = groups.get(record.group, (record, record))
+            groups[record.group] = (
+                record if record.reward > best.reward else best,
+                record if record.reward < worst.reward else worst,
+            )
+        for best, worst in groups.values():
+            if best.reward > worst.reward:
+                yield best, worst
+
+    def _answered(self, row: Row, answer: str, where: str) -> Record:
+        """A prompt with one of its answers, either of them text or messages."""
+        asked = self._reading.prompt_column
+        prompt = prompt_in(row, asked, where) if row.get(asked) else ()
+        answered = prompt_in(row, answer, where)
+        if isinstance(answered, str):
+            if not prompt:
+                raise UserError(f"{where} lacks {asked!r}, the prompt of its answers; add it")
+            return Task(self._asked(prompt), answered)
+        begin, messages = messages_of(prompt), messages_of(answered)
+        if messages[: len(begin)] != begin and (
+            not isinstance(prompt, str) or messages[0].role == "assistant"
+        ):
+            messages = begin + messages
+        return Chat(messages)
 
     def _is_wanted(self, row: Row) -> bool:
         """Whether the reward of a policy's answer is within bounds, and not refused."""
@@ -101,13 +164,17 @@ class Records:
         except ValueError as error:
             raise UserError(f"{where} cannot be used ({error}); repair it") from error
         prompt, answer = prompt_in(values, asked, where), text_in(values, answered, where)
-        is_chat = self._reading.chat or not isinstance(prompt, str)
-        return Task(Conversation(messages_of(prompt)) if is_chat else prompt, answer)
+        return Task(self._asked(prompt), answer)
 
-    def _rollout(self, row: Row, where: str) -> Record:
+    def _asked(self, prompt: Prompt) -> Prompt:
+        is_chat = self._reading.chat or not isinstance(prompt, str)
+        return Conversation(messages_of(prompt)) if is_chat else prompt
+
+    def _rollout(self, row: Row, where: str) -> Sampled:
         """An exported rollout, or its messages if it was sampled with another tokenizer."""
         try:
             rollout = Rollout([_segment(turn) for turn in row[ROLLOUT]])
+            group = str(row["submission"]), int(row["group"])
             own = self._are_own(row[ROLLOUT], where)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
@@ -115,13 +182,13 @@ class Records:
                 "the rollouts again"
             ) from error
         if own:
-            return rollout
+            return Sampled(rollout, group, float(row["reward"]))
         if not row.get(CHAT):
             raise UserError(
                 f"{where} was sampled with another tokenizer than the model's, so its tokens "
                 "mean other texts; choose a model of that run, or make examples of texts"
             )
-        return self._written(row, where)
+        return Sampled(self._written(row, where), group, float(row["reward"]))
 
     def _are_own(self, turns: Sequence[Any], where: str) -> bool:
         """Whether this model's tokenizer gives the rollout's tokens their text.

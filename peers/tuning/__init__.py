@@ -1,1 +1,1 @@
-"""`swarm sft`: fine-tuning on this machine, without a network."""
+"""`swarm sft` and `swarm dpo`: fine-tuning on this machine, without a network."""

@@ -1,4 +1,4 @@
-"""`swarm sft`: fine-tuning on this machine, in a child process, with no network."""
+"""`swarm sft` and `swarm dpo`: fine-tuning on this machine, in a child process, with no network."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ Chat = Annotated[
     typer.Option("--chat", help="Make each prompt of text a message, for the chat template."),
 ]
 Steps = Annotated[int, typer.Option(help="Number of optimiser steps.")]
-Batch = Annotated[int, typer.Option(help="Examples per step.")]
+Batch = Annotated[int, typer.Option(help="Examples, or pairs, per step.")]
 Rate = Annotated[float, typer.Option(help="Highest learning rate.")]
 Warmup = Annotated[
     int, typer.Option(help="Steps of warm-up; the rate then falls by a cosine to a tenth.")
@@ -211,5 +211,63 @@ def sft(
             chat=chat,
             reward=parse_range("--reward", reward, "1:") or (-math.inf, math.inf),
         ),
+    )
+    run_until_interrupted(tune, job, out, report_every, save_every, as_json)
+
+
+@exits
+def dpo(
+    model: Model,
+    out: Out,
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="JSON lines, Parquet, Arrow, or a Hugging Face folder of them: prompts with "
+            "chosen and rejected answers, a teacher's solutions, or exported rollouts."
+        ),
+    ],
+    beta: Annotated[
+        float, typer.Option(help="How strongly the policy is held to the one it starts from.")
+    ] = 0.1,
+    answer_weight: Annotated[
+        float, typer.Option(help="Weight of the chosen answers' own loss, as in SFT.")
+    ] = 0.0,
+    split: Split = None,
+    prompt_column: PromptColumn = "prompt",
+    chat: Chat = False,
+    steps: Steps = 100,
+    batch: Batch = 32,
+    learning_rate: Rate = 1e-6,
+    warmup_steps: Warmup = 10,
+    validation_share: Held = 0.05,
+    tokens_max: Longest = 8192,
+    seed: Seed = 0,
+    report_every: Report = 10,
+    save_every: Save = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Teach a policy to prefer one answer to another (DPO). Needs no network.
+
+    Of exported rollouts and of solutions, a prompt's best answer is preferred to its worst. The
+    same command resumes an interrupted tuning.
+    """
+    require_extra("train", "swarm dpo")
+    job = first_job(
+        model,
+        out,
+        data,
+        settings=TuningSettings(
+            loss="preferences",
+            steps=steps,
+            batch=batch,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            validation_share=validation_share,
+            tokens_max=tokens_max,
+            beta=beta,
+            answer_weight=answer_weight,
+            seed=seed,
+        ),
+        reading=Reading(split=split, prompt_column=prompt_column, chat=chat),
     )
     run_until_interrupted(tune, job, out, report_every, save_every, as_json)

@@ -1,8 +1,8 @@
-"""Fine-tuning without a network: the loop of `swarm sft`.
+"""Fine-tuning without a network: the loop of `swarm sft` and `swarm dpo`.
 
-Examples are packed like RL's completions. The loss is the mean negative log-probability of the
-tokens that the model wrote, stop tokens included; all other tokens are inputs only. A share of the
-examples is held back for validation.
+Examples are packed like RL's completions. The loss (`peers.tuning.service`) weighs the
+log-probability of each token that the model wrote; all other tokens are inputs only. A share of
+the examples is held back for validation.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from peers.engines.model import count_parameters
 from peers.environments import load as load_environment
 from peers.learning import states
 from peers.learning.batch import Batch
 from peers.learning.descent import descend
-from peers.learning.examples import draw_tasks, encode_examples, epochs, read_examples
+from peers.learning.examples import Encoder, draw_tasks, encode_examples, epochs, read_examples
 from peers.learning.groups import Group, make_batch
 from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
+from peers.learning.records import Records
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.offline import (
@@ -45,6 +49,98 @@ from swarm.wire.manifest import Objective, Optimiser, Schedule
 from swarm.world.progress import report
 from swarm.world.tasks import JobThread, in_job_thread
 
+# The losses of fine-tuning: how each token's log-probability is weighed.
+#
+# The gradient of each loss is that of −Σ weight · log π over the tokens that the model wrote, with
+# weights that are constants. A batch may therefore take any number of forward passes.
+
+
+@dataclass(eq=False)
+class Example:
+    """Episodes that are learned together: one, or a chosen one and a rejected one."""
+
+    rollouts: Sequence[Rollout]
+    reference: float = 0.0
+    """Of a pair: log-probability of the chosen answer less that of the rejected one, in the policy
+    that the tuning began with."""
+
+
+Score = Callable[[Sequence[Example]], Tensor]
+"""Log-probabilities of some examples' tokens, fp32 [n], without a gradient."""
+
+
+class Answers:
+    """Mean negative log-probability of the model's tokens, stop tokens included."""
+
+    def weigh(
+        self, examples: Sequence[Example], batch: Batch, score: Score
+    ) -> tuple[Tensor, float | None]:
+        """Each token's weight, fp32 [n], and the loss; None: it is −Σ weight · log π itself."""
+        count = batch.token_count()
+        return torch.full((count,), 1 / count), None
+
+    def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> Validated:
+        """Measure the policy on examples held back."""
+        scores = score(examples)
+        exact = _per_episode(scores, batch).exp().mean()
+        return Validated(loss=-float(scores.mean()), exact=float(exact))
+
+
+class Preferences:
+    """DPO (Rafailov et al. 2023, 2305.18290): −log σ(β · margin), mean over the pairs.
+
+    The margin is how much more log-probability the chosen answer gained over the reference than
+    the rejected one. `answer_weight` adds the mean negative log-probability of the chosen answers,
+    which keeps them from becoming less likely together with the rejected ones (Pang et al. 2024,
+    2404.19733).
+    """
+
+    def __init__(self, beta: float, answer_weight: float) -> None:
+        self._beta, self._answer_weight = beta, answer_weight
+
+    def refer(self, examples: Sequence[Example], batch: int, score: Score) -> None:
+        """Compute the reference of all pairs, once, `batch` pairs at a time."""
+        for start in range(0, len(examples), batch):
+            some = examples[start : start + batch]
+            lengths = torch.tensor([len(r.model_tokens) for each in some for r in each.rollouts])
+            sums = _sums(score(some), lengths)
+            for example, difference in zip(some, (sums[0::2] - sums[1::2]).tolist(), strict=True):
+                example.reference = difference
+
+    def weigh(
+        self, examples: Sequence[Example], batch: Batch, score: Score
+    ) -> tuple[Tensor, float | None]:
+        scores = score(examples)
+        margin = self._margins(scores, examples, batch)
+        pull = self._beta * torch.sigmoid(-self._beta * margin) / len(examples)
+        signed = torch.stack([pull, -pull], dim=1).flatten()
+        weights = batch.per_token(signed)
+        chosen = batch.per_token(torch.tensor([1.0, 0.0]).repeat(len(examples)))
+        share = chosen * self._answer_weight / chosen.sum()
+        value = -logsigmoid(self._beta * margin).mean() - (share * scores).sum()
+        return weights + share, float(value)
+
+    def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> Validated:
+        margin = self._margins(score(examples), examples, batch)
+        return Validated(
+            loss=-float(logsigmoid(self._beta * margin).mean()),
+            preferred=float((margin > 0).float().mean()),
+            margin=float(margin.mean()),
+        )
+
+    def _margins(self, scores: Tensor, examples: Sequence[Example], batch: Batch) -> Tensor:
+        sums = _per_episode(scores, batch)
+        return sums[0::2] - sums[1::2] - torch.tensor([each.reference for each in examples])
+
+
+def _per_episode(scores: Tensor, batch: Batch) -> Tensor:
+    return _sums(scores, batch.completion_lengths)
+
+
+def _sums(scores: Tensor, lengths: Tensor) -> Tensor:
+    """The sum of each episode's scores [n], by their numbers of tokens."""
+    return torch.stack([each.sum() for each in torch.split(scores, lengths.tolist())])
+
 
 def check(settings: TuningSettings) -> None:
     """Check the settings' bounds; raises `UserError`."""
@@ -55,6 +151,8 @@ def check(settings: TuningSettings) -> None:
         ("warmup_steps", settings.warmup_steps >= 0, "at least 0"),
         ("validation_share", 0 <= settings.validation_share < 1, "from 0 to below 1"),
         ("tokens_max", settings.tokens_max >= 2, "at least 2"),
+        ("beta", 0 < settings.beta <= 100, "above 0, and at most 100"),
+        ("answer_weight", 0 <= settings.answer_weight <= 100, "from 0 to 100"),
     ):
         if not fine:
             flag = name.replace("_", "-")
@@ -75,6 +173,10 @@ class Tuning:
         self._base = Path(job.model)
         self._load()
         left_out = self._split(job)
+        self._loss: Answers | Preferences = Answers()
+        if self._pairs:
+            self._loss = Preferences(self._settings.beta, self._settings.answer_weight)
+            self._loss.refer(self._examples + self._held_back, self._settings.batch, self._score)
         self._order = epochs(self._examples, self._settings.seed)
         self._done = 0
         if job.state:
@@ -88,6 +190,11 @@ class Tuning:
             parameters=count_parameters(self._policy.model),
             steps_done=self._done,
         )
+
+    @property
+    def _pairs(self) -> bool:
+        """Whether an example is a pair of a chosen and a rejected answer."""
+        return self._settings.loss == "preferences"
 
     def _load(self) -> None:
         """Load the policy that the tuning begins with."""
@@ -140,19 +247,22 @@ class Tuning:
                 "outside --reward); give more data"
                 + (", or a larger --tokens-max" if left_out else "")
                 + (", or a wider --reward" if unwanted else "")
+                + ("; a pair needs answers of unequal reward to a prompt" if self._pairs else "")
             )
         return left_out
 
     @in_job_thread
     def step(self, job: Tune) -> Tuned:
         examples = list(itertools.islice(self._order, self._settings.batch))
-        batch, policy = as_batch(examples), self._policy
-        count = batch.token_count()
+        batch = batch_of(examples)
+        weights, value = self._loss.weigh(examples, batch, self._score)
+        policy = self._policy
+        weights = weights.to(policy.ranks.device)
         policy.optimiser.zero_grad()
         total = torch.zeros((), device=policy.ranks.device)
         for rows in policy.passes(batch):
             report()
-            loss = -policy.scorer(rows, entropy=False)[0].sum() / count
+            loss = -(policy.scorer(rows, entropy=False)[0] * weights[rows.index]).sum()
             loss.backward()
             total += loss.detach()
         rate = self._learning.learning_rate(self._done)
@@ -160,22 +270,22 @@ class Tuning:
         self._done += 1
         return Tuned(
             step=self._done,
-            loss=found["loss"],
+            loss=found["loss"] if value is None else value,
             gradient_norm=found["gradient_norm"],
             learning_rate=rate,
-            tokens=count,
+            tokens=batch.token_count(),
             skipped=bool(found["skipped"]),
         )
+
+    def _score(self, examples: Sequence[Example]) -> Tensor:
+        """Log-probabilities of the tokens that the model wrote, fp32 [n], on the CPU."""
+        return self._policy.score(self._policy.passes(batch_of(examples))).cpu()
 
     @in_job_thread
     def validate(self, job: Validate) -> Validated:
         if not self._held_back:
             return Validated()
-        batch = as_batch(self._held_back)
-        scores = self._policy.score(self._policy.passes(batch)).cpu()  # fp32 [n]
-        episodes = torch.split(scores, batch.completion_lengths.tolist())
-        exact = torch.stack([each.sum() for each in episodes]).exp().mean()
-        return Validated(loss=-float(scores.mean()), exact=float(exact))
+        return self._loss.judge(self._held_back, batch_of(self._held_back), self._score)
 
     @in_job_thread
     def save_state(self, job: SaveState) -> None:
@@ -197,22 +307,31 @@ def _digest(job: StartTuning) -> str:
 _SERVICE: type[TuningService] = Tuning
 
 
-def read_job(job: StartTuning, tokens_max: int) -> tuple[list[Rollout], int, int]:
+def read_job(job: StartTuning, tokens_max: int) -> tuple[list[Example], int, int]:
     """Read and encode the examples of a job; raises `UserError`.
 
     Also returns how many are too long or have no prompt, and how many answers of policies were
     refused or have a reward out of bounds.
     """
-    model, settings = Path(job.model), job.settings
+    model, settings, unwanted = Path(job.model), job.settings, 0
+    if settings.loss == "preferences":
+        encoder = Encoder(model, tokens_max)
+        records = Records(Path(job.data), job.reading, encoder.renderer)
+        encoded = [[encoder.encode(each) for each in pair] for pair in records.pairs()]
+        whole = [[each for each in pair if each is not None] for pair in encoded]
+        pairs = [Example(pair) for pair in whole if len(pair) == 2]
+        return pairs, len(encoded) - len(pairs), records.unwanted
     if job.environment is not None:
         reference = job.environment
         environment = load_environment(reference.name, reference.version, reference.options)
         tasks = draw_tasks(environment, 2 * settings.steps * settings.batch, settings.seed)
-        return *encode_examples(tasks, model, tokens_max, environment), 0
-    return read_examples(Path(job.data), model, tokens_max, job.reading)
+        found, left_out = encode_examples(tasks, model, tokens_max, environment)
+    else:
+        found, left_out, unwanted = read_examples(Path(job.data), model, tokens_max, job.reading)
+    return [Example([each]) for each in found], left_out, unwanted
 
 
-def as_batch(rollouts: Sequence[Rollout]) -> Batch:
-    """Make a batch of episodes that shall be learned."""
-    groups = [Group([each], [0.0], policy=0) for each in rollouts]
-    return make_batch(groups, Objective())
+def batch_of(examples: Sequence[Example]) -> Batch:
+    """A batch of the episodes of some examples, in order."""
+    rollouts = [rollout for example in examples for rollout in example.rollouts]
+    return make_batch([Group([each], [0.0], policy=0) for each in rollouts], Objective())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -18,9 +18,12 @@ TUNING_START_SECONDS = 300.0
 class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of fine-tuning."""
 
+    loss: Literal["answers", "preferences"] = "answers"
+    """answers: learn each example's answer (SFT). preferences: prefer one answer to another
+    (DPO)."""
     steps: int = 100
     batch: int = 32
-    """Examples per step."""
+    """Examples, or pairs, per step."""
     learning_rate: float = 1e-5
     warmup_steps: int = 10
     final_learning_rate_share: float = 0.1
@@ -31,6 +34,10 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
     validation_examples_max: int = 256
     tokens_max: int = 8192
     """Longest example; a longer one is left out and counted."""
+    beta: float = 0.1
+    """DPO: how strongly the policy is held to the one that it began as."""
+    answer_weight: float = 0.0
+    """DPO: weight of the chosen answer's own loss, in nats per token."""
     seed: int = 0
 
 
@@ -78,7 +85,7 @@ class Tune(TrainingJob, frozen=True, kw_only=True):
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     loss: float
-    """Nats per answer token."""
+    """Answers: nats per answer token. Preferences: nats per pair."""
     gradient_norm: float
     learning_rate: float
     tokens: int
@@ -96,7 +103,11 @@ class Validated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loss: float | None = None
     """As in `Tuned`."""
     exact: float | None = None
-    """Probability of the complete answer."""
+    """Answers: probability of the complete answer."""
+    preferred: float | None = None
+    """Preferences: share of the pairs whose chosen answer gained more than the rejected one."""
+    margin: float | None = None
+    """Preferences: how much more the chosen answer gained, in nats."""
 
 
 class SaveState(SavingJob, frozen=True, kw_only=True):

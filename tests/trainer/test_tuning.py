@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
 from peers.environments import Renderer
 from peers.learning.examples import epochs, read_examples, stop_id
-from peers.tuning.service import Tuning, read_job
+from peers.tuning.service import Example, Tuning, batch_of, read_job
 from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.jobs.offline import (
@@ -36,6 +36,7 @@ from swarm.jobs.offline import (
     Validate,
 )
 from swarm.jobs.training import Export
+from swarm.rollouts.rollout import Rollout
 
 
 def write_examples(path: Path, count: int = 40) -> Path:
@@ -54,6 +55,10 @@ def begin(
         model=str(base), settings=chosen, data=str(data), reading=reading or Reading()
     )
     return service, trio.run(service.start, job)
+
+
+def rollouts(examples: Iterable[Example]) -> list[Rollout]:
+    return [rollout for example in examples for rollout in example.rollouts]
 
 
 def step(service: Tuning) -> Tuned:
@@ -95,16 +100,16 @@ def test_episodes_are_learned_turn_by_turn(base: Path) -> None:
     settings = TuningSettings(batch=4, learning_rate=3e-3, steps=2, validation_share=0.0)
     job = StartTuning(model=str(base), settings=settings, environment=CALCULATOR)
     trio.run(service.start, job)
-    assert {len(rollout.model_segments) for rollout in service._examples} == {2}
+    assert {len(rollout.model_segments) for rollout in rollouts(service._examples)} == {2}
     assert step(service).tokens == sum(
-        len(rollout.model_tokens) for rollout in islice(epochs(service._examples, 0), 4)
+        len(rollout.model_tokens) for rollout in rollouts(islice(epochs(service._examples, 0), 4))
     )
 
 
 def test_examples_held_back_are_never_trained_on(base: Path, tmp_path: Path) -> None:
     service, _ = begin(base, write_examples(tmp_path / "data"), validation_share=0.3)
-    trained = {tuple(rollout.prompt) for rollout in service._examples}
-    assert not trained & {tuple(rollout.prompt) for rollout in service._held_back}
+    trained = {tuple(rollout.prompt) for rollout in rollouts(service._examples)}
+    assert not trained & {tuple(rollout.prompt) for rollout in rollouts(service._held_back)}
     measured = trio.run(service.validate, Validate())
     assert measured.loss is not None and measured.loss > 3
     assert measured.exact is not None and 0 <= measured.exact < 0.01
@@ -154,11 +159,11 @@ def test_parquet_folders_and_other_columns_are_read(base: Path, tmp_path: Path) 
     pq.write_table(pa.table({"q": ["x"], "a": ["y"]}), tmp_path / "hub/data/test-00000.parquet")
     lines, _ = begin(base, tmp_path / "d.jsonl")
     service, _ = begin(base, tmp_path / "hub", Reading(prompt_column="q", answer_column="a"))
-    assert service._examples == lines._examples
+    assert rollouts(service._examples) == rollouts(lines._examples)
     (tmp_path / "nested.jsonl").write_text("\n".join(json.dumps({"row": row}) for row in rows))
     reading = Reading(prompt_column="row.prompt", answer_column="row.answer")
     service, _ = begin(base, tmp_path / "nested.jsonl", reading)
-    assert service._examples == lines._examples
+    assert rollouts(service._examples) == rollouts(lines._examples)
 
 
 CHATML = (
@@ -216,9 +221,14 @@ def test_rollouts_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
     found, *_ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
     decode = Renderer(base).decode_completion
     assert [decode(each.tokens, ())[0] for each in found] == ["0>1", "2>0", "2>2"]
+    job = StartTuning(model=str(base), data=str(data), settings=TuningSettings(loss="preferences"))
+    pairs = read_job(job, 99)[0]
+    texts = [[decode(rollout.tokens, ())[0] for rollout in pair.rollouts] for pair in pairs]
+    assert texts == [["0>1", "0>0"], ["2>0", "2>1"]]
 
 
 def test_a_teachers_solutions_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
+    """A task's best solution is preferred to its worst, as of rollouts."""
     told = [(0, "0", 0.0), (0, "1", 1.0), (0, "2", 1.0), (1, "3", 1.0), (2, "4", 0.0)]
     rows = [
         {"prompt": f"{task}>", "answer": answer, "messages": None, "teacher": "ab"}
@@ -230,10 +240,14 @@ def test_a_teachers_solutions_are_chosen_by_reward(base: Path, tmp_path: Path) -
     decode = Renderer(base).decode_completion
     found, *_ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
     assert [decode(each.model_tokens, ())[0][0] for each in found] == ["1", "2", "3"]
-    none = StartTuning(
-        model=str(base), data=str(data), settings=TuningSettings(), reading=Reading(reward=(2, 3))
+    job = StartTuning(model=str(base), data=str(data), settings=TuningSettings(loss="preferences"))
+    (pair,) = read_job(job, 99)[0]
+    assert read_job(msgspec.structs.replace(job, reading=Reading(reward=(2.0, 3.0))), 99) == (
+        [],
+        0,
+        5,
     )
-    assert read_job(none, 99) == ([], 0, 5)
+    assert [decode(each.model_tokens, ())[0][0] for each in pair.rollouts] == ["1", "0"]
 
 
 def test_rollouts_of_another_tokenizer_are_refused(base: Path, tmp_path: Path) -> None:
@@ -243,17 +257,67 @@ def test_rollouts_of_another_tokenizer_are_refused(base: Path, tmp_path: Path) -
         ('"text": "0>"', '"text": "1>"', "row 0 was sampled with another tokenizer"),
         ('"text": "0>"', '"text": null', "export the rollouts with --tokenizer"),
         ('"kind": "model"', '"kind": "prompt"', "is no rollout as `swarm rollouts export`"),
+        ('"submission": "ab", ', "", "is no rollout as `swarm rollouts export`"),
     ]:
         data.write_text(text.replace(old, new))
         with pytest.raises(UserError, match=sentence):
             read_examples(data, base, 99, Reading())
 
 
-def test_a_resumed_tuning_equals_an_uninterrupted_one(base: Path, tmp_path: Path) -> None:
-    data = write_examples(tmp_path / "data")
-    whole, _ = begin(base, data, steps=6)
+def write_pairs(path: Path, count: int = 24) -> Path:
+    rows = [
+        {"prompt": f"{n:02}>", "chosen": f"{n % 7}", "rejected": f"{(n + 1) % 7}7"}
+        for n in range(count)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_preferences_are_learned(base: Path, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "pairs.jsonl")
+    service, told = begin(base, data, loss="preferences", validation_share=0.25, steps=12)
+    assert (told.examples, told.held_back) == (18, 6)
+    before = trio.run(service.validate, Validate())
+    assert before.loss == pytest.approx(math.log(2))
+    assert before.margin == pytest.approx(0, abs=1e-4)
+    losses = [step(service).loss for _ in range(12)]
+    assert losses[0] == pytest.approx(math.log(2)) and losses[-1] < 0.5
+    after = trio.run(service.validate, Validate())
+    assert after.preferred == 1.0 and after.margin is not None and after.margin > 1
+
+
+def test_the_gradient_of_a_preference_is_that_of_its_formula(base: Path, tmp_path: Path) -> None:
+    """As literal as can be: −log σ(β·margin) + the chosen answers' loss, through the model."""
+    data = write_pairs(tmp_path / "pairs.jsonl", 3)
+    service, _ = begin(
+        base, data, loss="preferences", validation_share=0.0, batch=3, beta=0.7, answer_weight=0.3
+    )
+    with torch.no_grad():  # away from the reference
+        for parameter in service._policy.model.parameters():
+            parameter.mul_(1.05)
+    batch = batch_of(service._examples)
+    scores = service._score(service._examples).requires_grad_()
+    weights, value = service._loss.weigh(service._examples, batch, lambda _: scores.detach())
+    sums = torch.stack([part.sum() for part in scores.split(batch.completion_lengths.tolist())])
+    reference = torch.tensor([example.reference for example in service._examples])
+    margin = sums[0::2] - sums[1::2] - reference
+    chosen = batch.completion_lengths[0::2].sum()
+    loss = -torch.log(torch.sigmoid(0.7 * margin)).mean() - 0.3 * sums[0::2].sum() / chosen
+    loss.backward()
+    assert value == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert scores.grad is not None
+    torch.testing.assert_close(-scores.grad, weights)
+
+
+@pytest.mark.parametrize("loss", ["answers", "preferences"])
+def test_a_resumed_tuning_equals_an_uninterrupted_one(
+    base: Path, tmp_path: Path, loss: str
+) -> None:
+    data = tmp_path / "data.jsonl"
+    (write_pairs if loss == "preferences" else write_examples)(data)
+    whole, _ = begin(base, data, loss=loss, steps=6)
     expected = [step(whole) for _ in range(6)]
-    first, _ = begin(base, data, steps=6)
+    first, _ = begin(base, data, loss=loss, steps=6)
     for _ in range(3):
         step(first)
     trio.run(first.save_state, SaveState(folder=str(tmp_path / "state")))
@@ -266,6 +330,17 @@ def test_a_resumed_tuning_equals_an_uninterrupted_one(base: Path, tmp_path: Path
     (tmp_path / "state/state.json").write_text("{}")
     with pytest.raises(UserError, match="holds no state that can be read"):
         trio.run(Tuning().start, job)
+
+
+def test_what_is_no_preference_is_refused(base: Path, tmp_path: Path) -> None:
+    data = write_examples(tmp_path / "data")
+    with pytest.raises(UserError, match="--data names the column 'chosen', which"):
+        begin(base, data, loss="preferences")
+    with pytest.raises(UserError, match=r"--beta is 0\.0; it must be above 0"):
+        begin(base, data, loss="preferences", beta=0.0)
+    equal = write_rollouts(tmp_path / "r.jsonl", base, [[0, 0], [1, 1]])
+    with pytest.raises(UserError, match="a pair needs answers of unequal reward to a prompt"):
+        begin(base, equal, loss="preferences")
 
 
 @pytest.mark.slow
