@@ -82,7 +82,6 @@ class Endpoint:
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/v1/rollouts/{session:path}/reward", self._reward, methods=post),
-                Route("/v1/rollouts/{session:path}", self._rollouts, methods=["GET"]),
             ],
             middleware=[Middleware(Gate, keys=self.keys, requests_max=self.limits.requests_max)],
             exception_handlers={
@@ -166,27 +165,6 @@ class Endpoint:
         return _json(
             {"session": session.name, "reward": asked.reward, "file": path, **_sizes(session)}
         )
-
-    async def _rollouts(self, request: Request) -> Response:
-        """An open session's episodes, token by token."""
-        session = self.sessions.find(request.path_params["session"])
-        episodes = [
-            {
-                "row": episode.row,
-                "segments": [
-                    {
-                        "kind": each.kind,
-                        "tokens": list(each.tokens),
-                        "finish": each.finish,
-                        "log_probabilities": each.log_probabilities,
-                    }
-                    for each in rollout.segments
-                ],
-                "draws": episode.draws,
-            }
-            for episode, rollout in session.rollouts()
-        ]
-        return _json({"session": session.name, "episodes": episodes})
 
     async def close(
         self, session: Session, reward: float | None = None, parts: dict[str, float] | None = None

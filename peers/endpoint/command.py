@@ -30,7 +30,7 @@ def endpoint(
     reward_key_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the harness's keys, which alone read sessions and post rewards. "
+            help="File with the harness's keys, which alone post rewards. "
             "Default: the agents' keys may."
         ),
     ] = None,

@@ -14,7 +14,7 @@ from peers.endpoint.replies import encode
 from swarm.transport.http.local_server import is_addressed_as_loopback
 
 REWARD_PREFIX = "/v1/rollouts/"
-"""Paths of recorded sessions and their rewards."""
+"""Paths of the rewards of sessions."""
 
 
 UNREAD = frozenset({401, 403, 408, 413, 415, 429})
@@ -28,7 +28,7 @@ class Keys:
     agents: frozenset[str] = frozenset()
     """May generate."""
     rewards: frozenset[str] = frozenset()
-    """May read sessions and post rewards; empty: the agents' keys may."""
+    """May post rewards; empty: the agents' keys may."""
 
     @property
     def open(self) -> bool:

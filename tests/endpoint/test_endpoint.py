@@ -102,20 +102,20 @@ async def test_a_session_is_recorded_token_by_token_with_seeds_and_proofs(
         sessions.worker, sessions.nonce = Identity(bytes(32)).peer_id, bytes(32)
         body = {"max_tokens": 30, "stop": [*"abcdefghijklmnop"]}
 
-        async def episodes() -> list[list[list[int]]]:
+        def episodes() -> list[list[list[int]]]:
             """The tokens of each segment."""
-            found = (await client.http.get("/v1/rollouts/an agent")).json()["episodes"]
-            return [[each["tokens"] for each in episode["segments"]] for episode in found]
+            found = sessions.find("an agent").rollouts()
+            return [[list(each.tokens) for each in rollout.segments] for _, rollout in found]
 
         async def turn(tokens: list[int]) -> list[int]:
             await client.ok("/v1/completions", body | {"prompt": tokens}, x_session_id="an agent")
-            return [token for tokens in (await episodes())[-1] for token in tokens]
+            return [token for tokens in episodes()[-1] for token in tokens]
 
         first = await turn([1, 4, 14])
         second = await turn([*first, 44, 45])
         await turn([*second, 46])
         await turn([*first, 47])  # a fork
-        one, fork = await episodes()
+        one, fork = episodes()
         assert (one[0], one[2], one[4]) == ([1, 4, 14], [44, 45], [46]) and len(one) == 6
         assert fork[0] == [*first, 47] and len(fork) == 2
         posted = await client.ok(
@@ -177,9 +177,9 @@ async def test_texts_and_messages_continue_the_tokens_that_were_sampled(
                 {"role": "user", "content": "b"},
             ]
         for name in ("text", "chat"):
-            episodes = (await client.http.get(f"/v1/rollouts/{name}")).json()["episodes"]
-            kinds = [each["kind"] for each in episodes[0]["segments"]]
-            assert kinds == ["prompt", "model", "environment", "model"], episodes
+            _, rollout = client.endpoint.sessions.find(name).rollouts()[0]
+            kinds = [each.kind for each in rollout.segments]
+            assert kinds == ["prompt", "model", "environment", "model"], rollout
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
