@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from blake3 import blake3
 
+from peers.dataset.select import select_command
 from peers.evaluation.command import progress_shown
 from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
+from swarm.look.rollouts.filters import parse_range
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
@@ -44,6 +46,7 @@ SHARE = "solve_rate"
 """Column with the share of right attempts."""
 
 app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
+app.command("select")(select_command)
 
 
 @app.command("filter")
@@ -144,26 +147,24 @@ def _drawn(
 
 
 def _rows(environment: Environment, kept: Sequence[tuple[Task, float]]) -> Iterator[dict[str, Any]]:
-    """A data set of the kept tasks: their own rows, or those that the environment `dataset` reads,
-    with the share of right attempts."""
+    """The kept tasks with the share of right attempts: of a data set its own rows, of any other
+    environment what its option `kept` reads."""
     from peers.environments.dataset import OfRows
-    from peers.environments.interface import Wrapper, messages_of
+    from peers.environments.interface import Wrapper
+    from peers.environments.kept import Kept, kept_row
 
-    while isinstance(environment, Wrapper):
+    while isinstance(environment, Wrapper) and not isinstance(environment, Kept):
         environment = environment.inner
     shares = {task.own.prompt: share for task, share in kept}
     if isinstance(environment, OfRows):
-        for index in environment.indices():
+        for index in environment.indices:
             with suppress(UserError):
                 share = shares.pop(environment.task_of_row(index).prompt, None)
                 if share is not None:
                     yield {**environment.rows[index], SHARE: share}
         return
     for task, share in kept:
-        prompt: Any = task.own.prompt
-        if not isinstance(prompt, str):
-            prompt = [message.fields() for message in messages_of(prompt)]
-        yield {**task.own.data, "prompt": prompt, "answer": task.answer, SHARE: share}
+        yield {**kept_row(task.own), SHARE: share}
 
 
 def _responses(

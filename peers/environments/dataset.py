@@ -8,6 +8,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -34,6 +35,7 @@ from peers.environments.tasks import Indexed
 from swarm.errors import UserError
 from swarm.wire.manifest import OptionValue
 
+Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Pairs = Annotated[list[Annotated[str, Meta(pattern=PAIR, max_length=1000)]], Meta(max_length=32)]
 """A table, as `name=value` texts with values in JSON."""
 
@@ -56,7 +58,7 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of several data sets, the folder of the one to read; `*`: all."""
     where: Pairs = []
     """Conditions on columns; only rows that meet all of them are tasks."""
-    hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+    hash: Hash | None = None
     """BLAKE3 of the data; `swarm run create` fills it in."""
 
 
@@ -76,6 +78,8 @@ class OfRows(SingleTurn):
     """An environment whose tasks are rows of a data set."""
 
     options: DataOptions
+    prompt_column = "prompt"
+    """The column of the prompt, or text with columns in braces."""
 
     def __init__(self, options: DataOptions) -> None:
         """Open the data and check their hash; raises `UserError`."""
@@ -86,6 +90,7 @@ class OfRows(SingleTurn):
             self.rows.check_hash(options.hash)
         self._conditions = flat(json_pairs(options.where, f"{self.where}: where"))
 
+    @cached_property
     def indices(self) -> Sequence[int]:
         """The rows that are tasks; raises `UserError` if there is none."""
         if not self._conditions:
@@ -94,7 +99,7 @@ class OfRows(SingleTurn):
 
     def tasks(self) -> Tasks:
         """The rows; one of the wrong form is unusable, and costs nothing but itself."""
-        indices = self.indices()
+        indices = self.indices
         return Indexed(
             len(indices),
             lambda index: self._usable(indices[index]),
@@ -171,6 +176,7 @@ class Dataset(OfRows):
         super().__init__(options)
         columns = json_pairs(options.columns, f"{self.where}: columns")
         self._mapping = Columns.of(columns, self.rows, f"{self.where}: columns")
+        self.prompt_column = self._mapping.prompt
         self._grader = make_grader(
             options.grader,
             json_pairs(options.grader_options, f"{self.where}: grader_options"),

@@ -15,6 +15,7 @@ import msgspec
 from peers.environments.chat import Chat, ChatOptions
 from peers.environments.interface import Environment, SingleTurn
 from peers.environments.judges import JudgedEnvironment, JudgeOptions
+from peers.environments.kept import Kept, KeptOptions
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.play import described, limited, shown
 from swarm.errors import UserError
@@ -45,6 +46,7 @@ BUILT_IN = {
 
 
 SHARED: tuple[tuple[type[msgspec.Struct], Callable[[Environment, Any], Environment]], ...] = (
+    (KeptOptions, Kept),
     (JudgeOptions, JudgedEnvironment),
     (LengthOptions, LengthTargets),
     (ChatOptions, Chat),
@@ -79,7 +81,7 @@ def load_named(reference: EnvironmentReference, allowed: Collection[str] = ()) -
     name, options = reference.name, reference.options
     if name not in {*allowed, *allowed_environments()}:
         # The own attribute: a subclass of a safe class may do anything.
-        safe = vars(class_of(name)).get("safe_for_strangers") is True
+        safe = vars(class_of(name)).get("safe_for_strangers") is True and "kept" not in options
         if not safe or "judge" in options:  # which no stranger may ask
             what = "grades by a judge" if safe else "could run programs or read files here"
             raise UserError(

@@ -165,14 +165,14 @@ class Rows:
         whole = digests[0] if len(digests) == 1 else blake3(b"".join(digests)).digest()
         return whole.hex()
 
-    def check_hash(self, wanted: str) -> None:
+    def check_hash(self, wanted: str, option: str = "hash") -> None:
         """Raise `UserError` unless the data are those of the run."""
         found = self.hash()
         if found != wanted:
             raise UserError(
-                f"{self.where} has the hash {found}, but the option hash is {wanted}; get the data "
-                f'that the run was created with, or, as its owner, give hash = "{found}" to a '
-                "new run"
+                f"{self.where} has the hash {found}, but the option {option} is {wanted}; get the "
+                f'data that the run was created with, or, as its owner, give {option} = "{found}" '
+                "to a new run"
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
@@ -14,16 +13,12 @@ from typing import Any
 import pyarrow as pa
 from blake3 import blake3
 
+from peers.dataset.similar import shingles, similarity
 from swarm.errors import UserError
 from swarm.look.rollouts.export import COLUMNS, Table, write_card, write_parquet
 from swarm.look.rollouts.filters import Range
 from swarm.terminal.strict_json import to_json
 from swarm.terminal.untrusted import printable
-
-SHINGLE_WORDS = 5
-"""Two texts are compared by the runs of five words that they share."""
-
-WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -153,19 +148,6 @@ class Selection:
 
 def _shown(bounds: Range) -> str:
     return ":".join("" if math.isinf(each) else f"{each:g}" for each in bounds)
-
-
-def shingles(text: str) -> frozenset[bytes]:
-    """Digests of a text's runs of words; of a shorter text, of all its words."""
-    words = WORDS.findall(text.lower())
-    count = max(1, len(words) - SHINGLE_WORDS + 1)
-    runs = (" ".join(words[at : at + SHINGLE_WORDS]) for at in range(count))
-    return frozenset(blake3(run.encode()).digest(8) for run in runs)
-
-
-def similarity(one: frozenset[bytes], other: frozenset[bytes]) -> float:
-    """Jaccard's index: the share of runs in common among all runs of both."""
-    return len(one & other) / len(one | other)
 
 
 CREDITS_FILE = "credits.json"

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from peers.engines.demo import make_policy
-from peers.environments import load, split_of
+from peers.environments import Transcript, grade, load, split_of, task_of
+from peers.environments.interface import UnusableTask
+from swarm.errors import UserError
 from tests.commands.harness import Outcome, swarm
+from tests.commands.test_impossible_runs import MEASURED, describe
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,19 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
     assert [row["solve_rate"] for row in rows] == [0.5] * 3
     again = load("dataset", "1", {"path": str(out)})
     assert {again.task_of_row(n).prompt for n in range(3)} == {row["prompt"] for row in rows}  # type: ignore[attr-defined]
+    kept = load("sort-digits", "1", {"kept": str(out), "lengths": [3]})
+    drawn = [task_of(kept, bytes([n])) for n in range(40)]
+    assert {task.own.prompt for task in drawn} == {row["prompt"] for row in rows}
+    assert grade(kept, drawn[0], Transcript.of(drawn[0].answer)).reward == 1
+    held_out = task_of(kept, bytes(32), "held_out")
+    assert held_out == task_of(load("sort-digits", "1", {"lengths": [3]}), bytes(32), "held_out")
+    # What is kept of the kept ones is a subset.
+    option = ("--option", f"kept='{out}'")
+    done = run(policy, tmp_path / "again.jsonl", "--tasks", "9", "--keep", "0:1", *option)
+    assert "3 of 3 tasks are kept" in done.output, done.errors
+    assert {row["prompt"] for row in rows_of(tmp_path / "again.jsonl")} == {
+        row["prompt"] for row in rows
+    }
 
 
 @pytest.mark.slow
@@ -106,6 +122,73 @@ def test_bounds_out_of_order_are_refused(policy: Path, tmp_path: Path) -> None:
     assert (
         refused.status == 2 and "--keep is '0.5:0.1'; it must be two numbers in" in refused.errors
     )
+
+
+def test_a_run_pins_its_kept_tasks(tmp_path: Path) -> None:
+    """`filter → run`: the hash of the file is in the manifest, and another file is refused."""
+    kept = tmp_path / "kept.jsonl"
+    lines = [{"prompt": f"{n:06}>", "answer": f"{n:06}", "data": {}} for n in range(30)]
+    kept.write_text("\n".join(map(json.dumps, [*lines, {"prompt": 7, "answer": "", "data": {}}])))
+    arguments = describe(tmp_path, MEASURED.replace(
+        '[sampling]', f'options = {{kept = "{kept}"}}\n\n[sampling]'
+    ))  # fmt: skip
+    done = swarm(*arguments)
+    assert done.status == 0, done.errors
+    assert "1 of 31 rows of sort-digits cannot be used" in done.errors
+    assert "kept.jsonl: row 30: the prompt in 'prompt' is 7" in done.errors
+    environment = load("sort-digits", "1", {"kept": str(kept)})
+    pinned = environment.pins()["kept_hash"]
+    assert str(pinned).encode() in (tmp_path / "run.manifest").read_bytes()
+    with pytest.raises(UnusableTask, match="row 30"):
+        environment.cached_tasks.at(30)  # type: ignore[attr-defined]
+    kept.write_text(json.dumps(lines[0]))
+    with pytest.raises(UserError, match=r"but the option kept_hash is .* give kept_hash ="):
+        load("sort-digits", "1", {"kept": str(kept), "kept_hash": pinned})
+    kept.write_text('{"prompt": "1>"}')
+    with pytest.raises(UserError, match="options: kept names the column 'answer', which"):
+        load("sort-digits", "1", {"kept": str(kept)})
+
+
+WORDS = [f"word{n}" for n in range(400)]
+
+
+def test_rows_are_selected_by_their_prompts(tmp_path: Path) -> None:
+    data, exam, out = (tmp_path / name for name in ("in.jsonl", "exam.jsonl", "out.jsonl"))
+    texts = [" ".join(WORDS[start : start + 30]) for start in range(0, 390, 30)]
+    changed = texts[1].replace("word59", "another")
+    rows: list[dict[str, Any]] = [
+        *({"q": text, "level": 1} for text in texts),
+        {"q": f" {texts[0]}  ", "level": 1},
+        {"q": changed, "level": 1},
+        {"q": "short", "level": 1},
+        {"q": "\u8bd5 \u9898 " * 12, "level": 1},
+        {"q": None, "level": 1},
+        {"q": "level two " * 9, "level": 2},
+    ]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    exam.write_text(json.dumps({"task": f"Answer this: {texts[4]} now"}))
+    done = swarm(
+        "dataset", "select", "--out", out, "--characters", "20:", "--script", "latin",
+        "--apart-from", f"{{path = '{exam}', columns = {{prompt = 'task'}}}}",
+        "--option", f"path='{data}'", "--option", "columns={prompt='q', answer=''}",
+        "--option", "where={level=1}",
+    )  # fmt: skip
+    assert done.status == 0, done.errors
+    assert rows_of(out) == [{"q": text, "level": 1} for text in texts if text != texts[4]]
+    for part in (
+        "12 of 18 rows are kept", "1 duplicates", "1 near duplicates", "1 outside --characters",
+        "1 outside --script", "1 like --apart-from", "1 of which no task can be made",
+    ):  # fmt: skip
+        assert part in done.output
+    assert f"{data}: row 4 is like {exam}: row 0 (0." in done.errors
+    again = swarm("dataset", "select", "--out", out, "--option", f"path='{exam}'")
+    assert again.status == 2 and "names the column 'prompt'" in again.errors
+    assert len(rows_of(out)) == 12
+    generated = swarm("dataset", "select", "--environment", "sort-digits", "--out", out)
+    assert "'sort-digits' with these options has no rows to choose from" in generated.errors
+    broken = swarm("dataset", "select", "--out", out, "--apart-from", "{path", "--option",
+                   f"path='{data}'", "--option", "columns={prompt='q', answer=''}")  # fmt: skip
+    assert "--apart-from is '{path', which is no TOML" in broken.errors
 
 
 @pytest.mark.slow

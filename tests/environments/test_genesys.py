@@ -82,7 +82,7 @@ def test_records_without_a_verifier_are_a_sentence_or_left_out(tmp_path: Path) -
     with pytest.raises(UserError, match=r"row 0: no verifier .* task_type 'poem'; add"):
         genesys(path, verifiers=verifiers).cached_tasks.at(0)
     chosen = genesys(path, verifiers=verifiers, where={"task_type": "verifiable_sum"})
-    assert list(chosen.indices()) == list(range(1, 31))
+    assert list(chosen.indices) == list(range(1, 31))
     assert chosen.cached_tasks.at(0).data["task_type"] == "verifiable_sum"
     with pytest.raises(UserError, match=r"where leaves none of .* task_type = "):
         _ = genesys(path, where={"task_type": "poems"}).cached_tasks

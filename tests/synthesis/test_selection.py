@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, strategies
 from typer.testing import CliRunner
 
+from peers.dataset.similar import shingles, similarity
 from peers.engines.demo import make_policy
 from peers.environments import Renderer
 from peers.evaluation.run import Measured
 from peers.learning.examples import read_examples
 from peers.synthesis.sources import of_rollouts, of_samples
-from peers.synthesis.write import Rules, Selection, Solution, shingles, similarity, write
+from peers.synthesis.write import Rules, Selection, Solution, write
 from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.jobs.evaluation import PromptMessage, Sample, TasksDrawn

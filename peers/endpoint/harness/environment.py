@@ -145,7 +145,7 @@ class Harness(OfRows, Episodes):
 
     def tasks(self) -> Tasks:
         """The rows. A failure is the program's, not a row's, so that no other row is drawn."""
-        indices = self.indices()
+        indices = self.indices
         # 256 bits modulo the number of rows favour none measurably.
         return Generated(
             lambda raw: self.task_of_row(indices[int.from_bytes(raw, "big") % len(indices)])
