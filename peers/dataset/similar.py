@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 from blake3 import blake3
 
@@ -17,7 +18,7 @@ SKETCH = 8
 have none of the eight in common with probability 3e-6 (Broder 1997)."""
 
 ALIKE_MAX = 64
-"""Texts that one run leads to, such as one of an instruction that ends every prompt."""
+"""Texts that one run leads to: an instruction that ends every prompt says nothing."""
 
 
 def shingles(text: str) -> frozenset[bytes]:
@@ -44,19 +45,21 @@ class Texts:
 
     def add(self, runs: frozenset[bytes], name: str) -> None:
         """Remember a text by its `shingles`."""
-        ordered = sorted(runs)
-        for run in ordered[:SKETCH]:
-            found = self._by_run.setdefault(run, [])
-            if len(found) < ALIKE_MAX:
-                found.append(len(self._runs))
-        self._runs.append(b"".join(ordered))
+        for run in self._sketch(runs):
+            self._by_run.setdefault(run, []).append(len(self._runs))
+        self._runs.append(b"".join(runs))
         self._names.append(name)
 
     def nearest(self, runs: frozenset[bytes]) -> tuple[float, str]:
         """The similarity of the text most like this one, and its name; 0 if none is alike."""
-        near = {at for run in sorted(runs)[:SKETCH] for at in self._by_run.get(run, ())}
+        near = {at for run in self._sketch(runs) for at in self._by_run.get(run, ())}
         alike = ((similarity(runs, self._runs_of(at)), self._names[at]) for at in near)
         return max(alike, default=(0.0, ""))
+
+    def _sketch(self, runs: frozenset[bytes]) -> list[bytes]:
+        """The smallest digests, without those of runs that many texts share."""
+        rare = (run for run in sorted(runs) if len(self._by_run.get(run, ())) < ALIKE_MAX)
+        return list(islice(rare, SKETCH))
 
     def _runs_of(self, at: int) -> frozenset[bytes]:
         raw, size = self._runs[at], DIGEST_BYTES
