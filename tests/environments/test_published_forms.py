@@ -17,9 +17,9 @@ from zlib import compress
 import pytest
 
 from peers.environments import Transcript, grade, load
-from peers.environments.interface import as_text
+from peers.environments.interface import as_text, messages_of
 from peers.environments.play import indexed_tasks
-from swarm.run.toml import describe_run
+from swarm.run.toml import RunHashes, describe_run, manifest_from_toml
 from tests.docs.pages import code_blocks, text
 from tests.environments.test_rows import write
 
@@ -282,3 +282,18 @@ def test_a_published_form_is_read_by_its_block(block: str, tmp_path: Path) -> No
             assert as_text(task.prompt).strip() and "{" not in as_text(task.prompt)[:12]
             for said, reward in ((right, 1), (wrong, 0)):
                 assert grade(environment, task, Transcript.of(said)).reward == reward, published
+
+
+@pytest.mark.parametrize("page", ["from-verl", "from-trl", "from-prime-rl"])
+def test_our_config_of_a_page_for_switching_is_a_run(page: str, tmp_path: Path) -> None:
+    (block,) = code_blocks(text(f"docs/{page}.md"), "toml")
+    run = tmp_path / "run.toml"
+    run.write_text(block)
+    manifest = manifest_from_toml(run, RunHashes(tokenizer=bytes(32), probes=[bytes(32)]))
+    (reference,) = manifest.environments
+    published = str(reference.options["path"])
+    name, records, _ = FORMS[published]
+    here = write(tmp_path / "set" / name, records)
+    place = str(here if published.endswith(".parquet") else tmp_path / "set")
+    tasks = indexed_tasks(load("dataset", "1", {**reference.options, "path": place}))
+    assert tasks is not None and messages_of(tasks.at(0).prompt)[-1].content
