@@ -1,1 +1,6 @@
-"""`swarm dataset`: the tasks of a data set that a policy solves sometimes, and its attempts."""
+"""`swarm dataset`: the tasks of a data set that a policy solves sometimes, and its attempts.
+
+For other rooms:
+
+- `similar`: shingles, similarity
+"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from blake3 import blake3
 
-from peers.dataset.select import select_command
+from peers.dataset.similar import Novelty
 from peers.evaluation.command import progress_shown
 from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
@@ -45,8 +46,11 @@ if TYPE_CHECKING:
 SHARE = "solve_rate"
 """Column with the share of right attempts."""
 
+UNUSABLE = "of which no task can be made"
+NAMED_MAX = 20
+"""Rows too much like an evaluation that are named one by one."""
+
 app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
-app.command("select")(select_command)
 
 
 @app.command("filter")
@@ -84,7 +88,6 @@ def filter_command(
     from peers.environments import load
     from peers.evaluation.run import Machine, measure, wanted_of
     from swarm.jobs import Hardware
-    from swarm.look.rollouts.filters import parse_range
 
     low, high = parse_range("--keep", keep, "0.125:0.5") or (0.0, 1.0)
     check_temperature(temperature)
@@ -165,6 +168,86 @@ def _rows(environment: Environment, kept: Sequence[tuple[Task, float]]) -> Itera
         return
     for task, share in kept:
         yield {**kept_row(task.own), SHARE: share}
+
+
+@app.command("select")
+@exits
+def select_command(
+    option: EnvironmentOptions = None,
+    similarity: Annotated[
+        float, typer.Option(min=0.1, max=1, help="Runs of five words that near duplicates share.")
+    ] = 0.8,
+    apart_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Evaluation that no prompt may be like: a data set, or as a table of TOML the "
+            "options of the environment dataset for it; several."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Data set of the kept rows: JSON lines.")] = Path(
+        "selected.jsonl"
+    ),
+) -> None:
+    """Keep each prompt of the environment dataset once, apart from evaluations; needs no policy.
+
+    Conditions on columns, lengths and writing systems are its option `where`.
+    """
+    require_extra("infer", "swarm dataset select")
+    check_writable("--out", out, (".jsonl",))
+    options = environment_options(option)
+    evaluations = (
+        (prompt, place)
+        for each in apart_from or ()
+        for _, prompt, place in _prompts(_evaluation(each, options))
+    )
+    novelty, counts = Novelty(similarity, evaluations), Counter[str]()
+    part = out.with_name(f"{out.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        for row, prompt, place in _prompts(options):
+            reason = novelty.why_not(prompt, place) if prompt else UNUSABLE
+            counts[reason] += 1
+            if not reason:
+                print(to_json(row), file=file)
+    part.replace(out)
+    for sentence in novelty.contaminated[:NAMED_MAX]:
+        print(numbered(f"warning: {sentence}"), file=sys.stderr)
+    total, kept = counts.total(), counts.pop("", 0)
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+    ending = f"; left out: {reasons}" if reasons else ""
+    print(numbered(f"{kept:,} of {total:,} rows are kept; they are in {out}") + ending)
+
+
+def _evaluation(given: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of the environment dataset for an evaluation, by default with the same prompt."""
+    from peers.environments.pairs import json_pairs
+
+    table: Any = {"path": given}
+    if given.startswith("{"):
+        (line,) = environment_options([f"x = {given}"]).values()
+        table = json_pairs(line, "--apart-from")
+    columns = json_pairs(options.get("columns", []), "columns") | table.get("columns", {})
+    return {**table, "columns": {"prompt": columns.get("prompt", "prompt"), "answer": ""}}
+
+
+def _prompts(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Row, prompt and place of the rows of the environment dataset; no prompt if it is unusable."""
+    from peers.environments import load
+    from peers.environments.dataset import OfRows
+    from peers.environments.interface import UnusableTask, Wrapper, messages_of
+    from peers.environments.play import indexed_tasks
+
+    environment = load("dataset", "1", options)
+    while isinstance(environment, Wrapper):
+        environment = environment.inner
+    tasks = indexed_tasks(environment)
+    assert isinstance(environment, OfRows) and tasks is not None
+    for number, index in enumerate(environment.indices):
+        place = tasks.named(number)
+        try:
+            contents = [each.content for each in messages_of(tasks.at(number).prompt)]
+            yield environment.rows[index], "\n".join(contents), place
+        except UnusableTask:
+            yield {}, "", place
 
 
 def _responses(

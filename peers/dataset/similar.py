@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import islice
 
 from blake3 import blake3
@@ -64,3 +65,32 @@ class Texts:
     def _runs_of(self, at: int) -> frozenset[bytes]:
         raw, size = self._runs[at], DIGEST_BYTES
         return frozenset(raw[start : start + size] for start in range(0, len(raw), size))
+
+
+class Novelty:
+    """Leaves out texts that repeat an earlier one, or are like one of an evaluation."""
+
+    def __init__(self, similarity: float, evaluations: Iterable[tuple[str, str]]) -> None:
+        """Texts and their names; `similarity`: from which on two texts are alike."""
+        self._similarity = similarity
+        self._seen: set[str] = set()
+        self._kept, self._evaluations = Texts(), Texts()
+        for text, name in evaluations:
+            self._evaluations.add(shingles(text), name)
+        self.contaminated: list[str] = []
+        """A sentence for each text that is like one of an evaluation."""
+
+    def why_not(self, text: str, name: str) -> str:
+        """Why a text is left out; empty: it is new, and remembered."""
+        if (plain := " ".join(text.split())) in self._seen:
+            return "duplicates"
+        self._seen.add(plain)
+        runs = shingles(text)
+        alike, other = self._evaluations.nearest(runs)
+        if alike >= self._similarity:
+            self.contaminated.append(f"{name} is like {other} ({alike:.2f})")
+            return "like --apart-from"
+        if self._kept.nearest(runs)[0] >= self._similarity:
+            return "near duplicates"
+        self._kept.add(runs, name)
+        return ""

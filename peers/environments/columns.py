@@ -2,12 +2,17 @@
 
 A name is a column's, or that of a value inside one: `reward_model.ground_truth`,
 `messages.0.content`. Text on the way is read as JSON, because many data sets keep tables as text.
+`length(NAME)` is the number of characters of a text, `script(NAME)` the writing system of most of
+its letters, as Unicode names it; of messages, both are those of all contents.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -15,9 +20,13 @@ from typing import Any
 Row = dict[str, Any]
 """A row by column; JSON values only."""
 
+FUNCTION = re.compile(r"(length|script)\((.+)\)")
+
 
 def column_of(name: str, columns: Collection[str]) -> tuple[str, Sequence[str]] | None:
     """The column that a name begins with, and the way inside it; None if there is none."""
+    if found := FUNCTION.fullmatch(name):
+        return column_of(found[2], columns)
     parts = name.split(".")
     for end in range(len(parts), 0, -1):  # a column's own name may have dots
         column = ".".join(parts[:end])
@@ -28,6 +37,9 @@ def column_of(name: str, columns: Collection[str]) -> tuple[str, Sequence[str]] 
 
 def value_of(row: Row, name: str) -> Any:
     """The value of a name; raises `ValueError` if the row lacks it."""
+    if of_text := FUNCTION.fullmatch(name):
+        text = _text(value_of(row, of_text[2]))
+        return len(text) if of_text[1] == "length" else _script(text)
     found = column_of(name, row)
     if found is None:
         raise ValueError(f"it lacks {name!r}; it has: {listed(name, row)}")
@@ -43,6 +55,17 @@ def value_of(row: Row, name: str) -> Any:
             raise ValueError(f"it lacks {name!r}; {at} has: {has}")
         at, value = f"{at}.{part}", value[part]
     return value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(_text, value))
+    return _text(value.get("content")) if isinstance(value, dict) else str(value or "")
+
+
+def _script(text: str) -> str:
+    names = Counter(unicodedata.name(each, "?").split()[0] for each in text if each.isalpha())
+    return names.most_common(1)[0][0].lower() if names else ""
 
 
 def read_json(text: str | bytes, what: str) -> Any:

@@ -162,33 +162,33 @@ def test_rows_are_selected_by_their_prompts(tmp_path: Path) -> None:
         {"q": changed, "level": 1},
         {"q": "short", "level": 1},
         {"q": "\u8bd5 \u9898 " * 12, "level": 1},
-        {"q": None, "level": 1},
+        {"q": [{"role": "user", "content": "a chat " * 9}], "level": 1},
+        {"q": [{"role": "user"}, {"content": "no chat " * 9}], "level": 1},
         {"q": "level two " * 9, "level": 2},
     ]
     data.write_text("\n".join(map(json.dumps, rows)))
     exam.write_text(json.dumps({"task": f"Answer this: {texts[4]} now"}))
     done = swarm(
-        "dataset", "select", "--out", out, "--characters", "20:", "--script", "latin",
+        "dataset", "select", "--out", out,
         "--apart-from", f"{{path = '{exam}', columns = {{prompt = 'task'}}}}",
         "--option", f"path='{data}'", "--option", "columns={prompt='q', answer=''}",
-        "--option", "where={level=1}",
+        "--option", "where={level=1, 'length(q)'='20:', 'script(q)'='latin'}",
     )  # fmt: skip
     assert done.status == 0, done.errors
-    assert rows_of(out) == [{"q": text, "level": 1} for text in texts if text != texts[4]]
+    kept = [{"q": text, "level": 1} for text in texts if text != texts[4]]
+    assert rows_of(out) == [*kept, rows[17]]
     for part in (
-        "12 of 18 rows are kept", "1 duplicates", "1 near duplicates", "1 outside --characters",
-        "1 outside --script", "1 like --apart-from", "1 of which no task can be made",
+        "13 of 17 rows are kept", "1 duplicates", "1 near duplicates", "1 like --apart-from",
+        "1 of which no task can be made",
     ):  # fmt: skip
         assert part in done.output
     assert f"{data}: row 4 is like {exam}: row 0 (0." in done.errors
     again = swarm("dataset", "select", "--out", out, "--option", f"path='{exam}'")
     assert again.status == 2 and "names the column 'prompt'" in again.errors
-    assert len(rows_of(out)) == 12
-    generated = swarm("dataset", "select", "--environment", "sort-digits", "--out", out)
-    assert "'sort-digits' with these options has no rows to choose from" in generated.errors
+    assert len(rows_of(out)) == 13
     broken = swarm("dataset", "select", "--out", out, "--apart-from", "{path", "--option",
                    f"path='{data}'", "--option", "columns={prompt='q', answer=''}")  # fmt: skip
-    assert "--apart-from is '{path', which is no TOML" in broken.errors
+    assert "write it as KEY=VALUE in TOML" in broken.errors
 
 
 @pytest.mark.slow
