@@ -7,7 +7,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -78,8 +78,6 @@ class OfRows(SingleTurn):
     """An environment whose tasks are rows of a data set."""
 
     options: DataOptions
-    prompt_column = "prompt"
-    """The column of the prompt, or text with columns in braces."""
 
     def __init__(self, options: DataOptions) -> None:
         """Open the data and check their hash; raises `UserError`."""
@@ -174,9 +172,16 @@ class Dataset(OfRows):
     def __init__(self, options: DatasetOptions) -> None:
         """Open the data and make the grader; raises `UserError`."""
         super().__init__(options)
-        columns = json_pairs(options.columns, f"{self.where}: columns")
-        self._mapping = Columns.of(columns, self.rows, f"{self.where}: columns")
-        self.prompt_column = self._mapping.prompt
+        where = f"{self.where}: columns"
+        self._data = json_pairs(options.columns, where)
+        for name, column in self._data.items():
+            if not isinstance(column, str) or (not column and name != "answer"):
+                raise UserError(f"{where}: {name} is {column!r:.60}; it must name a column")
+        self._prompt = self._data.pop("prompt", "prompt")
+        self._answer = self._data.pop("answer", "answer")
+        prompts = FIELD.findall(self._prompt) or [self._prompt]
+        self._names = [*prompts, *filter(None, [self._answer]), *self._data.values()]
+        self.rows.check_columns(self._names, where)
         self._grader = make_grader(
             options.grader,
             json_pairs(options.grader_options, f"{self.where}: grader_options"),
@@ -184,52 +189,21 @@ class Dataset(OfRows):
         self.call_seconds = self._grader.call_seconds
 
     def task_of_row(self, index: int) -> Task:
-        columns = self._mapping
-        row = self.rows.values(index, columns.names)
+        row = self.rows.values(index, self._names)
         where = self.rows.place(index)
-        grader, column = self._grader, columns.answer
-        answers = answers_in(row, column, where, grader) if column else [""]
-        data = {name: row[column] for name, column in columns.data.items()}
+        answers = answers_in(row, self._answer, where, self._grader) if self._answer else [""]
+        data = {name: row[column] for name, column in self._data.items()}
         if len(answers) > 1:
             data[ACCEPTED] = answers
-        return Task(columns.prompt_of(row, where), grader.completion(answers[0]), data)
+        return Task(self._prompt_of(row, where), self._grader.completion(answers[0]), data)
+
+    def _prompt_of(self, row: Row, where: str) -> Prompt:
+        if FIELD.search(self._prompt):
+            return FIELD.sub(lambda found: text_in(row, found.group(1), where), self._prompt)
+        return prompt_in(row, self._prompt, where)
 
     def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:
         return self._grader, task.data
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns a task is made of."""
-
-    prompt: str
-    """A column, or text with columns in braces."""
-    answer: str
-    data: Mapping[str, str]
-    names: tuple[str, ...]
-    """All of them."""
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], rows: Rows, where: str) -> Columns:
-        """Check the option `columns` against the data; raises `UserError`."""
-        for name, column in given.items():
-            if not isinstance(column, str) or (not column and name != "answer"):
-                raise UserError(f"{where}: {name} is {column!r:.60}; it must name a column")
-        data = dict(given)
-        prompt, answer = data.pop("prompt", "prompt"), data.pop("answer", "answer")
-        names = [
-            *(FIELD.findall(prompt) or [prompt]),
-            *([answer] if answer else []),
-            *data.values(),
-        ]
-        rows.check_columns(names, where)
-        return cls(prompt, answer, data, tuple(dict.fromkeys(names)))
-
-    def prompt_of(self, row: Row, where: str) -> Prompt:
-        """The prompt of a row's values; raises `UserError`."""
-        if FIELD.search(self.prompt):
-            return FIELD.sub(lambda found: text_in(row, found.group(1), where), self.prompt)
-        return prompt_in(row, self.prompt, where)
 
 
 def prompt_in(row: Row, column: str, where: str) -> Prompt:

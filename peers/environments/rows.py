@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path, PurePath
@@ -26,7 +26,6 @@ SUFFIXES = (".parquet", ".jsonl", ".json")
 FOLDERS_VARIABLE = "SWARM_DATASETS"
 """Environment variable: folders that hold data sets, separated as in PATH."""
 
-FILES_MAX = 10_000
 VALUES_SHOWN = 8
 """Other values that are named when no row meets a condition."""
 
@@ -106,9 +105,8 @@ class Rows:
             ) from error
 
     @staticmethod
-    def _columns_of(names: Sequence[str], file: RowFile) -> list[str]:
-        found = (column_of(name, file.columns) for name in names)
-        return list(dict.fromkeys(each[0] for each in found if each is not None))
+    def _columns_of(names: Iterable[str], file: RowFile) -> list[str]:
+        return list({found[0]: None for each in names if (found := column_of(each, file.columns))})
 
     def matching(self, conditions: Mapping[str, Any], option: str) -> Sequence[int]:
         """The rows that meet all conditions, and those that cannot be read, which a look at the
@@ -258,8 +256,6 @@ def _chosen(
             f'be mixed; name the folder of one, such as subset = "{configurations[-1]}", or take '
             f'all with subset = "{ALL}"'
         )
-    if len(chosen) > FILES_MAX:
-        raise UserError(f"{where} has {len(chosen)} files; {FILES_MAX} are the most; merge them")
     return chosen
 
 
