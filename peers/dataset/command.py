@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 SHARE = "solve_rate"
 """Column with the share of right attempts."""
 
-UNUSABLE = "of which no task can be made"
 NAMED_MAX = 20
 """Rows too much like an evaluation that are named one by one."""
 
@@ -204,7 +203,7 @@ def select_command(
     part = out.with_name(f"{out.name}.part")
     with part.open("w", encoding="utf-8") as file:
         for row, prompt, place in _prompts(options):
-            reason = novelty.why_not(prompt, place) if prompt else UNUSABLE
+            reason = novelty.why_not(prompt, place) if prompt else "unusable"
             counts[reason] += 1
             if not reason:
                 print(to_json(row), file=file)
@@ -212,9 +211,8 @@ def select_command(
     for sentence in novelty.contaminated[:NAMED_MAX]:
         print(numbered(f"warning: {sentence}"), file=sys.stderr)
     total, kept = counts.total(), counts.pop("", 0)
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
-    ending = f"; left out: {reasons}" if reasons else ""
-    print(numbered(f"{kept:,} of {total:,} rows are kept; they are in {out}") + ending)
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
+    print(numbered(f"{kept:,} of {total:,} rows are kept; they are in {out}; left out: {reasons}"))
 
 
 def _evaluation(given: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -234,17 +232,15 @@ def _prompts(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str
     from peers.environments import load
     from peers.environments.dataset import OfRows
     from peers.environments.interface import UnusableTask, Wrapper, messages_of
-    from peers.environments.play import indexed_tasks
 
     environment = load("dataset", "1", options)
     while isinstance(environment, Wrapper):
         environment = environment.inner
-    tasks = indexed_tasks(environment)
-    assert isinstance(environment, OfRows) and tasks is not None
-    for number, index in enumerate(environment.indices):
-        place = tasks.named(number)
+    assert isinstance(environment, OfRows)
+    for index in environment.indices:
+        place = environment.rows.place(index)
         try:
-            contents = [each.content for each in messages_of(tasks.at(number).prompt)]
+            contents = [each.content for each in messages_of(environment.usable(index).prompt)]
             yield environment.rows[index], "\n".join(contents), place
         except UnusableTask:
             yield {}, "", place

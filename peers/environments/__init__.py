@@ -7,11 +7,13 @@ For other rooms:
 - `chat_template`: ChatTemplate, ChatTokens
 - `collection`: Environments, GroupTask, labels
 - `columns`: Row, value_of
-- `dataset`: DataOptions, Dataset, OfRows, prompt_in, text_in
+- `dataset`: DataOptions, OfRows, prompt_in, text_in
 - `episodes`: EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of
 - `interface`: Conversation, Environment, Episodes, Grade, Message, NotGradable, Prompt, SingleTurn,
   Split, Task, Tasks, ToolMessage, Transcript, UnusableTask, Wrapper, as_text, episodes_of,
   messages_of
+- `kept`: Kept, kept_row
+- `pairs`: json_pairs
 - `play`: *, Observation
 - `probe`: PROBE_TASKS, probe_hash, probe_seed
 - `prompt_room`: ModelFacts, PromptRoom, shorter_answers

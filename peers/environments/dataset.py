@@ -100,11 +100,12 @@ class OfRows(SingleTurn):
         indices = self.indices
         return Indexed(
             len(indices),
-            lambda index: self._usable(indices[index]),
+            lambda index: self.usable(indices[index]),
             lambda index: self.rows.place(indices[index]),
         )
 
-    def _usable(self, index: int) -> Task:
+    def usable(self, index: int) -> Task:
+        """The task of a row; raises `UnusableTask`."""
         # Were it an unusable row, this peer would draw another task than all others.
         self.rows.check_unchanged(index)
         place = self.rows.place(index)

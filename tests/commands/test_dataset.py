@@ -179,7 +179,7 @@ def test_rows_are_selected_by_their_prompts(tmp_path: Path) -> None:
     assert rows_of(out) == [*kept, rows[17]]
     for part in (
         "13 of 17 rows are kept", "1 duplicates", "1 near duplicates", "1 like --apart-from",
-        "1 of which no task can be made",
+        "1 unusable",
     ):  # fmt: skip
         assert part in done.output
     assert f"{data}: row 4 is like {exam}: row 0 (0." in done.errors
