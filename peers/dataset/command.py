@@ -178,14 +178,9 @@ def select_command(
     ] = 0.8,
     apart_from: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Evaluation that no prompt may be like: a data set, or as a table of TOML the "
-            "options of the environment dataset for it; several."
-        ),
+        typer.Option(help="Data set that no prompt may be like, or its options in TOML; several."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Data set of the kept rows: JSON lines.")] = Path(
-        "selected.jsonl"
-    ),
+    out: Annotated[Path, typer.Option(help="Kept rows: JSON lines.")] = Path("selected.jsonl"),
 ) -> None:
     """Keep each prompt of the environment dataset once, apart from evaluations; needs no policy.
 
@@ -200,7 +195,7 @@ def select_command(
         for _, prompt, place in _prompts(_evaluation(each, options))
     )
     novelty, counts = Novelty(similarity, evaluations), Counter[str]()
-    part = out.with_name(f"{out.name}.part")
+    part = out.with_suffix(".part")
     with part.open("w", encoding="utf-8") as file:
         for row, prompt, place in _prompts(options):
             reason = novelty.why_not(prompt, place) if prompt else "unusable"

@@ -40,31 +40,32 @@ class Texts:
 
     def __init__(self) -> None:
         self._by_run: dict[bytes, list[int]] = {}
-        self._runs: list[bytes] = []
-        """Each text's digests, end to end."""
-        self._names: list[str] = []
+        self._texts: list[tuple[bytes, str]] = []
+        """Each text's digests, end to end, and its name."""
 
     def add(self, runs: frozenset[bytes], name: str) -> None:
         """Remember a text by its `shingles`."""
         for run in self._sketch(runs):
-            self._by_run.setdefault(run, []).append(len(self._runs))
-        self._runs.append(b"".join(runs))
-        self._names.append(name)
+            self._by_run.setdefault(run, []).append(len(self._texts))
+        self._texts.append((b"".join(runs), name))
 
     def nearest(self, runs: frozenset[bytes]) -> tuple[float, str]:
         """The similarity of the text most like this one, and its name; 0 if none is alike."""
         near = {at for run in self._sketch(runs) for at in self._by_run.get(run, ())}
-        alike = ((similarity(runs, self._runs_of(at)), self._names[at]) for at in near)
-        return max(alike, default=(0.0, ""))
+        found = (self._texts[at] for at in near)
+        return max(
+            ((similarity(runs, _split(raw)), name) for raw, name in found), default=(0.0, "")
+        )
 
     def _sketch(self, runs: frozenset[bytes]) -> list[bytes]:
         """The smallest digests, without those of runs that many texts share."""
         rare = (run for run in sorted(runs) if len(self._by_run.get(run, ())) < ALIKE_MAX)
         return list(islice(rare, SKETCH))
 
-    def _runs_of(self, at: int) -> frozenset[bytes]:
-        raw, size = self._runs[at], DIGEST_BYTES
-        return frozenset(raw[start : start + size] for start in range(0, len(raw), size))
+
+def _split(raw: bytes) -> frozenset[bytes]:
+    places = range(0, len(raw), DIGEST_BYTES)
+    return frozenset(raw[place : place + DIGEST_BYTES] for place in places)
 
 
 class Novelty:

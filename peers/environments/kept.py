@@ -60,8 +60,8 @@ class Kept(Wrapper):
             self._rows.check_hash(options.kept_hash, "kept_hash")
 
     def tasks(self) -> Tasks:
-        inner = self.inner.cached_tasks
-        return KeptTasks(len(self._rows), self._at, self._rows.place, inner=inner)
+        rows, inner = self._rows, self.inner.cached_tasks
+        return KeptTasks(len(rows), self._at, rows.place, inner=inner)
 
     def pins(self) -> Mapping[str, OptionValue]:
         return {**self.inner.pins(), "kept_hash": self._rows.hash()}
@@ -78,6 +78,6 @@ class Kept(Wrapper):
 
 def kept_row(task: Task) -> dict[str, Any]:
     """The row of a file of kept tasks for an environment's own task."""
-    prompt = task.prompt
-    chat = None if isinstance(prompt, str) else [each.fields() for each in messages_of(prompt)]
-    return {"prompt": chat or prompt, "answer": task.answer, "data": task.data}
+    chat = [each.fields() for each in messages_of(task.prompt)]
+    prompt = task.prompt if isinstance(task.prompt, str) else chat
+    return {"prompt": prompt, "answer": task.answer, "data": task.data}

@@ -29,9 +29,6 @@ FOLDERS_VARIABLE = "SWARM_DATASETS"
 VALUES_SHOWN = 8
 """Other values that are named when no row meets a condition."""
 
-ALL = "*"
-"""The subset of all folders."""
-
 
 class Rows:
     """The rows of a data set, in the order of its files."""
@@ -230,7 +227,7 @@ def _chosen(
     found = sorted(each for each in names if each.suffix in SUFFIXES)
     # Beside Parquet or JSON lines, .json files describe the data.
     found = [each for each in found if each.suffix != ".json"] or found
-    if subset not in (None, ALL):
+    if subset not in (None, "*"):
         inside = [each for each in found if PurePath(subset or "") in each.parents]
         if not inside:
             folders = dict.fromkeys(str(each.parent) for each in found)
@@ -250,11 +247,11 @@ def _chosen(
     if not chosen:
         raise UserError(f"{where} holds no {', '.join(SUFFIXES)} file; give the data set's folder")
     configurations = sorted({_configuration(each, split) for each in chosen})
-    if len(configurations) > 1 and subset != ALL:
+    if len(configurations) > 1 and subset != "*":
         raise UserError(
             f"{where} holds several data sets ({', '.join(configurations[:10])}), whose rows would "
             f'be mixed; name the folder of one, such as subset = "{configurations[-1]}", or take '
-            f'all with subset = "{ALL}"'
+            f'all with subset = "*"'
         )
     return chosen
 
