@@ -13,7 +13,7 @@ from swarm.sentences import numbered
 from swarm.terminal.output import write_text
 from swarm.terminal.strict_json import to_json
 
-_VARYING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\d[\d,.]*")
+_VARYING = re.compile(r"(?<!\w)'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\d[\d,.]*|\{.*?\}")
 _PLACE = re.compile(r".*(?:row …|completion …(?: of [^:]*)?): ", re.DOTALL)
 KINDS_SHOWN = 10
 

@@ -456,6 +456,30 @@ def test_tests_that_cannot_be_run_are_not_the_programs_fault(tests: Any, says: s
         read_tests({"tests": tests})
 
 
+KEYS = (
+    *("tests", "test_cases", "inputs", "outputs", "input", "output"),
+    *("fn_name", "type", "metadata", "accepted_outputs", "public_tests", "test"),
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+    | st.sampled_from(["stdin", "function_call", "assert f(1) == 2", "assert f(", "[1]", "a.b"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner)
+    | inner.map(lambda value: json.dumps(value)),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES))
+def test_any_record_has_tests_or_is_not_gradable(data: Any) -> None:
+    try:
+        tests = read_tests(data)
+    except NotGradable:
+        return
+    assert len(tests.inputs) == len(tests.accepted) >= 1 and all(tests.accepted)
+    assert tests.result_bytes <= tests.all_results_bytes and json.dumps(tests.inputs)
+
+
 def test_a_program_in_another_language_is_not_gradable():
     with pytest.raises(NotGradable, match=r"a program in 'cpp', and the grader 'code' runs Python"):
         GRADER.grade(PROGRAM, "", {"tests": DOUBLES, "language": "cpp"})

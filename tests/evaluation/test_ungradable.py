@@ -38,6 +38,7 @@ def sample(row: int, reward: float = 1.0, problem: str = "") -> Sample:
             "the answer … holds no number",
         ),
         ("the judge does not answer", "the judge does not answer"),
+        ("x: row 3: the task's tests {'a': '[]'} are bad (none)", "the task's tests … are bad"),
     ],
 )
 def test_a_kind_is_what_problems_share(problem: str, kind: str) -> None:

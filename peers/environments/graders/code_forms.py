@@ -88,7 +88,8 @@ def _in_table(given: Mapping[str, Any], depth: int) -> list[Case]:
 def _case(given: Mapping[str, Any]) -> Case:
     kind = given.get("type") or given.get("testtype")
     inputs, outputs = ([given[key] for key in keys if key in given] for keys in (_INPUTS, _OUTPUTS))
-    accepted = given.get("accepted_outputs") or outputs[:1]
+    several = given.get("accepted_outputs")
+    accepted = several if isinstance(several, list) and several else outputs[:1]
     if not inputs or not accepted:
         raise ValueError(f"a case has no {'output' if inputs else 'input'}")
     function = None if kind in ("stdin_stdout", "stdin") else _function(given)

@@ -97,7 +97,9 @@ def read_tests(data: Mapping[str, Any]) -> Tests:
         names = {each.function for each in cases}
         if len({name is None for name in names}) > 1:
             raise ValueError("some call a function and others read standard input")
-        name = next((each.function for each in cases if each.function), "")
+        name = next((each.function for each in cases if each.function), "").rpartition(".")[2]
+        if name and not name.isidentifier():
+            raise ValueError(f"{name!r:.60} names no function")
         tests = _tests(cases, name)
         size = len(json.dumps(tests.inputs)) + sum(tests._bytes)
     except (ValueError, TypeError, RecursionError) as error:
@@ -121,7 +123,7 @@ def _tests(cases: Sequence[Case], name: str) -> Tests:
     # Some data sets wrap each expected value into a list of one.
     if all(len(each) == 1 and isinstance(each[0], list) and len(each[0]) == 1 for each in values):
         values = [[*each, each[0][0]] for each in values]
-    return Tests([_call(each) for each in cases], values, name.rpartition(".")[2])
+    return Tests([_call(each) for each in cases], values, name)
 
 
 def _text(given: Any) -> str:
