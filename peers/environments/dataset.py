@@ -112,7 +112,7 @@ class OfRows(SingleTurn):
         try:
             task = self.task_of_row(index)
             grader, data = self.grading(task)
-            for answer in _accepted(task):
+            for answer in task.data.get(ACCEPTED, [task.answer]):
                 grader.check(answer, data)
         except NotGradable as error:
             raise UnusableTask(f"{place}: {error}") from error
@@ -138,7 +138,7 @@ class OfRows(SingleTurn):
             return zero("unfinished")
         grader, data = self.grading(task)
         best, problems = zero("no answer"), []
-        for answer in _accepted(task):
+        for answer in task.data.get(ACCEPTED, [task.answer]):
             try:
                 grade = grader.grade(transcript.text, answer, data)
                 best = grade if best.reward <= grade.reward else best
@@ -155,11 +155,6 @@ class OfRows(SingleTurn):
     @abstractmethod
     def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:
         """What grades a task, and what the grader gets beside an answer."""
-
-
-def _accepted(task: Task) -> Sequence[str]:
-    accepted: Sequence[str] = task.data.get(ACCEPTED, [task.answer])
-    return accepted
 
 
 class Dataset(OfRows):

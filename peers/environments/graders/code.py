@@ -256,9 +256,8 @@ class Code(Grader):
         while start < count:
             began = time.monotonic()
             batch = tests.between(start, start + size)
-            grade, cpu_seconds = self._judged_at_once(
-                batch, source, self._cpu_seconds(count) - used
-            )
+            left = max(START_CPU_SECONDS, self._cpu_seconds(count) - used)
+            grade, cpu_seconds = self._judged_at_once(batch, source, left)
             if not grade.reward:
                 return grade
             used += max(cpu_seconds, (time.monotonic() - began) / WALL_PER_CPU)
@@ -267,8 +266,6 @@ class Code(Grader):
 
     def _judged_at_once(self, tests: Tests, source: str, cpu_seconds: float) -> tuple[Grade, float]:
         """The grade for some tests, and the CPU time that they took of what is left."""
-        if cpu_seconds <= 0:
-            return zero("timeout"), 0.0
         request = {
             "function": tests.fn_name,
             "source": source,

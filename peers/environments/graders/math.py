@@ -131,16 +131,12 @@ def unit_of(answer: str) -> tuple[str, tuple[str, ...]]:
     if end is None or _LETTER.search(_COMMAND.sub("", answer[: end.start()])):
         return answer, ()  # a symbolic answer
     word, power, per, its_power = end.groups(default="")[1:]
-    units = [_known(each) for each in (word, per) if each]
+    words = [each if len(each) < 3 else each.lower() for each in (word, per) if each]
+    units = [_UNITS.get(each) or _UNITS.get(each.removesuffix("s"), "") for each in words]
     if "" in units or not re.search(r"\d", answer[: end.start()]):
         return answer, ()
     rest = answer[: end.start()] if end["space"] or len(word) > 1 else answer
     return rest, (units[0], power or "1", *units[1:], its_power)
-
-
-def _known(word: str) -> str:
-    word = word if len(word) < 3 else word.lower()
-    return _UNITS.get(word) or _UNITS.get(word.removesuffix("s")) or ""
 
 
 CPU_SECONDS = 2.0

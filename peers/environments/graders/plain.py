@@ -109,9 +109,10 @@ class Json(Grader):
 
 def last_object(text: str) -> dict[str, Any] | None:
     """The last JSON object of a text that is in no other; None without one."""
-    end, found, start, tries = text[-JSON_CHARACTERS_MAX:], None, 0, 0
-    while (start := end.find("{", start)) >= 0 and tries < OBJECTS_MAX:
-        tries += 1
+    end, found, start = text[-JSON_CHARACTERS_MAX:], None, 0
+    for _ in range(OBJECTS_MAX):
+        if (start := end.find("{", start)) < 0:
+            break
         try:
             found, start = json.JSONDecoder().raw_decode(end, start)
         except (ValueError, RecursionError):
