@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from peers.environments.dataset import Hash, prompt_in
+from peers.environments.dataset import Hash, prompt_in, text_in
 from peers.environments.interface import (
     Environment,
     Split,
@@ -71,7 +71,10 @@ class Kept(Wrapper):
         place = self._rows.place(index)
         try:
             row = self._rows.row(index, COLUMNS)
-            return Task(prompt_in(row, "prompt", place), row["answer"], row["data"], place=place)
+            if not isinstance(row["data"], dict):
+                raise UserError(f"{place}: 'data' is {row['data']!r:.60}; it must be a table")
+            prompt, answer = prompt_in(row, "prompt", place), text_in(row, "answer", place)
+            return Task(prompt, answer, row["data"], place=place)
         except UserError as error:
             raise UnusableTask(str(error)) from error
 

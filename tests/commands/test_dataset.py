@@ -127,20 +127,26 @@ def test_bounds_out_of_order_are_refused(policy: Path, tmp_path: Path) -> None:
 def test_a_run_pins_its_kept_tasks(tmp_path: Path) -> None:
     """`filter → run`: the hash of the file is in the manifest, and another file is refused."""
     kept = tmp_path / "kept.jsonl"
-    lines = [{"prompt": f"{n:06}>", "answer": f"{n:06}", "data": {}} for n in range(30)]
-    kept.write_text("\n".join(map(json.dumps, [*lines, {"prompt": 7, "answer": "", "data": {}}])))
+    lines = [{"prompt": f"{n:06}>", "answer": f"{n:06}", "data": {}} for n in range(90)]
+    bad = [{"prompt": 7}, {"answer": None}, {"data": [1]}]
+    kept.write_text("\n".join(map(json.dumps, [*lines, *({**lines[0], **each} for each in bad)])))
     arguments = describe(tmp_path, MEASURED.replace(
         '[sampling]', f'options = {{kept = "{kept}"}}\n\n[sampling]'
     ))  # fmt: skip
     done = swarm(*arguments)
     assert done.status == 0, done.errors
-    assert "1 of 31 rows of sort-digits cannot be used" in done.errors
-    assert "kept.jsonl: row 30: the prompt in 'prompt' is 7" in done.errors
+    assert "3 of 93 rows of sort-digits cannot be used" in done.errors
+    for words in (
+        "row 90: the prompt in 'prompt' is 7",
+        "row 91: 'answer' is None",
+        "row 92: 'data'",
+    ):
+        assert words in done.errors
     environment = load("sort-digits", "1", {"kept": str(kept)})
     pinned = environment.pins()["kept_hash"]
     assert str(pinned).encode() in (tmp_path / "run.manifest").read_bytes()
-    with pytest.raises(UnusableTask, match="row 30"):
-        environment.cached_tasks.at(30)  # type: ignore[attr-defined]
+    with pytest.raises(UnusableTask, match="row 90"):
+        environment.cached_tasks.at(90)  # type: ignore[attr-defined]
     kept.write_text(json.dumps(lines[0]))
     with pytest.raises(UserError, match=r"but the option kept_hash is .* give kept_hash ="):
         load("sort-digits", "1", {"kept": str(kept), "kept_hash": pinned})

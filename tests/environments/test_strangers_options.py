@@ -100,9 +100,12 @@ def test_no_stranger_learns_whether_a_file_exists(name: str, tmp_path: Path) -> 
     assert len(sentences) == 1
 
 
-def test_a_judge_needs_the_word_of_this_machines_user() -> None:
-    reference = EnvironmentReference(name="sort-digits", version="1", options={"judge": "mine"})
-    with pytest.raises(UserError, match="grades by a judge"):
+@pytest.mark.parametrize(
+    ("option", "sentence"), [("judge", "grades by a judge"), ("kept", "could run programs or read")]
+)
+def test_a_judge_or_a_file_needs_the_word_of_this_machines_user(option: str, sentence: str) -> None:
+    reference = EnvironmentReference(name="sort-digits", version="1", options={option: "mine"})
+    with pytest.raises(UserError, match=sentence):
         load_named(reference)
 
 
