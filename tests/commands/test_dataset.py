@@ -127,8 +127,10 @@ def test_bounds_out_of_order_are_refused(policy: Path, tmp_path: Path) -> None:
 def test_a_run_pins_its_kept_tasks(tmp_path: Path) -> None:
     """`filter → run`: the hash of the file is in the manifest, and another file is refused."""
     kept = tmp_path / "kept.jsonl"
-    lines = [{"prompt": f"{n:06}>", "answer": f"{n:06}", "data": {}} for n in range(90)]
-    bad = [{"prompt": 7}, {"answer": None}, {"data": [1]}]
+    lines: list[dict[str, Any]] = [
+        {"prompt": f"{n:06}>", "answer": f"{n:06}", "data": {}} for n in range(90)
+    ]
+    bad: list[dict[str, Any]] = [{"prompt": 7}, {"answer": None}, {"data": [1]}]
     kept.write_text("\n".join(map(json.dumps, [*lines, *({**lines[0], **each} for each in bad)])))
     arguments = describe(tmp_path, MEASURED.replace(
         '[sampling]', f'options = {{kept = "{kept}"}}\n\n[sampling]'
