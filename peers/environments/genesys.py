@@ -88,9 +88,11 @@ class Genesys(OfRows):
             "verification_info": info,
             "metadata": table_in(row, "metadata", where) if "metadata" in row else {},
         }
+        grader, solution = self._verifiers[kind], row.get("gold_standard_solution")
         if key := next((key for key in ANSWERS if info.get(key) is not None), ""):
-            data[ACCEPTED] = answers_in(info, key, where, self._verifiers[kind])
-        solution = row.get("gold_standard_solution")
+            data[ACCEPTED] = answers_in(info, key, where, grader)
+            if grader.name != "code":  # whose ground truth is its tests
+                solution = solution or grader.completion(data[ACCEPTED][0])
         return Task(prompt_in(row, "prompt", where), solution or "", data)
 
     def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:

@@ -148,6 +148,9 @@ def test_answers_as_json_and_several_answers(
     environment = genesys(write(tmp_path / "d.jsonl", [row]))
     task = environment.cached_tasks.at(0)
     assert grade(environment, task, Transcript.of(text)).reward == right
+    without = write(tmp_path / "e.jsonl", [{**row, "gold_standard_solution": None}])
+    task = genesys(without).cached_tasks.at(0)
+    assert grade(environment, task, Transcript.of(task.answer)).reward == 1, "the answer is known"
 
 
 @pytest.mark.parametrize(
