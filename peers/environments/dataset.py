@@ -152,9 +152,9 @@ class OfRows(SingleTurn):
     def task_of_row(self, index: int) -> Task:
         """The task of a row; raises `UserError` for a row of the wrong form."""
 
-    @abstractmethod
     def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:
-        """What grades a task, and what the grader gets beside an answer."""
+        """What grades a task, and what the grader gets; unused where `grade` is another one."""
+        raise NotImplementedError
 
 
 class Dataset(OfRows):
