@@ -24,6 +24,6 @@ For other rooms:
 - `registry`: check_engine, make_engine
 - `sampling`: Drawn, gumbel_noise
 - `stored`: readable_as_folder
-- `tokenizer`: BYTES_MAX, PATTERNS, check_tokenizer, copy_tokenizer
+- `tokenizer`: BYTES_MAX, PATTERNS, check_tokenizer, copy_tokenizer, tokenizer_files
 - `winners`: margins
 """

@@ -20,7 +20,7 @@ For other rooms:
 - `registry`: load_any, load_named
 - `renderer`: Renderer, read_files, stop_ids_of
 - `row_check`: first_rows
-- `rows`: Rows, SUFFIXES, located
+- `rows`: Rows, SUFFIXES, chosen_files, located
 - `run_probe`: described, model_of, probe_hashes, try_grading
 - `tasks`: Generated
 """

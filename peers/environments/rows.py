@@ -44,8 +44,15 @@ class Rows:
 
     @classmethod
     def at(cls, path: str, split: str | None = None, subset: str | None = None) -> Rows:
-        """Open the file or folder `path`, one of that name in `FOLDERS_VARIABLE`, or a data set of
-        the hub, OWNER/NAME[@REVISION], which is downloaded once.
+        """Open the files of `files_at`; raises `UserError`."""
+        return cls(*cls.files_at(path, split, subset))
+
+    @staticmethod
+    def files_at(
+        path: str, split: str | None = None, subset: str | None = None
+    ) -> tuple[Sequence[Path], str]:
+        """The file or folder `path`, one of that name in `FOLDERS_VARIABLE`, or a data set of the
+        hub, OWNER/NAME[@REVISION], which is downloaded once; and its name in errors.
 
         Of several splits, `split` (default: train) is read; of several data sets in one folder,
         that in the folder `subset`, or all (`*`). Raises `UserError`.
@@ -59,14 +66,14 @@ class Rows:
                     raise UserError(f"{path} is no {', '.join(SUFFIXES)} file; convert it to one")
                 if split is not None or subset is not None:
                     raise UserError(f"{path} is one file; remove split and subset")
-                return cls([found], path)
+                return [found], path
             inside = [each.relative_to(found) for each in found.rglob("*")]
-            return cls([found / each for each in _chosen(inside, split, subset, path)], path)
+            return [found / each for each in chosen_files(inside, split, subset, path)], path
         from peers.models.hub import download_data
 
-        choose = partial(_chosen, split=split, subset=subset, where=path)
+        choose = partial(chosen_files, split=split, subset=subset, where=path)
         commit, files = download_data(*named, choose)
-        return cls(files, f"{named[0]}@{commit}")
+        return files, f"{named[0]}@{commit}"
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -220,7 +227,7 @@ def _digest(path: Path, state: tuple[int, int]) -> bytes:
 # --- files of a folder ---------------------------------------------------------------------------
 
 
-def _chosen(
+def chosen_files(
     names: Sequence[PurePath], split: str | None, subset: str | None, where: str
 ) -> list[PurePath]:
     """The files of a data set among all names of a folder or a repository; raises `UserError`."""

@@ -6,14 +6,16 @@ For other rooms:
 - `attention`: why_not
 - `batch`: AcceptedGroups, Batch
 - `compiling`: check_compiler
+- `data_files`: find_files
 - `descent`: descend
 - `durable`: delete_unfinished, whole_folder
-- `examples`: Encoder, draw_tasks, encode_examples, epochs, read_examples, stop_id
+- `examples`: Encoder, draw_tasks, encode_examples, read_examples, rows_of, stop_id
 - `gradients`: clip_gradients
 - `groups`: Group, as_accepted, make_batch
 - `lead`: follow, lead
 - `learner`: Learner
 - `metrics`: *
+- `mixture`: Mixture, Place, shares
 - `objective`: *, Tokens, Totals
 - `packing`: *, Rows, lay_out
 - `plan`: *, CONTEXT_BYTES, Machine, Model, PROCESS_BYTES, Workload, fit
@@ -28,5 +30,6 @@ For other rooms:
 - `states`: *
 - `stored`: Slices, StoredWeights, slices_of
 - `thread`: LearnerThread
+- `token_file`: Tokens, tokenized
 - `values`: give_values
 """

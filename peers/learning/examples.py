@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 from peers.engines.config import read_config
 from peers.environments import Environment, Renderer, Task, task_of
 from peers.environments.episodes import demonstrate
 from peers.environments.interface import Conversation
+from peers.environments.rows import Rows
+from peers.learning.data_files import fetch, find_files
 from peers.learning.records import Chat, Record, Records, Sampled
 from swarm.errors import UserError
 from swarm.jobs.offline import Reading
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.seeds import digest
-
-ExampleT = TypeVar("ExampleT")
 
 ENVIRONMENT_EXAMPLES_MAX = 100_000
 """Most examples drawn from an environment: a small environment repeats its prompts."""
@@ -100,22 +97,18 @@ def encode_examples(
     return found, len(encoded) - len(found)
 
 
+def rows_of(data: str, split: str | None) -> Rows:
+    """The rows of a data set, here or at an address; raises `UserError`."""
+    return Rows(list(fetch(find_files(data, split))), data)
+
+
 def read_examples(
-    data: Path, model: Path, tokens_max: int, reading: Reading
+    data: str | Path, model: Path, tokens_max: int, reading: Reading
 ) -> tuple[list[Rollout], int, int]:
     """As `encode_examples`, of a data set; also how many answers of policies were refused or have a
     reward out of bounds. Raises `UserError`."""
-    records = Records(data, reading, Renderer(model))
+    records = Records(rows_of(str(data), reading.split), reading, Renderer(model))
     return *encode_examples(records, model, tokens_max), records.unwanted
-
-
-def epochs(examples: Sequence[ExampleT], seed: int) -> Iterator[ExampleT]:
-    """Yield all examples for ever, each epoch in its own random order."""
-    for epoch in itertools.count():
-        order = list(range(len(examples)))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        for index in order:
-            yield examples[index]
 
 
 def stop_id(folder: Path) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from peers.environments import Renderer, Task
@@ -16,7 +15,6 @@ from peers.environments.columns import Row, value_of
 from peers.environments.dataset import prompt_in, text_in
 from peers.environments.interface import Conversation, Message, Prompt, messages_of
 from peers.environments.rows import Rows
-from peers.models.find import is_hub_name
 from swarm.errors import UserError
 from swarm.jobs.offline import Reading
 from swarm.rollouts.rollout import Rollout, Segment, Span
@@ -56,15 +54,9 @@ Record = Task | Chat | Sampled
 class Records:
     """The examples of a data set."""
 
-    def __init__(self, data: Path, reading: Reading, renderer: Renderer) -> None:
-        """Open the data; raises `UserError`."""
-        if not data.exists() and not is_hub_name(str(data)):
-            raise UserError(
-                f"--data {data} does not exist; give a .jsonl, .json or .parquet file, a folder of "
-                "them, or OWNER/NAME[@REVISION] of the hub"
-            )
-        self._rows = Rows.at(str(data), reading.split)
-        self._data, self._reading, self._renderer = data, reading, renderer
+    def __init__(self, rows: Rows, reading: Reading, renderer: Renderer) -> None:
+        self._rows, self._data = rows, rows.where
+        self._reading, self._renderer = reading, renderer
         self.unwanted = 0
         """Answers of policies passed over so far: refused, or with a reward out of bounds."""
         self._are_rollouts = ROLLOUT in self._rows.columns

@@ -20,8 +20,11 @@ class ReplicaSettings(ComputeSettings):
     """The model before the first round, the same for every trainer: a Hugging Face folder, a .gguf
     file, or OWNER/NAME[@REVISION] of the hub; required."""
     data: list[str] = pydantic.Field(default=[])
-    """Files with this trainer's data: text, JSONL or Parquet. Trainers may have the same files:
-    each trains on other blocks of them."""
+    """This trainer's data: files or folders of text, JSONL or Parquet, or their addresses
+    (https://, s3://, gs://, hf://). Trainers may have the same: each trains on other blocks."""
+    weights: list[float] = pydantic.Field(default=[])
+    """How often each of `data` is drawn, in their order and in any unit; empty: all data are one
+    source."""
     sequence_tokens: int = pydantic.Field(default=1024, ge=2, le=1 << 20)
     """Length of a packed sequence."""
     batch_sequences: int = pydantic.Field(default=32, ge=1, le=1 << 20)
@@ -47,6 +50,7 @@ class ReplicaSettings(ComputeSettings):
         """The inner steps, with the optimiser of the run's manifest."""
         return Inner(
             data=self.data,
+            weights=self.weights,
             sequence_tokens=self.sequence_tokens,
             batch_sequences=self.batch_sequences,
             z_loss=self.z_loss,

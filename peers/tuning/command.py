@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,13 @@ from swarm.jobs.training import Export
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options
+from swarm.terminal.options import (
+    AsJson,
+    EnvironmentOptions,
+    Weights,
+    absolute,
+    environment_options,
+)
 from swarm.terminal.output import say_event, say_json
 from swarm.wire.manifest import EnvironmentReference
 from swarm.world import client
@@ -86,14 +93,15 @@ def _absolute(folder: Path) -> str:
 def first_job(
     model: str,
     out: Path,
-    data: Path | None,
+    data: Sequence[str],
     settings: TuningSettings,
     reading: Reading,
+    weights: Sequence[float] = (),
     environment: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> StartTuning:
     """The child's first job; raises `UserError` for options that do not go together."""
-    if (data is None) == (environment is None):
+    if bool(data) == (environment is not None):
         raise UserError("give either --data FILE or --environment NAME@VERSION")
     name, _, version = (environment or "").partition("@")
     if environment is not None and not version:
@@ -111,7 +119,8 @@ def first_job(
     return StartTuning(
         model=str(find_model(model, "--model").folder.resolve()),
         settings=settings,
-        data=str(data.resolve() if data.exists() else data) if data else "",
+        data=[absolute(each) for each in data],
+        weights=list(weights),
         reading=reading,
         environment=EnvironmentReference(name=name, version=version, options=options or {})
         if name
@@ -152,12 +161,13 @@ def sft(
     model: Model,
     out: Out,
     data: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Option(
-            help="JSON lines, Parquet, Arrow, or a Hugging Face folder of them: prompts with "
-            "answers, chats, or exported rollouts."
+            help="JSON lines, Parquet, or a Hugging Face folder of them, or its https://, s3://, "
+            "gs:// or hf:// address: prompts with answers, chats, or exported rollouts. Repeatable."
         ),
     ] = None,
+    weight: Weights = None,
     environment: Annotated[
         str | None,
         typer.Option(help="Environment, as NAME@VERSION: learn the answers to its training tasks."),
@@ -192,7 +202,8 @@ def sft(
     job = first_job(
         model,
         out,
-        data,
+        data or (),
+        weights=weight or (),
         environment=environment,
         options=environment_options(option),
         settings=TuningSettings(
@@ -255,7 +266,7 @@ def dpo(
     job = first_job(
         model,
         out,
-        data,
+        [str(data)],
         settings=TuningSettings(
             loss="preferences",
             steps=steps,

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import random
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,9 @@ from peers.environments import load as load_environment
 from peers.learning import states
 from peers.learning.batch import Batch
 from peers.learning.descent import descend
-from peers.learning.examples import Encoder, draw_tasks, encode_examples, epochs, read_examples
+from peers.learning.examples import Encoder, draw_tasks, encode_examples, read_examples, rows_of
 from peers.learning.groups import Group, make_batch
+from peers.learning.mixture import Mixture
 from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
 from peers.learning.records import Records
@@ -177,12 +179,7 @@ class Tuning:
         if self._pairs:
             self._loss = Preferences(self._settings.beta, self._settings.answer_weight)
             self._loss.refer(self._examples + self._held_back, self._settings.batch, self._score)
-        self._order = epochs(self._examples, self._settings.seed)
-        self._done = 0
-        if job.state:
-            self._done = self._resume(Path(job.state))
-            taken = self._done * self._settings.batch
-            next(itertools.islice(self._order, taken - 1, taken), None)
+        self._done = self._resume(Path(job.state)) if job.state else 0
         return TuningStarted(
             examples=len(self._examples),
             held_back=len(self._held_back),
@@ -217,7 +214,7 @@ class Tuning:
         """Take over a state that the same job wrote; return its steps. Raises `UserError`."""
         try:
             facts, shapes = states.read_facts(folder), states.shapes(folder)
-            if facts.get("job") == _digest(self._job):
+            if facts.get("job") == self._digest():
                 self._policy.make_optimiser_state(shapes, folder)
                 states.read(folder, self._policy.state(), self._policy.ranks)
                 return int(facts["steps"])
@@ -234,26 +231,37 @@ class Tuning:
         """Encode examples and hold some back; return how many were left out. Raises `UserError`."""
         settings = self._settings
         limit = min(settings.tokens_max, self._policy.model.config.max_position_embeddings)
-        found, left_out, unwanted = read_job(job, limit)
-        random.Random(settings.seed).shuffle(found)
-        held_back = math.ceil(settings.validation_share * len(found))
-        self._held_back = found[: min(held_back, settings.validation_examples_max)]
-        self._examples = found[held_back:]
-        if not self._examples:
-            source = job.data or (job.environment.name if job.environment else "")
-            raise UserError(
-                f"{source} leaves no example to train on ({len(found)} of at most "
-                f"{limit} tokens, {left_out} longer or without a prompt, {unwanted} refused or "
-                "outside --reward); give more data"
-                + (", or a larger --tokens-max" if left_out else "")
-                + (", or a wider --reward" if unwanted else "")
-                + ("; a pair needs answers of unequal reward to a prompt" if self._pairs else "")
-            )
+        sources, left_out, unwanted = read_job(job, limit)
+        self._examples: list[Example] = []
+        held: list[Example] = []
+        sizes: list[int] = []
+        for number, found in enumerate(sources):
+            random.Random(settings.seed).shuffle(found)
+            held_back = math.ceil(settings.validation_share * len(found))
+            held += found[:held_back]
+            self._examples += found[held_back:]
+            sizes.append(len(found) - held_back)
+            if not sizes[-1]:
+                named = job.data[number:][: 1 if job.weights else None]
+                source = ", ".join(named) or (job.environment.name if job.environment else "")
+                raise UserError(
+                    f"{source} leaves no example to train on ({len(found)} of at most "
+                    f"{limit} tokens, {left_out} longer or without a prompt, {unwanted} refused or "
+                    "outside --reward); give more data"
+                    + (", or a larger --tokens-max" if left_out else "")
+                    + (", or a wider --reward" if unwanted else "")
+                    + "; a pair needs answers of unequal reward to a prompt" * self._pairs
+                )
+        every = math.ceil(len(held) / settings.validation_examples_max)
+        self._held_back = held[:: max(1, every)]
+        self._mixture = Mixture(sizes, settings.seed, job.weights)
+        self._starts = [0, *itertools.accumulate(sizes)]
         return left_out
 
     @in_job_thread
     def step(self, job: Tune) -> Tuned:
-        examples = list(itertools.islice(self._order, self._settings.batch))
+        places = self._mixture.batch(self._done, self._settings.batch)
+        examples = [self._examples[self._starts[source] + index] for source, index in places]
         batch = batch_of(examples)
         weights, value = self._loss.weigh(examples, batch, self._score)
         policy = self._policy
@@ -289,7 +297,7 @@ class Tuning:
 
     @in_job_thread
     def save_state(self, job: SaveState) -> None:
-        facts = {"steps": self._done, "job": _digest(self._job)}
+        facts = {"steps": self._done, "job": self._digest()}
         states.write(Path(job.folder), self._policy.state(), facts, self._policy.ranks)
 
     @in_job_thread
@@ -297,38 +305,50 @@ class Tuning:
         """Write the policy as a plain Hugging Face folder, durably, in its original dtype."""
         self._policy.write(Path(job.folder), self._policy.snapshot())
 
-
-def _digest(job: StartTuning) -> str:
-    """What a state belongs to."""
-    told = msgspec.structs.replace(job, state="")
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()
+    def _digest(self) -> str:
+        """What a state belongs to: the job, and what its data hold."""
+        told = msgspec.structs.replace(self._job, state="")
+        hasher = hashlib.sha256(msgspec.json.encode(told))
+        for example in self._examples:
+            for rollout in example.rollouts:
+                hasher.update(array("I", rollout.tokens))
+        return hasher.hexdigest()
 
 
 _SERVICE: type[TuningService] = Tuning
 
 
-def read_job(job: StartTuning, tokens_max: int) -> tuple[list[Example], int, int]:
-    """Read and encode the examples of a job; raises `UserError`.
+def read_job(job: StartTuning, tokens_max: int) -> tuple[list[list[Example]], int, int]:
+    """Read and encode the examples of each source of a job; raises `UserError`.
 
     Also returns how many are too long or have no prompt, and how many answers of policies were
     refused or have a reward out of bounds.
     """
-    model, settings, unwanted = Path(job.model), job.settings, 0
-    if settings.loss == "preferences":
-        encoder = Encoder(model, tokens_max)
-        records = Records(Path(job.data), job.reading, encoder.renderer)
-        encoded = [[encoder.encode(each) for each in pair] for pair in records.pairs()]
-        whole = [[each for each in pair if each is not None] for pair in encoded]
-        pairs = [Example(pair) for pair in whole if len(pair) == 2]
-        return pairs, len(encoded) - len(pairs), records.unwanted
+    model, settings = Path(job.model), job.settings
     if job.environment is not None:
         reference = job.environment
         environment = load_environment(reference.name, reference.version, reference.options)
         tasks = draw_tasks(environment, 2 * settings.steps * settings.batch, settings.seed)
         found, left_out = encode_examples(tasks, model, tokens_max, environment)
-    else:
-        found, left_out, unwanted = read_examples(Path(job.data), model, tokens_max, job.reading)
-    return [Example([each]) for each in found], left_out, unwanted
+        return [[Example([each]) for each in found]], left_out, 0
+    read = [_read(job, data, tokens_max) for data in job.data]
+    sources = [found for found, _, _ in read]
+    if not job.weights:
+        sources = [list(itertools.chain.from_iterable(sources))]
+    return sources, sum(each for _, each, _ in read), sum(each for _, _, each in read)
+
+
+def _read(job: StartTuning, data: str, tokens_max: int) -> tuple[list[Example], int, int]:
+    model = Path(job.model)
+    if job.settings.loss != "preferences":
+        found, left_out, unwanted = read_examples(data, model, tokens_max, job.reading)
+        return [Example([each]) for each in found], left_out, unwanted
+    encoder = Encoder(model, tokens_max)
+    records = Records(rows_of(data, job.reading.split), job.reading, encoder.renderer)
+    encoded = [[encoder.encode(each) for each in pair] for pair in records.pairs()]
+    whole = [[each for each in pair if each is not None] for pair in encoded]
+    pairs = [Example(pair) for pair in whole if len(pair) == 2]
+    return pairs, len(encoded) - len(pairs), records.unwanted
 
 
 def batch_of(examples: Sequence[Example]) -> Batch:

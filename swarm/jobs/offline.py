@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -59,8 +60,11 @@ class StartTuning(LoadingJob, frozen=True, kw_only=True):
 
     model: str
     settings: TuningSettings
-    data: str = ""
-    """Path of a data set. If empty, the examples are the environment's tasks with their answers."""
+    data: Sequence[str] = ()
+    """Files or folders, or their addresses. If empty, the examples are the environment's tasks with
+    their answers."""
+    weights: Sequence[float] = ()
+    """How often each of the data is drawn; empty: they are one source."""
     reading: Reading = Reading()
     environment: EnvironmentReference | None = None
     state: str = ""

@@ -32,7 +32,9 @@ class Inner(msgspec.Struct, frozen=True, kw_only=True):
     """How one trainer takes its inner steps."""
 
     data: list[str] = []
-    """Files on this machine: text, JSONL or Parquet."""
+    """Files or folders of text, JSONL or Parquet, or their addresses."""
+    weights: list[float] = []
+    """How often each of the data is drawn; empty: they are one source."""
     sequence_tokens: Annotated[int, Meta(ge=2)] = 1024
     """Length of a packed sequence."""
     batch_sequences: Annotated[int, Meta(ge=1)] = 32
@@ -78,6 +80,8 @@ class ReplicaStarted(msgspec.Struct, frozen=True, kw_only=True):
     """Values of a pseudo-gradient."""
     sequences: int = 0
     """Sequences of its data, without those held back."""
+    data: str = ""
+    """What its data hold: another text once a file has changed."""
 
 
 class FirstState(SavingJob, frozen=True, kw_only=True):

@@ -19,8 +19,8 @@ For other rooms:
 - `figures`: DIM, ROLE_STYLES, STATE_STYLES, figure, readable_bytes, readable_seconds
 - `interrupt`: run_until_interrupted
 - `options`: AsJson, Bootstrap, CurriculumStep, EnvironmentOptions, TaskSeed, Temperature,
-  TokenizerFolder, UNGRADABLE_MAX, UngradableMax, Version, WhichRun, check_dtype, check_temperature,
-  environment_options
+  TokenizerFolder, UNGRADABLE_MAX, UngradableMax, Version, Weights, WhichRun, absolute, check_dtype,
+  check_temperature, environment_options
 - `output`: STANDARD_OUTPUT, check_writable, plain, print_json, removed_on_failure, say_event,
   say_json, write_json, write_text
 - `progress`: progress_bar

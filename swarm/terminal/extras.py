@@ -11,7 +11,7 @@ from swarm.errors import UserError
 
 _COMPUTING = (
     *("torch", "transformers", "tokenizers", "jinja2", "safetensors", "huggingface_hub"),
-    *("httpx2", "pyarrow"),
+    *("httpx2", "pyarrow", "fsspec"),
 )
 EXTRAS = {
     "infer": _COMPUTING,

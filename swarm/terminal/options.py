@@ -43,6 +43,20 @@ EnvironmentOptions = Annotated[
     ),
 ]
 
+Weights = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--weight",
+        help="How often to draw the --data at the same position, in any unit; repeatable. Without "
+        "it all data are one source.",
+    ),
+]
+
+
+def absolute(data: str) -> str:
+    """An existing path as an absolute one; an address or a name of the hub as it is."""
+    return str(Path(data).absolute()) if Path(data).exists() else data
+
 
 SEED_MAX = (1 << 63) - 1
 """Largest seed or step: a signed integer of 64 bits."""

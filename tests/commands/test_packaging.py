@@ -152,7 +152,7 @@ def test_a_role_that_computes_says_what_to_install(tmp_path: Path, role: str) ->
     extra = "train" if role == "trainer" else "infer"
     assert done.stderr == (
         f"error: --role {role} needs torch, transformers, tokenizers, jinja2, safetensors, "
-        "huggingface_hub, httpx2, pyarrow, which this environment lacks; type: pip install "
+        "huggingface_hub, httpx2, pyarrow, fsspec, which this environment lacks; type: pip install "
         f"'swarm-rl[{extra}]'\n"
     )
     assert done.returncode == 2

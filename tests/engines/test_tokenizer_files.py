@@ -133,7 +133,7 @@ def test_a_link_out_of_the_folder_is_found_before_training(tmp_path: Path) -> No
     make_policy(tmp_path / "base", seed=1)
     (tmp_path / "secret").write_text("key")
     (tmp_path / "base" / "vocab.json").symlink_to(tmp_path / "secret")
-    tuning = StartTuning(model=str(tmp_path / "base"), settings=TuningSettings(), data="unread")
+    tuning = StartTuning(model=str(tmp_path / "base"), settings=TuningSettings(), data=["unread"])
     with pytest.raises(UserError, match=r"is a link to .*secret, outside the model's folder; copy"):
         trio.run(Tuning().start, tuning)
     with pytest.raises(UserError, match="outside the model's folder"):
@@ -155,7 +155,7 @@ def test_a_tokenizer_larger_than_the_model_is_a_sentence(tmp_path: Path) -> None
     shrink(tmp_path, 60)
     with pytest.raises(UserError, match="has the token 63, but the model's vocabulary has 60"):
         load(tmp_path)
-    tuning = StartTuning(model=str(tmp_path), settings=TuningSettings(), data="unread")
+    tuning = StartTuning(model=str(tmp_path), settings=TuningSettings(), data=["unread"])
     with pytest.raises(UserError, match="use the tokenizer that belongs to the model"):
         trio.run(Tuning().start, tuning)
 

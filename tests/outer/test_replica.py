@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from hypothesis import strategies as st
 from peers.engines.demo import make_policy
 from peers.engines.loading import load
 from peers.engines.model import read_weights
+from peers.learning.mixture import Mixture, Permutation
 from peers.learning.ranks import Ranks
 from peers.outer.learning import contribution, state
 from peers.outer.learning.contribution import Contribution
-from peers.outer.learning.draw import Draw, Permutation
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.service import ReplicaService
 from swarm.errors import UserError
@@ -118,7 +117,7 @@ class Trainer:
         return found
 
 
-# --- the draw of blocks ----------------------------------------------------------------------
+# --- the order of sequences ------------------------------------------------------------------
 
 
 @given(st.integers(1, 300), st.binary(max_size=4))
@@ -126,26 +125,9 @@ def test_a_permutation_has_every_index_once(count: int, key: bytes) -> None:
     assert sorted(Permutation(count, key)) == list(range(count))
 
 
-@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 4), st.integers(0, 20))
-def test_no_two_trainers_see_the_same_block(
-    blocks: int, wanted: int, trainers: int, round_: int
-) -> None:
-    if blocks < trainers:
-        with pytest.raises(UserError, match=f"{blocks} sequences to train on, for {trainers}"):
-            Draw(blocks, 0, wanted, 0, trainers)
-        return
-    drawn = [Draw(blocks, 0, wanted, each, trainers).of_round(round_) for each in range(trainers)]
-    assert all(len(each) == wanted for each in drawn)
-    distinct = [set(each) for each in drawn]
-    assert len(set().union(*distinct)) == sum(map(len, distinct))
-
-
-def test_an_epoch_sees_each_block_once() -> None:
-    seen: Counter[int] = Counter()
-    for round_ in range(5):
-        for trainer in range(2):
-            seen.update(Draw(40, 7, 4, trainer, 2).of_round(round_))
-    assert seen == dict.fromkeys(range(40), 1)
+def test_a_trainer_needs_a_sequence() -> None:
+    with pytest.raises(UserError, match="2 sequences to train on, for 3 trainers"):
+        Mixture([9, 2], 0, [1, 1], 0, 3)
 
 
 # --- rounds ----------------------------------------------------------------------------------
@@ -294,12 +276,13 @@ def test_rows_are_read_as_well(base: Path, tmp_path: Path) -> None:
     ("changes", "sentence"),
     [
         ({"data": []}, "data is empty; name at least one file"),
-        ({"data": ["x.csv"]}, "data names x.csv, which is no .txt, .md, .parquet"),
-        ({"data": ["none.txt"]}, "none.txt is not on this machine"),
+        ({"data": [__file__]}, "test_replica.py, which is no .txt, .md, .parquet"),
+        ({"data": ["none.txt"]}, "none.txt does not exist; give a file"),
         ({"sequence_tokens": 66}, "sequence_tokens is 66; the model takes 64 tokens"),
         ({"inner_steps": 0}, "inner_steps is 0; it must be at least 1"),
         ({"trainers": ("b",)}, "trainer is a, which is not among the run's 1 trainers"),
         ({"validation_sequences": 999}, "validation_sequences is 999, but the data has"),
+        ({"weights": [1.0, 2.0]}, "data names 1 sources and weights has 2 numbers"),
     ],
 )
 def test_wrong_settings_are_named(
@@ -312,8 +295,8 @@ def test_wrong_settings_are_named(
 
 def test_wrong_data_are_named(base: Path, tmp_path: Path) -> None:
     for name, raw, sentence in (
-        ("few.txt", b"short", "data has 6 tokens; a sequence takes 33"),
-        ("none.txt", b"", "data has no text in"),
+        ("few.txt", b"short", "data has 6 tokens in .*few.txt; a sequence takes 33"),
+        ("none.txt", b"", "data has 0 tokens in"),
         ("latin.txt", b"\xff\xfe", "it is not UTF-8"),
         ("rows.jsonl", b'{"text": 5}', "row 0 has the text 5; it must be text"),
         ("other.jsonl", b'{"body": "x"}', "pre-training names the column 'text'"),

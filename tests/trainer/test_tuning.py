@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from peers.engines.demo import EOS_ID
 from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
 from peers.environments import Renderer
-from peers.learning.examples import epochs, read_examples, stop_id
+from peers.learning.examples import read_examples, stop_id
 from peers.tuning.service import Example, Tuning, batch_of, read_job
 from swarm.commands.main import app
 from swarm.errors import UserError
@@ -52,7 +51,7 @@ def begin(
     service = Tuning()
     chosen = TuningSettings(**{"batch": 8, "learning_rate": 3e-3, "steps": 40, **settings})
     job = StartTuning(
-        model=str(base), settings=chosen, data=str(data), reading=reading or Reading()
+        model=str(base), settings=chosen, data=[str(data)], reading=reading or Reading()
     )
     return service, trio.run(service.start, job)
 
@@ -101,9 +100,8 @@ def test_episodes_are_learned_turn_by_turn(base: Path) -> None:
     job = StartTuning(model=str(base), settings=settings, environment=CALCULATOR)
     trio.run(service.start, job)
     assert {len(rollout.model_segments) for rollout in rollouts(service._examples)} == {2}
-    assert step(service).tokens == sum(
-        len(rollout.model_tokens) for rollout in rollouts(islice(epochs(service._examples, 0), 4))
-    )
+    drawn = [service._examples[index] for _, index in service._mixture.batch(0, 4)]
+    assert step(service).tokens == sum(len(each.model_tokens) for each in rollouts(drawn))
 
 
 def test_examples_held_back_are_never_trained_on(base: Path, tmp_path: Path) -> None:
@@ -113,6 +111,32 @@ def test_examples_held_back_are_never_trained_on(base: Path, tmp_path: Path) -> 
     measured = trio.run(service.validate, Validate())
     assert measured.loss is not None and measured.loss > 3
     assert measured.exact is not None and 0 <= measured.exact < 0.01
+
+
+def test_each_step_has_its_share_of_each_source(base: Path, tmp_path: Path) -> None:
+    """Also where one source is a tenth of the other; a resumed tuning goes on at its position."""
+    for name, answer, count in (("a", "1", 10), ("b", "22", 100)):
+        rows = [json.dumps({"prompt": f"{n}>", "answer": answer}) for n in range(count)]
+        (tmp_path / name).with_suffix(".jsonl").write_text("\n".join(rows))
+    service = Tuning()
+    job = StartTuning(
+        model=str(base),
+        settings=TuningSettings(batch=8, learning_rate=1e-3, steps=9, validation_share=0.1),
+        data=[str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")],
+        weights=[3, 1],
+    )
+    told = trio.run(service.start, job)
+    assert (told.examples, told.held_back) == (99, 11)
+    assert [step(service).tokens for _ in range(3)] == [6 * 2 + 2 * 3] * 3
+    trio.run(service.save_state, SaveState(folder=str(tmp_path / "state")))
+    expected = step(service)
+    job = msgspec.structs.replace(job, state=str(tmp_path / "state"))
+    again = Tuning()
+    trio.run(again.start, job)
+    assert step(again) == expected
+    (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text().replace("5>", "6>"))
+    with pytest.raises(UserError, match="an interrupted tuning of another model, data or settings"):
+        trio.run(Tuning().start, job)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +167,7 @@ def test_what_cannot_work_is_refused(base: Path, tmp_path: Path) -> None:
         begin(base, data, batch=0)
     with pytest.raises(UserError, match=r"leaves no example to train on \(0 of at most 2"):
         begin(base, data, tokens_max=2)
-    with pytest.raises(UserError, match="nothing does not exist; give a"):
+    with pytest.raises(UserError, match="nothing does not exist; give a file"):
         begin(base, tmp_path / "nothing")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="eos_token_id is None"):
@@ -221,8 +245,10 @@ def test_rollouts_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
     found, *_ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
     decode = Renderer(base).decode_completion
     assert [decode(each.tokens, ())[0] for each in found] == ["0>1", "2>0", "2>2"]
-    job = StartTuning(model=str(base), data=str(data), settings=TuningSettings(loss="preferences"))
-    pairs = read_job(job, 99)[0]
+    job = StartTuning(
+        model=str(base), data=[str(data)], settings=TuningSettings(loss="preferences")
+    )
+    (pairs,) = read_job(job, 99)[0]
     texts = [[decode(rollout.tokens, ())[0] for rollout in pair.rollouts] for pair in pairs]
     assert texts == [["0>1", "0>0"], ["2>0", "2>1"]]
 
@@ -240,10 +266,12 @@ def test_a_teachers_solutions_are_chosen_by_reward(base: Path, tmp_path: Path) -
     decode = Renderer(base).decode_completion
     found, *_ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
     assert [decode(each.model_tokens, ())[0][0] for each in found] == ["1", "2", "3"]
-    job = StartTuning(model=str(base), data=str(data), settings=TuningSettings(loss="preferences"))
-    (pair,) = read_job(job, 99)[0]
+    job = StartTuning(
+        model=str(base), data=[str(data)], settings=TuningSettings(loss="preferences")
+    )
+    ((pair,),) = read_job(job, 99)[0]
     assert read_job(msgspec.structs.replace(job, reading=Reading(reward=(2.0, 3.0))), 99) == (
-        [],
+        [[]],
         0,
         5,
     )

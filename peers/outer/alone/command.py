@@ -14,7 +14,7 @@ from swarm.errors import UserError
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson
+from swarm.terminal.options import AsJson, Weights, absolute
 from swarm.terminal.output import say_event, say_json
 
 
@@ -36,16 +36,17 @@ def train(
     context: typer.Context,
     model: Annotated[str, typer.Option(help=f"The model to start from: {FORMS}.")],
     data: Annotated[
-        list[Path],
+        list[str],
         typer.Option(
-            help="File or folder to train on; repeatable: text, or JSON lines, Parquet or Arrow "
-            "with a column text."
+            help="File or folder to train on, or its https://, s3://, gs:// or hf:// address; "
+            "repeatable: text, or JSON lines or Parquet with a column text."
         ),
     ],
     out: Annotated[
         Path,
         typer.Option(help="New folder for states and result; with --bootstrap, the peer's home."),
     ],
+    weight: Weights = None,
     bootstrap: Annotated[
         list[str] | None,
         typer.Option(help="Multiaddr of a peer: train as one of the trainers of its run."),
@@ -139,7 +140,8 @@ def train(
             )
         settings = {
             "model": folder,
-            "data": [str(each.absolute()) for each in data],
+            "data": [absolute(each) for each in data],
+            "weights": weight or [],
             "batch_sequences": batch,
             "sequence_tokens": sequence_tokens,
             "z_loss": z_loss,
@@ -168,7 +170,8 @@ def train(
 
     become_rank(["replica"])
     inner = Inner(
-        data=[str(each.absolute()) for each in data],
+        data=[absolute(each) for each in data],
+        weights=weight or [],
         sequence_tokens=sequence_tokens,
         batch_sequences=batch,
         z_loss=z_loss,

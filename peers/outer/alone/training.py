@@ -54,6 +54,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The last complete round; its state is in the folder."""
     tokens: int
     plan: Plan
+    data: str = ""
+    """What the data held (`ReplicaStarted.data`)."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +235,12 @@ class Training:
                 await self._alone.draw_model(DrawModel(model=job.model, folder=base, seed=seed))
             job = msgspec.structs.replace(job, model=base)
         started = await self._service.start(job)
+        if done.data and done.data != started.data:
+            raise UserError(
+                f"--resume: a file of {', '.join(job.inner.data)} has changed since {self._shown} "
+                "began, so the order would be another; restore it, or begin in another folder"
+            )
+        self._data = started.data
         self._say(
             {
                 "event": "started",
@@ -339,7 +347,8 @@ class Training:
 
     def _commit(self, round_: int, before: Progress, tokens: int) -> Progress:
         """Record a complete round durably, then delete what only the rounds before needed."""
-        done = Progress(round=round_, tokens=before.tokens + tokens, plan=self._plan)
+        tokens += before.tokens
+        done = Progress(round=round_, tokens=tokens, plan=self._plan, data=self._data)
         replace_file(self._out / "progress.json", msgspec.json.format(msgspec.json.encode(done)))
         unneeded = ["contribution", "averaged", "received"]
         if round_ != before.round:

@@ -1,28 +1,33 @@
-"""The data of the inner steps: sequences of tokens, addressed by index.
+"""The data of the inner steps: sequences of tokens, addressed by source and index.
 
-Documents follow one another, each with the end token, and the stream is cut into blocks of equal
-length, each of which begins with the last token of the block before, so that every token but the
-very first is predicted once.
+The documents of a source follow one another, each with the end token, and the stream is cut into
+blocks of equal length, each of which begins with the last token of the block before, so that every
+token but the very first is predicted once.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
+import io
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
+from blake3 import blake3
 
 from peers.engines.config import read_config
+from peers.engines.tokenizer import tokenizer_files
 from peers.environments import Renderer
-from peers.environments.rows import SUFFIXES, Rows, located
+from peers.environments.rows import Rows
 from peers.learning.batch import Batch
+from peers.learning.data_files import find_files
 from peers.learning.examples import stop_id
+from peers.learning.mixture import Place
+from peers.learning.token_file import Tokens, tokenized
 from swarm.errors import UserError
 from swarm.jobs.outer import Inner
-from swarm.world.progress import report
 
 TEXT_COLUMN = "text"
 TEXT_SUFFIXES = (".txt", ".md")
@@ -30,15 +35,11 @@ CHUNK_CHARACTERS = 1 << 20
 """Most characters tokenized at a time; a longer document is cut after a line."""
 
 
-_NONE = torch.zeros(0, dtype=torch.int64)
-NO_SEQUENCES = Batch(_NONE, _NONE.bool(), _NONE, _NONE, _NONE.float(), _NONE.double())
-
-
 class TextBlocks:
-    """Blocks of text, in a temporary file that is mapped into memory."""
+    """Blocks of text, of each source by itself."""
 
     def __init__(self, inner: Inner, model: Path) -> None:
-        """Read and tokenize the data; raises `UserError`."""
+        """Read the data, and tokenize them unless that was done before; raises `UserError`."""
         if not inner.data:
             raise UserError("data is empty; name at least one file to train on")
         longest = int(read_config(model)["max_position_embeddings"])
@@ -48,26 +49,38 @@ class TextBlocks:
                 f"{longest + 1} is the most"
             )
         self._width = inner.sequence_tokens
-        self._stream = _tokenize(inner.data, model)
-        if len(self) == 0:
-            raise UserError(
-                f"data has {len(self._stream)} tokens; a sequence takes {self._width}: give more "
-                "data or a smaller sequence_tokens"
-            )
+        reader = _Reader(model)
+        sources = [[each] for each in inner.data] if inner.weights else [inner.data]
+        files = [
+            [file for each in source for file in find_files(each, texts=TEXT_SUFFIXES)]
+            for source in sources
+        ]
+        found = [tokenized(each, reader.key, reader) for each in files]
+        self.identity = " ".join(name for name, _ in found)
+        """What the data hold: another text once a file has changed."""
+        self._streams = [stream for _, stream in found]
+        self.sizes = [max(0, len(each) - 1) // (self._width - 1) for each in self._streams]
+        """Sequences of each source."""
+        for source, stream, size in zip(sources, self._streams, self.sizes, strict=True):
+            if size == 0:
+                raise UserError(
+                    f"data has {len(stream)} tokens in {', '.join(source)}; a sequence takes "
+                    f"{self._width}: give more data or a smaller sequence_tokens"
+                )
 
-    def __len__(self) -> int:
-        return max(0, len(self._stream) - 1) // (self._width - 1)
-
-    def batch(self, indices: Sequence[int]) -> Batch:
+    def batch(self, places: Sequence[Place]) -> Batch:
         """The sequences, perhaps none: several ranks may share fewer."""
-        if not indices:
-            return NO_SEQUENCES
-        count, stride = len(indices), self._width - 1
-        blocks = [self._stream[index * stride : index * stride + self._width] for index in indices]
+        count, stride = len(places), self._width - 1
+        blocks = [
+            self._streams[source][index * stride : index * stride + self._width]
+            for source, index in places
+        ]
         sampled = torch.ones(count, self._width, dtype=torch.bool)
         sampled[:, 0] = False
         return Batch(
-            tokens=torch.from_numpy(np.concatenate(blocks).astype(np.int64)),
+            tokens=torch.from_numpy(
+                np.concatenate([np.zeros(0, np.uint32), *blocks]).astype(np.int64)
+            ),
             sampled=sampled.flatten(),
             lengths=torch.full((count,), self._width),
             completion_lengths=torch.full((count,), stride),
@@ -76,66 +89,52 @@ class TextBlocks:
         )
 
 
-def _tokenize(data: Sequence[str], model: Path) -> np.memmap[tuple[int], np.dtype[np.uint32]]:
-    """The token stream of all documents of these files, in their order."""
-    renderer, end = Renderer(model), stop_id(model)
-    vocabulary = read_config(model)["vocab_size"]
-    with tempfile.TemporaryFile(prefix="swarm-tokens-") as file:
-        for path in data:
-            for piece, is_last in _texts(path):
-                report()
-                tokens = renderer.encode_completion(piece)
-                outside = [token for token in tokens if token >= vocabulary]
-                if outside:
-                    raise UserError(
-                        f"{path} has the token {outside[0]}, but the model's vocabulary has "
-                        f"{vocabulary} tokens; remove the special token from the text"
-                    )
-                file.write(np.array([*tokens, end] if is_last else tokens, np.uint32).tobytes())
-        size = file.tell()
-        if not size:
-            raise UserError(f"data has no text in {', '.join(data)}; give files with text")
-        file.flush()
-        # The mapping keeps the file's space after its name and descriptor are gone.
-        return np.memmap(file, np.uint32, "r", shape=(size // 4,))
+class _Reader:
+    """Tokenizes the documents of a file, each with the end token."""
+
+    def __init__(self, model: Path) -> None:
+        self._renderer, self._end = Renderer(model), stop_id(model)
+        self._vocabulary = read_config(model)["vocab_size"]
+        hasher = blake3(f"{TEXT_COLUMN} {CHUNK_CHARACTERS} {self._end} {self._vocabulary}".encode())
+        for path in tokenizer_files(model):
+            hasher.update(path.name.encode() + path.read_bytes())
+        self.key = hasher.hexdigest()
+
+    def __call__(self, path: Path, start: int) -> Iterator[Tokens]:
+        for piece in itertools.islice(_texts(path), start, None):
+            tokens = [self._end] if piece is None else self._renderer.encode_completion(piece)
+            found = np.array(tokens, np.uint32)
+            if found.size and (outside := int(found.max())) >= self._vocabulary:
+                raise UserError(
+                    f"{path} has the token {outside}, but the model's vocabulary has "
+                    f"{self._vocabulary} tokens; remove the special token from the text"
+                )
+            yield found
 
 
-def _texts(path: str) -> Iterator[tuple[str, bool]]:
-    """The documents of a file, in pieces, each with whether it is the document's last."""
-    if Path(path).suffix in TEXT_SUFFIXES:
-        yield from _pieces(_read_text(located(path)))
+def _texts(path: Path) -> Iterator[str | None]:
+    """The documents of a file, in pieces; None: a document's end."""
+    if path.suffix in TEXT_SUFFIXES:
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                yield from _pieces(file)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: it is not UTF-8; give a file of text") from error
         return
-    if Path(path).suffix not in SUFFIXES and not Path(path).is_dir():
-        wanted = ", ".join((*TEXT_SUFFIXES, *SUFFIXES))
-        raise UserError(f"data names {path}, which is no {wanted} file; convert it to one of them")
-    rows = Rows.at(path)
+    rows = Rows([path], str(path))
     rows.check_columns([TEXT_COLUMN], "pre-training")
     for index in range(len(rows)):
         text = rows.row(index, [TEXT_COLUMN])[TEXT_COLUMN]
         if not isinstance(text, str):
             raise UserError(f"{path}: row {index} has the {TEXT_COLUMN} {text!r}; it must be text")
-        yield from _pieces(iter(text.splitlines(keepends=True)))
+        yield from _pieces(io.StringIO(text, newline=""))
 
 
-def _read_text(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            while lines := file.readlines(CHUNK_CHARACTERS):
-                yield from lines
-    except (OSError, UnicodeDecodeError) as error:
-        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else "it is not UTF-8"
-        raise UserError(f"{path} cannot be read ({reason}); give a file of text") from error
-
-
-def _pieces(lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """A document's text in pieces of whole lines."""
-    kept: list[str] = []
-    size = 0
-    for line in lines:
-        if kept and size + len(line) > CHUNK_CHARACTERS:
-            yield "".join(kept), False
-            kept, size = [], 0
-        kept.append(line)
-        size += len(line)
-    if kept:
-        yield "".join(kept), True
+def _pieces(document: TextIO) -> Iterator[str | None]:
+    """A document's text in pieces of whole lines, and its end; nothing for an empty one."""
+    is_empty = True
+    while lines := document.readlines(CHUNK_CHARACTERS):
+        is_empty = False
+        yield "".join(lines)
+    if not is_empty:
+        yield None

@@ -7,7 +7,6 @@ compression left out of the last one is added to it first.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from peers.engines.device import find_dtype
 from peers.learning import states
 from peers.learning.durable import whole_folder
 from peers.learning.gradients import clip_gradients
+from peers.learning.mixture import Mixture, Place, shares
 from peers.learning.packing import Rows
 from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
@@ -31,7 +31,6 @@ from peers.outer.learning import contribution
 from peers.outer.learning.compression import VALUE_MAX
 from peers.outer.learning.contribution import Header
 from peers.outer.learning.corpus import TextBlocks
-from peers.outer.learning.draw import Draw
 from peers.outer.learning.state import StateFile
 from peers.outer.learning.tensor_file import Shapes, TensorFile, TensorFileWriter
 from swarm.errors import UserError
@@ -81,36 +80,40 @@ class Replica:
         )
         base = Path(job.model)
         self._corpus = corpus or TextBlocks(inner, base)
-        self._draw = self._divide()
+        self._sizes, self._mixture = self._divide()
         self._left: Path | None = None
         """The folder of the inner state that the moments in memory are those of."""
         self.policy = TrainedPolicy(blank_model(base, settings, ranks), base, settings, ranks)
 
-    def _divide(self) -> Draw:
-        job, held_back = self._job, self._inner.validation_sequences
+    def _divide(self) -> tuple[list[int], Mixture]:
+        """Sequences to train on of each source, and their order; those behind are held back."""
+        job, inner, sizes = self._job, self._inner, self._corpus.sizes
         trainers = sorted(job.trainers) or [job.trainer]
         if job.trainer not in trainers:
             raise UserError(
                 f"trainer is {job.trainer}, which is not among the run's {len(trainers)} trainers; "
                 "ask the run's owner to add it"
             )
-        if held_back >= len(self._corpus):
-            raise UserError(
-                f"validation_sequences is {held_back}, but the data has {len(self._corpus)} "
-                "sequences; hold back fewer"
-            )
-        return Draw(
-            blocks=len(self._corpus) - held_back,
-            seed=job.seed,
-            wanted=job.inner_steps * self._inner.batch_sequences,
-            trainer=trainers.index(job.trainer),
-            trainers=len(trainers),
-        )
+        held_back = shares(inner.weights, len(sizes), inner.validation_sequences)
+        for size, held in zip(sizes, held_back, strict=True):
+            if held >= size:
+                raise UserError(
+                    f"validation_sequences is {inner.validation_sequences}, but the data has "
+                    f"{size} sequences for {held} of them; hold back fewer"
+                )
+        left = [size - held for size, held in zip(sizes, held_back, strict=True)]
+        number = trainers.index(job.trainer)
+        return left, Mixture(left, job.seed, inner.weights, number, len(trainers))
 
     @property
     def sequences(self) -> int:
         """Sequences to train on."""
-        return self._draw.blocks
+        return sum(self._sizes)
+
+    @property
+    def data(self) -> str:
+        """What the data hold (`TextBlocks.identity`)."""
+        return self._corpus.identity
 
     @property
     def shapes(self) -> Shapes:
@@ -145,23 +148,22 @@ class Replica:
 
     def steps(self, round_: int) -> Iterator[InnerStep]:
         """Take the inner steps of a round, counted from 1, one at a time."""
-        blocks = iter(self._draw.of_round(round_ - 1))
         count = self._job.inner_steps
-        for step in range(count):
+        for step in range((round_ - 1) * count, round_ * count):
             if self._ranks.world == 1:
                 checkpoint()  # a round that has become useless is cancelled; ranks stay together
-            mine = list(itertools.islice(blocks, self._inner.batch_sequences))
-            yield self._step(mine, self._rate((round_ - 1) * count + step))
+            places = self._mixture.batch(step, self._inner.batch_sequences)
+            yield self._step(places, self._rate(step))
 
     def _rate(self, step: int) -> float:
         return learning_rate(self._inner.optimiser, self._job.rounds * self._job.inner_steps, step)
 
-    def _step(self, blocks: Sequence[int], rate: float) -> InnerStep:
-        tokens = self._predicted(blocks)
+    def _step(self, places: Sequence[Place], rate: float) -> InnerStep:
+        tokens = self._predicted(places)
         optimiser = self.policy.optimiser
         optimiser.zero_grad()
         total = 0.0
-        for rows in self._passes(blocks):
+        for rows in self._passes(places):
             surprise, penalty = self._loss(rows)
             loss = (surprise + penalty) / tokens
             # Each rank's loss is its share of the batch's; FSDP averages the gradients.
@@ -178,14 +180,14 @@ class Replica:
             optimiser.step()
         return InnerStep(total / tokens, norm, rate, tokens, not finite)
 
-    def _predicted(self, blocks: Sequence[int]) -> int:
+    def _predicted(self, places: Sequence[Place]) -> int:
         """Tokens of some sequences that are predicted: all but the first of each."""
-        return len(blocks) * (self._inner.sequence_tokens - 1)
+        return len(places) * (self._inner.sequence_tokens - 1)
 
-    def _passes(self, blocks: Sequence[int]) -> list[Rows]:
+    def _passes(self, places: Sequence[Place]) -> list[Rows]:
         """The forward passes over this rank's share of some sequences."""
-        share = self._ranks.share([self._inner.sequence_tokens] * len(blocks))
-        return self.policy.passes(self._corpus.batch([blocks[index] for index in share]))
+        share = self._ranks.share([self._inner.sequence_tokens] * len(places))
+        return self.policy.passes(self._corpus.batch([places[index] for index in share]))
 
     def _loss(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """The sums over a pass of the negative log-probabilities and of the max-z-loss."""
@@ -199,15 +201,19 @@ class Replica:
     @torch.no_grad()
     def measure(self, state: StateFile) -> float | None:
         """Loss of an outer state on the sequences held back; None if there are none."""
-        held_back = range(self._draw.blocks, len(self._corpus))
+        held_back = [
+            (source, index)
+            for source, size in enumerate(self._corpus.sizes)
+            for index in range(self._sizes[source], size)
+        ]
         if not held_back:
             return None
         self._assign(state)
         total, tokens = 0.0, 0
-        for start in held_back[::MEASURED_SEQUENCES]:
-            blocks = list(range(start, min(start + MEASURED_SEQUENCES, held_back.stop)))
-            tokens += self._predicted(blocks)
-            for rows in self._passes(blocks):
+        for start in range(0, len(held_back), MEASURED_SEQUENCES):
+            places = held_back[start : start + MEASURED_SEQUENCES]
+            tokens += self._predicted(places)
+            for rows in self._passes(places):
                 total += float(self._loss(rows)[0])
         rest(self.policy.scorer)
         return self._ranks.sum([total])[0] / tokens

@@ -69,6 +69,7 @@ class ReplicaService(FileJobs):
             contribution_bytes_max=file_bytes_max(shapes, job.compression),
             elements=elements_of(shapes),
             sequences=self._replica.sequences,
+            data=self._replica.data,
         )
 
     @in_job_thread
