@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.environments import Episode, Grade, Transcript, grade, load, task_of
-from peers.environments.graders.reasoning_gym import answer_in
 from peers.environments.tools import Tools, ToolsOptions, calculate, called, run_python
 from peers.sandbox import Outcome, why_none
 
@@ -45,9 +44,7 @@ def test_openings_without_end_take_no_quadratic_time() -> None:
     names = itertools.islice(itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=3), 13_000)
     began = time.process_time()
     assert called("".join(f"<{''.join(name)}>" for name in names), ["calc"]) is None
-    assert answer_in("<answer>" * 50_000) == "<answer>" * 50_000
     assert time.process_time() - began < 1
-    assert answer_in("<answer>1</answer> or <answer><answer>2</answer></answer>") == "<answer>2"
 
 
 @pytest.mark.parametrize(

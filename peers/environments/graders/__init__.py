@@ -85,7 +85,6 @@ GRADERS = {
     "number": "plain:Number",
     "math": "math:Math",
     "code": "code:Code",
-    "reasoning-gym": "reasoning_gym:ReasoningGym",
 }
 
 __all__ = ["GRADERS", "Grader", "make_grader", "zero"]
