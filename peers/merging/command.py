@@ -24,41 +24,23 @@ def merge_checkpoints(
         ),
     ],
     out: Annotated[Path, typer.Option(help="New folder for the result.")],
-    method: Annotated[
-        str, typer.Option(help="linear: mean; slerp: along the arc between two; ties: see --base.")
-    ] = "linear",
     weight: Annotated[
         list[float] | None,
         typer.Option(help="Weight of a checkpoint; once for each, in order. Default: all equal."),
     ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(help="ties: the checkpoint that the others were trained from."),
-    ] = None,
-    density: Annotated[
-        float, typer.Option(help="ties: share of each checkpoint's largest changes that stays.")
-    ] = 0.2,
-    scale: Annotated[float, typer.Option(help="ties: factor of the merged change.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Merge checkpoints of one architecture and tokenizer, tensor by tensor.
+    """Merge checkpoints of one architecture and tokenizer into their mean, tensor by tensor.
 
     Memory holds one file of the result.
     """
     require_extra("infer", "swarm checkpoint merge")
     from peers.merging.merge import Recipe, merge
 
-    recipe = Recipe(
-        folders=[find_model(each, "CHECKPOINTS").folder for each in checkpoints],
-        method=method,
-        weights=weight or (),
-        base=None if base is None else find_model(base, "--base").folder,
-        density=density,
-        scale=scale,
-    )
+    recipe = Recipe([find_model(each, "CHECKPOINTS").folder for each in checkpoints], weight or ())
     with progress_bar("merging") as progress:
         merged = merge(recipe, out, progress)
     if as_json:
         print_json({"folder": str(out), "parameters": merged.parameters, "bytes": merged.bytes})
     else:
-        print(f"{out}: {method} merge, {merged.parameters:,} parameters, {merged.bytes:,} bytes")
+        print(f"{out}: {merged.parameters:,} parameters, {merged.bytes:,} bytes")

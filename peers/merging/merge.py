@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,7 @@ from peers.engines.fitting import facts_of
 from peers.engines.model import INDEX_FILE, StoredTensors, weight_files
 from peers.engines.tokenizer import check_tokenizer, copy_tokenizer
 from peers.learning.durable import whole_folder
-from peers.merging import methods
 from swarm.errors import UserError
-
-METHODS = ("linear", "slerp", "ties")
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of numbers by their names in safetensors files."""
@@ -46,38 +43,26 @@ _UNCOMPARED = ("truncation", "padding", "version")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to merge, and how."""
+    """What to merge."""
 
     folders: Sequence[Path]
-    method: str = "linear"
     weights: Sequence[float] = ()
     """One per folder; empty: all equal."""
-    base: Path | None = None
-    """What the checkpoints were trained from; for `ties`."""
-    density: float = 0.2
-    """Share of each checkpoint's differences that stays; for `ties`."""
-    scale: float = 1.0
-    """Factor of the merged difference; for `ties`."""
-
-    @property
-    def all_folders(self) -> list[Path]:
-        return [*self.folders, *([self.base] if self.base is not None else [])]
 
     @property
     def told(self) -> dict[str, Any]:
         """What the result says of itself."""
-        base = str(self.base.resolve()) if self.base else None
         folders = [str(each.resolve()) for each in self.folders]
-        return {**asdict(self), "folders": folders, "weights": list(self.weights), "base": base}
+        return {"folders": folders, "weights": list(self.weights)}
 
-    def apply(self, tensors: list[Tensor]) -> Tensor:
-        """Merge one tensor of each of `all_folders`."""
-        weights = self.weights or [1.0] * len(self.folders)
-        if self.method == "linear":
-            return methods.linear(tensors, weights)
-        if self.method == "slerp":
-            return methods.slerp(tensors[0], tensors[1], weights)
-        return methods.ties(tensors[-1], tensors[:-1], weights, self.density, self.scale)
+    def apply(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The weighted mean, in fp32, of one tensor of each folder."""
+        weights = self.weights or [1.0] * len(tensors)
+        total = sum(weights)
+        merged = tensors[0] * (weights[0] / total)
+        for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
+            merged.add_(tensor, alpha=weight / total)
+        return merged
 
 
 @dataclass(frozen=True)
@@ -94,8 +79,8 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[int, int], None]) -> Me
     `progress` gets the bytes written and their total.
     """
     check(recipe, out)
-    stored = [StoredTensors(folder, _is_used(folder)) for folder in recipe.all_folders]
-    _check_alike(recipe.all_folders, stored)
+    stored = [StoredTensors(folder, _is_used(folder)) for folder in recipe.folders]
+    _check_alike(recipe.folders, stored)
     first = stored[0]
     plan: dict[str, list[str]] = {}
     for path in weight_files(recipe.folders[0]):
@@ -123,19 +108,10 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[int, int], None]) -> Me
 def check(recipe: Recipe, out: Path) -> None:
     """Raise `UserError` for options that do not go together."""
     count = len(recipe.folders)
-    if recipe.method not in METHODS:
-        raise UserError(f"--method is {recipe.method!r}; it must be one of {', '.join(METHODS)}")
     if count < 2 and not (count == 1 and is_adapter(recipe.folders[0])):
         raise UserError(
             f"{count} checkpoint is given; name two or more to merge, or a single adapter, which "
             "is merged into its base"
-        )
-    if recipe.method == "slerp" and count != 2:
-        raise UserError(f"--method slerp merges two checkpoints, not {count}; use linear or ties")
-    if (recipe.method == "ties") != (recipe.base is not None):
-        raise UserError(
-            "--base names the checkpoint that the others were trained from: --method ties needs "
-            "it, and no other method reads it"
         )
     if recipe.weights and len(recipe.weights) != count:
         raise UserError(
@@ -145,10 +121,6 @@ def check(recipe: Recipe, out: Path) -> None:
     for weight in recipe.weights:
         if not 0 < weight <= 1e6:
             raise UserError(f"--weight is {weight:g}; it must be above 0, and at most 1e6")
-    if not 0 < recipe.density <= 1:
-        raise UserError(f"--density is {recipe.density:g}; it must be above 0, and at most 1")
-    if not 0 < recipe.scale <= 100:
-        raise UserError(f"--scale is {recipe.scale:g}; it must be above 0, and at most 100")
     if out.exists():
         raise UserError(f"--out {out} exists already; choose another folder")
     if not out.absolute().parent.is_dir():

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from peers.engines.demo import make_policy
 from peers.engines.loading import load
 from peers.engines.model import read_weights
-from peers.merging import methods
 from peers.merging.merge import RECIPE_FILE, Recipe, merge
 from swarm.commands.main import app
 from swarm.errors import UserError
@@ -52,16 +51,12 @@ def changed(folder: Path, to: Path, rewrite: Rewrite) -> Path:
 
 def literal(recipe: Recipe) -> dict[str, Tensor]:
     """The merge with all checkpoints in memory."""
-    stored = [read_weights(folder) for folder in recipe.all_folders]
+    stored = [read_weights(folder) for folder in recipe.folders]
     return {name: recipe.apply([each[name].clone() for each in stored]) for name in stored[0]}
 
 
-@pytest.mark.parametrize("method", ["linear", "slerp", "ties"])
-def test_the_files_hold_the_merged_tensors(
-    method: str, policies: list[Path], tmp_path: Path
-) -> None:
-    base = policies[2] if method == "ties" else None
-    recipe = Recipe(policies[:2], method, [1.0, 3.0], base, density=0.3)
+def test_the_files_hold_the_merged_tensors(policies: list[Path], tmp_path: Path) -> None:
+    recipe = Recipe(policies[:2], [1.0, 3.0])
     merged = merge(recipe, tmp_path / "out", quiet)
     found = read_weights(tmp_path / "out")
     expected = literal(recipe)
@@ -103,49 +98,18 @@ def numbers(count: int) -> strategies.SearchStrategy[Tensor]:
 
 
 @given(numbers(6), numbers(6), strategies.floats(0.01, 100))
-def test_linear_is_the_weighted_mean(one: Tensor, other: Tensor, weight: float) -> None:
-    merged = methods.linear([one, other], [1.0, weight])
+def test_it_is_the_weighted_mean(one: Tensor, other: Tensor, weight: float) -> None:
+    merged = Recipe([], [1.0, weight]).apply([one, other])
     assert torch.allclose(merged, (one + weight * other) / (1 + weight), atol=1e-5)
 
 
-@given(numbers(6), strategies.floats(0.05, 3.0), strategies.floats(0.01, 0.99))
-def test_slerp_turns_by_its_share_of_the_angle(one: Tensor, angle: float, share: float) -> None:
-    if float(one[:2].norm()) < 0.01:
-        return
-    first = one[:2] / one[:2].norm()
-    across = torch.stack([-first[1], first[0]])
-
-    def turned(by: float) -> Tensor:
-        return first * torch.cos(torch.tensor(by)) + across * torch.sin(torch.tensor(by))
-
-    merged = methods.slerp(first, turned(angle), [1 - share, share])
-    assert torch.allclose(merged, turned(share * angle), atol=1e-3)
-
-
-def test_ties_by_hand() -> None:
-    base = torch.tensor([1.0, 1.0, 1.0, 1.0])
-    one = base + torch.tensor([4.0, -3.0, 0.1, 2.0])
-    other = base + torch.tensor([2.0, 5.0, 3.0, 0.1])
-    merged = methods.ties(base, [one, other], [1.0, 1.0], density=0.75, scale=1.0)
-    # 0.1 is trimmed from each; at the second position the positive sign wins with 5 against 3.
-    assert torch.allclose(merged - base, torch.tensor([3.0, 5.0, 3.0, 2.0]))
-    same = methods.ties(base, [one.clone()], [1.0], density=1.0, scale=0.5)
-    assert torch.allclose(same - base, (one - base) / 2)
-
-
 def test_wrong_inputs_are_sentences(policies: list[Path], tmp_path: Path) -> None:
-    one, other, base = policies
+    one, other, _ = policies
     out = tmp_path / "out"
     for recipe, sentence in [
-        (Recipe([one, other], "mean"), "--method is 'mean'; it must be one of linear, slerp, ties"),
         (Recipe([one]), "1 checkpoint is given; name two or more"),
-        (Recipe(policies, "slerp"), "--method slerp merges two checkpoints, not 3"),
-        (Recipe([one, other], "ties"), "--method ties needs it"),
-        (Recipe([one, other], base=base), "no other method reads it"),
         (Recipe([one, other], weights=[1.0]), "--weight is given 1 times for 2 checkpoints"),
         (Recipe([one, other], weights=[1.0, -1.0]), "--weight is -1; it must be above 0"),
-        (Recipe([one, other], "ties", base=base, density=0.0), "--density is 0; it must be"),
-        (Recipe([one, other], "ties", base=base, scale=-1.0), "--scale is -1; it must be"),
     ]:
         with pytest.raises(UserError, match=sentence):
             merge(recipe, out, quiet)
@@ -195,4 +159,4 @@ def test_the_command(policies: list[Path], tmp_path: Path) -> None:
     arguments = ["checkpoint", "merge", *map(str, policies[:2]), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, [*arguments, "--weight", "1", "--weight", "2"])
     assert result.exit_code == 0, result.output
-    assert "linear merge, 228,192 parameters, 912,768 bytes" in result.output
+    assert "out: 228,192 parameters, 912,768 bytes" in result.output
