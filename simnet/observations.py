@@ -1,8 +1,7 @@
 """Observations of a simulation: collected from events as they happen, in bounded memory.
 
 The report and the plot read them. Broadcast progress is kept as the times at which each peer had
-another 1/64 of a checkpoint. Bytes sent over time are kept in at most 256 buckets, whose width
-doubles when they are full. All other observations are counters by peer or role.
+another 1/64 of a checkpoint. All other observations are counters by peer or role.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ PROGRESS_PARTS = 64
 BROADCASTS_KEPT = 8
 """Number of checkpoints, from the first, whose broadcasts are kept."""
 
-BUCKETS_MAX = 256
 ROLE_ORDER = ("trainer", "validator", "relay", "inference", "bootstrap", "observer")
 
 BUSY = {"generating", "training", "judging", "relaying"}
@@ -41,36 +39,6 @@ CAUSES = {
     "run": "run over",
 }
 """Cause of an idle peer's time, by the first word of its status."""
-
-
-class Buckets:
-    """Amounts by name over time, in buckets whose width doubles when there are too many."""
-
-    def __init__(self) -> None:
-        self.width_seconds = 0.125
-        self.amounts: dict[str, list[float]] = {}
-
-    def add(self, name: str, start: float, end: float, amount: float) -> None:
-        """Spread an amount evenly over a span of time."""
-        while end >= self.width_seconds * BUCKETS_MAX:
-            self._widen()
-        row = self.amounts.setdefault(name, [])
-        first, last = int(start / self.width_seconds), int(end / self.width_seconds)
-        row.extend([0.0] * (last + 1 - len(row)))
-        if first == last:
-            row[first] += amount
-            return
-        rate = amount / (end - start)
-        row[first] += rate * ((first + 1) * self.width_seconds - start)
-        row[last] += rate * (end - last * self.width_seconds)
-        for bucket in range(first + 1, last):
-            row[bucket] += rate * self.width_seconds
-
-    def _widen(self) -> None:
-        self.width_seconds *= 2
-        for name, row in self.amounts.items():
-            padded = [*row, 0.0] if len(row) % 2 else row
-            self.amounts[name] = [a + b for a, b in zip(padded[::2], padded[1::2], strict=True)]
 
 
 @dataclass
@@ -94,8 +62,6 @@ class Observations:
         self.simulation = simulation
         self.broadcasts: dict[tuple[int, int], Broadcast] = {}
         """Broadcasts by (lineage, step)."""
-        self.sent_bytes = Buckets()
-        """Bytes of pieces over time, by the sender's role."""
         self.pieces_sent_bytes: Counter[str] = Counter()
         """Bytes of pieces sent, by peer."""
         self.pieces_received_bytes: Counter[str] = Counter()
@@ -140,7 +106,6 @@ class Observations:
         size, source = fields["bytes"], self.name_of(fields["source"])
         self.pieces_sent_bytes[source] += size
         self.pieces_received_bytes[peer.name] += size
-        self.sent_bytes.add(self.role_of(source), max(0.0, now - fields["seconds"]), now, size)
         broadcast = self.broadcasts.get((fields["lineage"], fields["step"]))
         if broadcast is None:
             return
