@@ -1,4 +1,4 @@
-"""A run's thresholds: measured with its own model as it is made, read from a file, or kept.
+"""A run's thresholds: measured with its own model as it is made, or kept.
 
 Without measured ones a run observes (`swarm.wire.manifest.Thresholds.measured_tokens`).
 """
@@ -14,9 +14,8 @@ import msgspec
 
 from peers.environments.collection import Environments
 from swarm.errors import UserError
-from swarm.terminal.output import check_writable
 from swarm.terminal.progress import progress_bar
-from swarm.terminal.tables import read_toml, struct_from_mapping
+from swarm.terminal.tables import read_toml
 from swarm.wire.manifest import RunManifest, Thresholds
 
 
@@ -24,8 +23,6 @@ from swarm.wire.manifest import RunManifest, Thresholds
 class Measuring:
     """What the owner wants of the thresholds."""
 
-    file: Path | None = None
-    """Measured ones to reuse; if there is no such file, they are measured and written to it."""
     measure: bool = True
     again: bool = False
     """Whether to measure although an earlier version of the run has measured ones."""
@@ -38,18 +35,14 @@ def settle(
 ) -> RunManifest:
     """Return the manifest with the thresholds that the owner wants; raises `UserError`.
 
-    Those of the description count if they say that they were measured. Otherwise the file's do,
-    then those of the version `before`, then newly measured ones. What the description sets by
-    itself, stays.
+    Those of the description count if they say that they were measured. Otherwise those of the
+    version `before` do, then newly measured ones. What the description sets by itself, stays.
     """
-    check_writable("--thresholds", wanted.file)
     if not manifest.thresholds.observes:
         return manifest
-    if wanted.file is not None and wanted.file.exists():
-        return _with(manifest, read_thresholds(wanted.file), where)
     if before is not None and not before.thresholds.observes and not wanted.again:
         return _with(manifest, before.thresholds, where)
-    if not wanted.measure and wanted.file is None:
+    if not wanted.measure:
         return _observing(manifest, where, "")
     if not any(model.glob("*.safetensors")):
         return _observing(manifest, where, f"{model} has no weights to measure with, ")
@@ -57,20 +50,6 @@ def settle(
         return _with(manifest, _measure(manifest, model, wanted), where)
     except UserError as error:  # a family that the native engine does not know, or a bad row
         return _observing(manifest, where, f"thresholds cannot be measured here ({error}), ")
-
-
-def read_thresholds(file: Path) -> Thresholds:
-    """Read thresholds that were measured; raises `UserError`."""
-    table = read_toml(file, str(file)).get("thresholds")
-    if table is None:
-        raise UserError(f"{file} has no [thresholds]; name a file that --thresholds wrote")
-    found = struct_from_mapping(Thresholds, table, f"{file}: thresholds")
-    if found.observes:
-        raise UserError(
-            f"{file}: thresholds.measured_tokens is 0, so nobody measured them; name a file "
-            "that --thresholds wrote"
-        )
-    return found
 
 
 def _with(manifest: RunManifest, measured: Thresholds, where: Path) -> RunManifest:
@@ -100,8 +79,7 @@ def _measure(manifest: RunManifest, model: Path, wanted: Measuring) -> Threshold
     installed = Environments(allowed=[each.name for each in manifest.environments])
     environments = [installed.of(each) for each in manifest.environments]
     print(
-        f"measuring how far honest engines differ on {model} (once; --no-measure leaves it out, "
-        "--thresholds FILE keeps the result)",
+        f"measuring how far honest engines differ on {model} (once; --no-measure leaves it out)",
         file=sys.stderr,
     )
     with progress_bar("measuring", counted=True) as advance:
@@ -114,6 +92,4 @@ def _measure(manifest: RunManifest, model: Path, wanted: Measuring) -> Threshold
             advance,
         )
     print(report.toml, file=sys.stderr)
-    if wanted.file is not None:
-        wanted.file.write_text(report.toml, encoding="utf-8")
     return report.thresholds

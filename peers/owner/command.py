@@ -36,13 +36,6 @@ REASON_CHARACTERS_MAX = 500
 
 app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 
-Thresholds = Annotated[
-    Path | None,
-    typer.Option(
-        help="File of measured thresholds to reuse; if there is none, they are measured and "
-        "written there."
-    ),
-]
 Engines = Annotated[
     str | None,
     typer.Option(
@@ -71,7 +64,6 @@ def run_create(
     ] = None,
     tokenizer: TokenizerFolder = None,
     ungradable_max: UngradableMax = UNGRADABLE_MAX,
-    thresholds: Thresholds = None,
     measure: Annotated[
         bool,
         typer.Option(
@@ -90,7 +82,7 @@ def run_create(
     from peers.calibration.of_run import Measuring
     from peers.owner.signing import OwnersFiles, create_run
 
-    measuring = Measuring(thresholds, measure=measure, engines=listed(engines))
+    measuring = Measuring(measure=measure, engines=listed(engines))
     signed = out or file.with_suffix(".manifest")
     create_run(OwnersFiles(file, signed, owner_key, tokenizer, ungradable_max, measuring))
 
@@ -115,7 +107,6 @@ def run_update(
     ] = None,
     tokenizer: TokenizerFolder = None,
     ungradable_max: UngradableMax = UNGRADABLE_MAX,
-    thresholds: Thresholds = None,
     measure: Annotated[
         bool,
         typer.Option(
@@ -133,7 +124,7 @@ def run_update(
     from peers.calibration.of_run import Measuring
     from peers.owner.signing import OwnersFiles, update_run
 
-    measuring = Measuring(thresholds, measure=measure, again=measure, engines=listed(engines))
+    measuring = Measuring(measure=measure, again=measure, engines=listed(engines))
     signed = manifest or file.with_suffix(".manifest")
     files = OwnersFiles(file, signed, owner_key, tokenizer, ungradable_max, measuring)
     update_run(files, bootstrap or [])

@@ -1,4 +1,4 @@
-"""`swarm run create` measures thresholds with the run's model, reuses them, or the run observes."""
+"""`swarm run create` measures thresholds with the run's model, keeps them, or the run observes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from peers.engines import demo
 from swarm.run.manifest import load_manifest, manifest_in
 from swarm.wire.manifest import Thresholds
-from tests.commands.harness import complaint, swarm
+from tests.commands.harness import swarm
 from tests.commands.test_commands import RUN, create
 
 MEASURED = """
@@ -46,9 +46,8 @@ def update(folder: Path, text: str, *more: str) -> list[str | Path]:
     return ["run", "update", folder / "run.toml", *keys, *more]
 
 
-def test_thresholds_are_measured_shown_written_and_signed(lab: Path) -> None:
-    file = lab / "thresholds.toml"
-    done = swarm(*create(lab), "--thresholds", file, "--engines", "float32,bfloat16")
+def test_thresholds_are_measured_shown_and_signed(lab: Path) -> None:
+    done = swarm(*create(lab), "--engines", "float32,bfloat16")
     assert done.status == 0, done.errors
     for row in ("float32 cpu → bfloat16 cpu", "bfloat16 cpu → float32 cpu", "[thresholds]"):
         assert row in done.errors
@@ -60,8 +59,9 @@ def test_thresholds_are_measured_shown_written_and_signed(lab: Path) -> None:
     assert 0 < found.honest_margin < 0.01 and found.stake_steps == Thresholds().stake_steps
 
     (lab / "run.manifest").unlink()
-    again = swarm(*create(lab), "--thresholds", file)
-    assert again.status == 0 and "measuring" not in again.errors, "the file is reused"
+    shown = done.errors[done.errors.index("[thresholds]") :]
+    again = swarm(*create(lab, f"{RUN}\n{shown}"))
+    assert again.status == 0 and "measuring" not in again.errors, "what was shown can be pasted"
     assert signed(lab) == found
 
     kept = swarm(*update(lab, RUN.replace("version = 3", "version = 4")))
@@ -86,27 +86,12 @@ def test_without_weights_a_run_observes(tmp_path: Path) -> None:
 
 
 def test_what_the_description_says_stays(lab: Path) -> None:
-    (lab / "measured.toml").write_text(MEASURED)
-    text = RUN + "\n[thresholds]\nmargin_max = 9.0\nstake_steps = 7\n"
-    done = swarm(*create(lab, text), "--thresholds", lab / "measured.toml")
-    assert done.status == 0, done.errors
-    found = signed(lab)
-    assert (found.margin_max, found.honest_margin, found.stake_steps) == (9.0, 0.004, 7)
-    (lab / "run.manifest").unlink()  # a version cannot be signed twice
     stated = swarm(*create(lab, RUN + MEASURED))
     assert stated.status == 0 and "measuring" not in stated.errors
     assert signed(lab).measured_tokens == 16_384
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("[thresholds]\nhonest_margin = 0.1\n", "measured_tokens is 0"),
-        ("[sampling]\ntemperature = 1.0\n", "has no [thresholds]"),
-        ("[thresholds]\nhonest_margins = 0.1\n", "honest_margins"),
-    ],
-)
-def test_a_file_that_nobody_measured_is_refused(lab: Path, text: str, why: str) -> None:
-    (lab / "measured.toml").write_text(text)
-    assert why in complaint(*create(lab), "--thresholds", lab / "measured.toml")
-    assert not (lab / "run.manifest").exists()
+    text = RUN.replace("version = 3", "version = 4")
+    own = "\n[thresholds]\nmargin_max = 9.0\nstake_steps = 7\n"
+    done = swarm(*update(lab, text + own))
+    assert done.status == 0, done.errors
+    found = signed(lab)
+    assert (found.margin_max, found.honest_margin, found.stake_steps) == (9.0, 0.004, 7)
