@@ -187,23 +187,6 @@ def test_why_the_trainer_is_idle() -> None:
         assert words in why_trainer(status_with(entries, step_order), history)
 
 
-def test_a_trainer_that_hangs_is_not_just_busy() -> None:
-    entries = [present(TRAINER.peer_id, "trainer", doing="training step 2")]
-    history = History()
-    history.learn_order(order(3), 100.0)
-    history.learn_order(order(3), 190.0)
-    status = status_with(entries, order(3))
-    assert why_trainer(status, history) == "The trainer is busy: training step 2."
-    history.learn_training(published(2, seconds=2.0), order(3))
-    assert why_trainer(status, history) == (
-        "The trainer is busy: training step 2, and no step has ended for 90 s; one usually takes "
-        "2.0 s."
-    )
-    history.learn_training(published(2, seconds=20.0), order(3))  # the first entry counts
-    history.learn_order(order(4), 191.0)
-    assert "no step has ended" not in why_trainer(status_with(entries, order(4)), history)
-
-
 def test_why_a_worker_is_idle() -> None:
     def why(step_order: Any = order(3), **changes: Any) -> str:  # noqa: B008
         return why_worker(present(WORKER.peer_id, "inference", **changes), step_order)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,6 @@ STEPS_KEPT = 512
 
 AHEAD_MAX = 16
 """Steps by which a trainer's log may be ahead of the order that was read just before."""
-
-USUAL_STEPS = 32
-"""Steps, the newest, whose median time is the usual one."""
 
 WORKERS_MAX = 8192
 """Workers with figures, those heard last: as many as a status lists."""
@@ -80,10 +76,6 @@ class History:
         higher."""
         self.complete_from = 0
         """Step from which on the workers' figures lack no verdict."""
-        self.open_seconds = 0.0
-        """Time since the newest order's step was first seen here."""
-        self._opened: tuple[tuple[int, int], float] | None = None
-        """Lineage and step of the newest order, and when it was first seen."""
         self.evaluations: dict[int, float] = {}
         """Mean reward on held-out tasks by policy, as far as the dashboard was there."""
 
@@ -134,20 +126,6 @@ class History:
         if held is None or held[0] < entry.lineage <= order.lineage:
             self.trained[step] = entry.lineage, entry.figures
             _forget(self.trained, first)
-
-    def learn_order(self, order: StepOrder, now: float) -> None:
-        """Note how long its step has been the newest; `now` in seconds that only grow."""
-        step = (order.lineage, order.step)
-        if self._opened is None or self._opened[0] != step:
-            self._opened = (step, now)
-        self.open_seconds = now - self._opened[1]
-
-    def usual_seconds(self) -> float | None:
-        """Median time of the newest steps, by the trainers' word; None until one is known."""
-        newest = sorted(self.trained)[-USUAL_STEPS:]
-        times = [self.trained[step][1].seconds for step in newest]
-        known = [each for each in times if each is not None]
-        return statistics.median(known) if known else None
 
     def learn_evaluation(self, found: Evaluation) -> None:
         """Take a result on held-out tasks."""

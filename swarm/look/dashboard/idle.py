@@ -12,34 +12,12 @@ INFERENCE = "inference"
 OFTEN = 0.25
 """Share of refused submissions of the open step from which refusals are named as the cause."""
 
-LATE_SECONDS, LATE_TIMES = 30.0, 5
-"""A step that has lasted for longer than both, the second in usual steps, is late."""
-
 GOODBYE = {"left": "has left", "finished": "has finished"}
 """How a peer that said goodbye is spoken of, by its state."""
 
 
 def why_trainer(status: RunStatus, history: History) -> str:
-    """Why the trainer is idle, or that it is not.
-
-    A trainer may hang, too: the sentence also says when a step takes far longer than usual.
-    """
-    sentence = _why_trainer(status, history)
-    usual, seconds = history.usual_seconds(), history.open_seconds
-    over = status.order is None or status.order.final
-    if over or usual is None or seconds <= max(LATE_SECONDS, LATE_TIMES * usual):
-        return sentence
-    since = f"no step has ended for {_lasting(seconds)}; one usually takes {_lasting(usual)}"
-    return f"{sentence.removesuffix('.')}, and {since}."
-
-
-def _lasting(seconds: float) -> str:
-    if seconds >= 120:
-        return f"{seconds / 60:,.0f} min"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-
-
-def _why_trainer(status: RunStatus, history: History) -> str:
+    """Why the trainer is idle, or that it is not."""
     order, manifest = status.order, status.run.manifest
     if order is None:
         return "No step has begun: the trainer has opened none yet."

@@ -61,7 +61,6 @@ class Watcher:
         if status.evaluation is not None:
             self.history.learn_evaluation(status.evaluation)
         if status.order is not None:
-            self.history.learn_order(status.order, self.node.world.now())
             with trio.move_on_after(LOGS_SECONDS_MAX) as patience:
                 order = status.order
 
