@@ -31,7 +31,6 @@ import trio
 
 from benchmarks.common import at_least, memory_of, spread_of
 from simnet.compute.setting import Hardware
-from simnet.lines import Weather
 from simnet.scenarios import Scenario
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time
 from simnet.scenarios.steady import WORKER, WORKLOAD
@@ -88,7 +87,7 @@ def measured(workers: int, durations: Durations, checker: Hardware = CHECKER) ->
         return await _run(simulation, workers, durations, checker)
 
     peers = workers + VALIDATORS + RELAYS + 2
-    scenario = Scenario("scale", "", peers, peers, run, Weather(), WORKLOAD)
+    scenario = Scenario("scale", "", peers, peers, run, WORKLOAD)
     report = simulate(scenario, shows_progress=True)
     if not report["figures"]:
         raise SwarmError(f"the simulation broke an invariant: {'; '.join(report['violations'])}")

@@ -68,7 +68,7 @@ def costs(virtual: float, cpu: float, messages: float) -> dict[str, float]:
 def run_scenario(name: str, peers: int, seed: int) -> dict[str, Any]:
     """Run a scenario; return its figures, its whole costs, and those of its steady part, if any."""
     scenario = scenarios.load(name)
-    simulation = Simulation(seed, weather=scenario.weather, workload=scenario.workload)
+    simulation = Simulation(seed, workload=scenario.workload)
     meter = Meter(simulation)
     figures: dict[str, Any] = {}
 

@@ -48,15 +48,12 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 1,
     model_gb: Annotated[float | None, typer.Option(help="Size of a checkpoint.")] = None,
     json_path: Json = None,
-    faults_path: Annotated[
-        Path | None, typer.Option("--faults", help="Fault schedule, in TOML.")
-    ] = None,
     plot_path: Annotated[
         Path | None, typer.Option("--plot", help="Draw it here (.png, .svg or .pdf).")
     ] = None,
 ) -> None:
     """Run a scenario; the exit status is 1 if an invariant was violated."""
-    replay = replay_command(scenario, seed, peers=peers, model_gb=model_gb, faults=faults_path)
+    replay = replay_command(scenario, seed, peers=peers, model_gb=model_gb)
     with _mistakes():
         check_writable("--json", json_path)
         try:
@@ -65,7 +62,6 @@ def run(
                 peers=peers,
                 seed=seed,
                 model_gb=model_gb,
-                faults=faults_path,
                 plot=plot_path,
                 shows_progress=True,
             )

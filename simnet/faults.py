@@ -1,6 +1,6 @@
 """Faults of machines and lines, in schedules drawn from a seed or written by hand.
 
-A schedule is a list of faults. Written by hand it is TOML, one table per fault:
+A schedule is a list of faults. In a scenario's file it has one table per fault:
 
     [[fault]]
     kind = "crash"
@@ -13,9 +13,7 @@ Every lasting fault ends by itself after `seconds`; then the run must recover.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Annotated, TypeAlias, get_args
 
@@ -223,10 +221,6 @@ def kind_of(fault: Fault) -> str:
     return str(fault.__struct_config__.tag)
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    fault: Schedule = []
-
-
 # --- schedules ---
 
 
@@ -288,32 +282,6 @@ def draw(
         if choices:
             schedule.append(chance.choice(choices))
     return sorted(schedule, key=lambda fault: fault.at)
-
-
-def to_toml(schedule: Sequence[AnyFault]) -> str:
-    """Write a schedule as TOML that `read` accepts."""
-    tables = []
-    for fault in schedule:
-        fields = msgspec.to_builtins(fault)
-        lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
-        tables.append("\n".join(["[[fault]]", *lines]))
-    return "\n\n".join(tables) + "\n"
-
-
-def parse(text: str, where: str) -> Schedule:
-    """Parse a schedule from TOML; raises `UserError` with `where` and the key."""
-    try:
-        return msgspec.toml.decode(text.encode(), type=_File).fault
-    except msgspec.MsgspecError as error:
-        raise UserError(f"{where}: {error}") from error
-
-
-def read(path: Path) -> Schedule:
-    """Read a schedule from a TOML file; raises `UserError`."""
-    try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--faults {path} cannot be read ({error})") from error
 
 
 def check(schedule: Sequence[AnyFault], names: Sequence[str]) -> None:

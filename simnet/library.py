@@ -8,7 +8,6 @@ from typing import Any
 from simnet import report as reports
 from simnet import scenarios
 from simnet.campaign import replay_command
-from simnet.faults import read
 from simnet.plot import SUFFIXES
 from simnet.simulate import simulate
 from swarm.errors import UserError
@@ -26,7 +25,6 @@ def run_scenario(
     peers: int | None = None,
     seed: int = 1,
     model_gb: float | None = None,
-    faults: str | Path | None = None,
     plot: str | Path | None = None,
     shows_progress: bool = False,
 ) -> dict[str, Any]:
@@ -34,9 +32,9 @@ def run_scenario(
 
     The report is what `python -m simnet run --json` writes: `figures`, `network`, `violations`,
     `trace_hash`, … Equal arguments give equal reports, apart from `wall_seconds`, unless this
-    process has a node open, too. peers and model_gb replace the scenario's own. faults: a
-    schedule's file. plot: where to draw it (.png, .svg or .pdf). shows_progress: print a line on
-    stderr every few seconds. Raises `UserError`.
+    process has a node open, too. peers and model_gb replace the scenario's own. plot: where to
+    draw it (.png, .svg or .pdf). shows_progress: print a line on stderr every few seconds. Raises
+    `UserError`.
     """
     plot_path = None if plot is None else Path(plot)
     check_writable("plot", plot_path, SUFFIXES)
@@ -47,7 +45,6 @@ def run_scenario(
         peers=peers,
         seed=seed,
         model_bytes=None if model_gb is None else int(model_gb * 1e9),
-        faults=None if faults is None else read(Path(faults)),
         shows_progress=shows_progress,
         plot_path=plot_path,
     )

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from simnet import scenarios
 from simnet.clock import run_virtual
-from simnet.faults import Schedule, to_toml
+from simnet.faults import Schedule
 from simnet.invariants import Invariants
 from simnet.observations import Observations
 from simnet.report import readable_event
@@ -42,7 +43,7 @@ def simulate(
     if plot_path is not None:
         require_extra("plots", "the plot")
     scenario = _scenario(name, peers, model_bytes)
-    simulation = Simulation(seed, weather=scenario.weather, workload=scenario.workload)
+    simulation = Simulation(seed, workload=scenario.workload)
     simulation.faults = faults
     observations = Observations(simulation)
     invariants = Invariants(simulation)
@@ -75,7 +76,7 @@ def simulate(
         "violations": simulation.violations,
         "led_there": [readable_event(entry) for entry in simulation.led_there],
         "figures": figures,
-        "faults": to_toml(simulation.faults or []),
+        "faults": msgspec.to_builtins(simulation.faults or []),
         "network": observations.summary(),
     }
     if plot_path is not None:

@@ -24,7 +24,7 @@ from simnet.compute.children import SimulatedCompute
 from simnet.compute.policy import PROBE_HASH, TOKENIZER_HASH
 from simnet.compute.setting import Fabricates, Hardware, Setting, Workload
 from simnet.disk import PowerCut, SimulatedDisk
-from simnet.lines import Line, Weather
+from simnet.lines import Line
 from simnet.network import SimulatedNetwork
 from simnet.seeded import derive, source
 from simnet.world import EPOCH, SimulatedWorld
@@ -62,6 +62,8 @@ there may be a thousand peers."""
 
 SIMULATED = EnvironmentReference(name="simulated", version="1", probe_hash=PROBE_HASH)
 
+DISK_BYTES = 1 << 44
+
 LAST_EVENTS = 50
 """Number of each peer's last events kept, to show the causes of a violation."""
 
@@ -79,7 +81,6 @@ class Plan:
     hardware: Hardware = field(default_factory=Hardware)
     skew_seconds: float = 0.0
     drift: float = 0.0
-    disk_bytes: int = 1 << 44
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Tables of its settings. A trainer's names the simulated model."""
     manifests: list[Envelope] = field(default_factory=list)
@@ -152,7 +153,7 @@ class Peer:
         self.plan = plan
         self.name = plan.name
         self.identity = Identity(derive(simulation.seed, "key", plan.name))
-        self.disk = SimulatedDisk(plan.name, capacity_bytes=plan.disk_bytes)
+        self.disk = SimulatedDisk(plan.name, capacity_bytes=DISK_BYTES)
         self.node: Node | None = None
         """The running node; None while the peer is down."""
         self.ended: str | None = None
@@ -324,12 +325,10 @@ class Peer:
 class Simulation:
     """Peers, their network and their events. Use it inside `async with simulation.running():`."""
 
-    def __init__(
-        self, seed: int, *, weather: Weather | None = None, workload: Workload | None = None
-    ) -> None:
+    def __init__(self, seed: int, *, workload: Workload | None = None) -> None:
         self.seed = seed
         self.random = source(seed, "scenario")
-        self.network = SimulatedNetwork(seed, weather)
+        self.network = SimulatedNetwork(seed)
         self.workload = workload or Workload()
         self.peers: dict[str, Peer] = {}
         self.bootstrap: list[str] = []

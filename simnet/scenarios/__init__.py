@@ -1,5 +1,5 @@
 """Scenarios: TOML files (`simnet.scenarios.written`), and modules with `PEERS` (their default
-number), `run` and, for other weather or another workload, `WEATHER` and `WORKLOAD`.
+number), `run` and, for another workload, `WORKLOAD`.
 
 `run(simulation, peers)` makes the peers, runs the scenario, and returns its figures.
 
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from simnet.compute.setting import Workload
-from simnet.lines import Weather
 from simnet.scenarios.written import Written
 from simnet.simulation import Simulation
 from swarm.errors import UserError
@@ -44,7 +43,6 @@ class Scenario:
     peers_min: int
     """Fewest peers with which the scenario makes sense."""
     run: Callable[[Simulation, int], Awaitable[dict[str, Any]]]
-    weather: Weather
     workload: Workload
 
 
@@ -78,6 +76,5 @@ def load(name: str) -> Scenario:
         peers=module.PEERS,
         peers_min=getattr(module, "PEERS_MIN", PEERS_MIN),
         run=module.run,
-        weather=getattr(module, "WEATHER", Weather()),
         workload=getattr(module, "WORKLOAD", Workload()),
     )

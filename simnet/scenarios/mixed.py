@@ -1,8 +1,8 @@
 """A small run while all kinds of faults befall its peers; then it must be well again.
 
-The schedule is drawn from the seed, or read from `--faults FILE`. After the last fault, the trainer
-must publish new policies within a bound, every worker must generate with one of them, and the
-trusted peers must hold each other's logs.
+The schedule is drawn from the seed. After the last fault, the trainer must publish new policies
+within a bound, every worker must generate with one of them, and the trusted peers must hold each
+other's logs.
 """
 
 from __future__ import annotations

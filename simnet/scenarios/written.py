@@ -17,7 +17,7 @@ from simnet.adversaries import KINDS as ADVERSARIES
 from simnet.adversaries import disguise
 from simnet.compute.setting import Hardware, Workload
 from simnet.faults import AnyFault, Schedule, befall, check, draw
-from simnet.lines import REACHABILITIES, REGIONS, Line, Weather
+from simnet.lines import REACHABILITIES, REGIONS, Line
 from simnet.scenarios.parts import draw_line, start_bootstrap, start_over_time, summary
 from simnet.seeded import source
 from simnet.simulation import Peer, Plan, Simulation
@@ -29,7 +29,6 @@ WELL_SECONDS = 240.0
 """Time after the last fault within which the goal must be met."""
 
 _Positive = Annotated[float, Meta(gt=0)]
-_Share = Annotated[float, Meta(ge=0, lt=1)]
 _Count = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
 
 
@@ -42,19 +41,10 @@ class _Run(_Table):
     """Duration of the run, after which its goal must be met."""
     peers: _Count
     """Default number of peers."""
-    groups_per_step: _Count = 32
-    max_new_tokens: _Count = 256
 
 
 class _Model(_Table):
     gb: _Positive = 0.002
-    completion_tokens: _Positive = 64.0
-
-
-class _Weather(_Table):
-    jitter: Annotated[float, Meta(ge=0)] = 0.1
-    loss: _Share = 0.001
-    local_seconds: _Positive = 0.002
 
 
 class _Group(_Table):
@@ -71,10 +61,8 @@ class _Group(_Table):
     reachability: Annotated[str, Meta(pattern=rf"^({'|'.join(REACHABILITIES)})\Z")] = "public"
     tokens_per_second: _Positive = 1000.0
     step_seconds: _Positive = 15.0
-    skew_seconds: float = 0.0
     adversary: str | None = None
     """Kind of adversary (`simnet/adversaries/`), if the peers are adversaries."""
-    disk_gb: _Positive = 1000.0
     join_from_seconds: Annotated[float, Meta(ge=0)] = 0.0
     join_over_seconds: _Positive = 10.0
 
@@ -96,7 +84,6 @@ class _Scenario(_Table):
     run: _Run
     peers: Annotated[list[_Group], Meta(min_length=1)]
     model: _Model = msgspec.field(default_factory=_Model)
-    weather: _Weather = msgspec.field(default_factory=_Weather)
     fault: Schedule = []
     faults: _Faults | None = None
 
@@ -120,11 +107,7 @@ class Written:
         self.about = what.about
         self.PEERS = what.run.peers
         self.PEERS_MIN = 1 + sum(group.count or 1 for group in what.peers)
-        self.WEATHER = Weather(what.weather.jitter, what.weather.loss, what.weather.local_seconds)
-        self.WORKLOAD = Workload(
-            model_bytes=int(what.model.gb * 1e9),
-            completion_tokens_mean=what.model.completion_tokens,
-        )
+        self.WORKLOAD = Workload(model_bytes=int(what.model.gb * 1e9), completion_tokens_mean=64.0)
 
     def _check(self) -> None:
         def wrong(key: str, why: str) -> UserError:
@@ -187,8 +170,7 @@ class Written:
             simulation,
             trainers=self._members_of("trainer", peers),
             validators=self._members_of("validator", peers),
-            groups_per_step=what.run.groups_per_step,
-            max_new_tokens=what.run.max_new_tokens,
+            max_new_tokens=256,
         )
         async with trio.open_nursery() as nursery:
             for group in what.peers:
@@ -203,9 +185,6 @@ class Written:
 
     def _schedule(self, simulation: Simulation, members: dict[str, list[str]]) -> Schedule:
         everybody = ["bootstrap", *(name for names in members.values() for name in names)]
-        if simulation.faults is not None:
-            check(simulation.faults, everybody)
-            return simulation.faults
         try:
             check(self._what.fault, everybody)
         except UserError as error:
@@ -239,10 +218,7 @@ class Written:
         hardware = Hardware(
             tokens_per_second=group.tokens_per_second, step_seconds=group.step_seconds
         )
-        plan = Plan(
-            name, list(group.roles), line, hardware, skew_seconds=group.skew_seconds,
-            disk_bytes=int(group.disk_gb * 1e9),
-        )  # fmt: skip
+        plan = Plan(name, list(group.roles), line, hardware)
         return plan if group.adversary is None else disguise(plan, group.adversary)
 
     async def _be_well(self, simulation: Simulation) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import trio
 
 from simnet.adversaries import KINDS, disguise
 from simnet.compute.setting import Hardware
-from simnet.lines import Weather
 from simnet.scenarios import Scenario, mixed
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time
 from simnet.seeded import source
@@ -131,7 +130,7 @@ def attacked(
         _read_credits(simulation, outcome)
         return {}
 
-    scenario = Scenario("hostile", "", WORKERS, WORKERS, run, Weather(), mixed.WORKLOAD)
+    scenario = Scenario("hostile", "", WORKERS, WORKERS, run, mixed.WORKLOAD)
     outcome.violations = simulate(scenario, seed=setting.seed)["violations"]
     return outcome
 

@@ -13,7 +13,7 @@ import swarm.wire.envelope
 from peers.trainer.accepted import AcceptedSubmissions
 from simnet.campaign import run_seed
 from simnet.faults import Crash
-from simnet.scenarios import Scenario, load, mixed
+from simnet.scenarios import Scenario, mixed
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
@@ -60,10 +60,7 @@ def run_with(
             await afterwards(simulation)
         return figures
 
-    scenario = Scenario(
-        "one liar", "", PEERS, PEERS, run, load("mixed").weather,
-        mixed.WORKLOAD,
-    )  # fmt: skip
+    scenario = Scenario("one liar", "", PEERS, PEERS, run, mixed.WORKLOAD)
     return simulate(scenario, seed=seed), (said, failed)
 
 
