@@ -94,20 +94,15 @@ async def swarm_server(folder: Path) -> None:
         await trio.to_thread.run_sync(sys.stdin.readline)
 
 
-def checkpoint_of(told: dict[str, Any]) -> Checkpoint:
-    """The checkpoint that a server has published."""
-    digest, size = bytes.fromhex(told["digest"]), told["manifest_bytes"]
-    reference = CheckpointReference(lineage=0, step=0, digest=digest, size_bytes=size)
-    return Checkpoint(reference=reference, total_bytes=0)
-
-
 async def swarm_client(folder: Path, server: dict[str, Any]) -> None:
     world, disk = Machine(), LocalDisk(folder)
     identity = Identity(os.urandom(32))
     async with open_libp2p(identity, world=world, disk=disk) as transport:
         events = Events(world, identity.peer_id)
         fetcher = Fetcher(world, transport, CheckpointStore(disk, RUN, events), events)
-        checkpoint = checkpoint_of(server)
+        digest, size = bytes.fromhex(server["digest"]), server["manifest_bytes"]
+        reference = CheckpointReference(lineage=0, step=0, digest=digest, size_bytes=size)
+        checkpoint = Checkpoint(reference=reference, total_bytes=0)
         source = Source(server["peer"], (server["root"],))
         wait_for_go()
         began = time.perf_counter()
@@ -232,11 +227,7 @@ def _hear(popen: subprocess.Popen[str]) -> dict[str, Any]:
 
 @contextmanager
 def started(
-    arguments: list[str],
-    folder: Path,
-    *,
-    module: str = "benchmarks.transfer",
-    library: Path | None = None,
+    arguments: list[str], folder: Path, *, library: Path | None = None
 ) -> Iterator[Process]:
     """Start a process of a benchmark, wait for its first line, and end it after the block."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +237,7 @@ def started(
         path += os.pathsep + str(folder / "library")
         shutil.copytree(library, folder / "library")
     popen = subprocess.Popen(
-        [sys.executable, "-m", module, "--folder", str(folder), *arguments],
+        [sys.executable, "-m", "benchmarks.transfer", "--folder", str(folder), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=None if library is None else subprocess.DEVNULL,
