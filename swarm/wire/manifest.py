@@ -391,9 +391,8 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 TRAINERS_MAX = 64
 """Trainers of one run."""
 
-Compression = Literal["fp32", "int8", "sparse"]
-"""Form of a contribution. int8: one byte per parameter, with error feedback. sparse: only the
-entries whose bf16 value would change, with error feedback."""
+Compression = Literal["fp32", "int8"]
+"""Form of a contribution. int8: one byte per parameter, with error feedback."""
 
 
 class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

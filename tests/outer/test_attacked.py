@@ -321,7 +321,7 @@ class Merge(FileJobs):
         contribution_file.write(
             folder / contribution_file.FILE,
             Header("fp32", list(SHAPES.items())),
-            lambda name, piece: (values[name].reshape(-1)[piece], torch.zeros(0)),
+            lambda name, piece: values[name].reshape(-1)[piece],
             lambda name, piece, rest: None,
         )
         return Contributed(trainer=trainer, folder=str(folder), tokens=tokens)

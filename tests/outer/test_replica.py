@@ -163,7 +163,7 @@ def test_two_trainers_agree_to_the_bit_and_learn(base: Path, text: Path, tmp_pat
 
 
 def test_a_resumed_trainer_computes_the_same_bits(base: Path, text: Path, tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, job_of(base, text, compression="sparse"))
+    trainer = Trainer(tmp_path, job_of(base, text, compression="int8"))
     trainer.merge(1, [trainer.own(1, trainer.train(1).tokens)])
     trainer.train(2)
     made = Path(trainer.path("contribution-2")) / contribution.FILE

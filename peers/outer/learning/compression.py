@@ -8,11 +8,8 @@ forwarded as they are, so every trainer decodes the same values to the bit.
 - `fp32`: as they are.
 - `int8`: one of 255 levels from −6σ to 6σ, σ being the root mean square of a block of 512 values.
   Larger values are clipped, and the rest follows in the next rounds.
-- `sparse`: only the values that change a weight in bf16, as 16-bit floats, with their positions
-  (the gate of PULSELoCo, 2026). At the learning rates of reinforcement learning a round leaves most
-  bf16 weights as they are.
 
-Every payload is a zstd frame of a size that is known or bounded in advance.
+Every payload is a zstd frame of a size that is known in advance.
 """
 
 from __future__ import annotations
@@ -42,8 +39,6 @@ VALUE_MAX = 100.0
 """Largest value of a pseudo-gradient: no round moves a weight this far."""
 
 _ZSTD_LEVEL = 1
-_WIDE = 255
-"""The one-byte gap that marks a wide gap."""
 
 
 class BadContribution(PeerError):
@@ -53,40 +48,37 @@ class BadContribution(PeerError):
 class Code(Protocol):
     """Writes a piece of a pseudo-gradient as bytes and reads it again."""
 
-    def encode(self, values: Tensor, base: Tensor) -> bytes:
-        """The payload of `values`, fp32 [n], finite and at most `VALUE_MAX` in size.
-
-        `base`: the weights that the pseudo-gradient is subtracted from, fp32 [n].
-        """
+    def encode(self, values: Tensor) -> bytes:
+        """The payload of `values`, fp32 [n], finite and at most `VALUE_MAX` in size."""
         ...
 
     def decode(self, payload: bytes, count: int) -> Tensor:
         """The values of a payload, fp32 [`count`]; raises `BadContribution`."""
         ...
 
-    def payload_bytes_max(self, count: int) -> int:
-        """Bound of an uncompressed payload of `count` values."""
+    def payload_bytes(self, count: int) -> int:
+        """Size of an uncompressed payload of `count` values."""
         ...
 
 
 class Plain:
     """All values in fp32."""
 
-    def encode(self, values: Tensor, base: Tensor) -> bytes:
+    def encode(self, values: Tensor) -> bytes:
         return values.numpy().astype("<f4").tobytes()
 
     def decode(self, payload: bytes, count: int) -> Tensor:
         _check_size(payload, 4 * count)
         return _fp32(np.frombuffer(payload, "<f4"))
 
-    def payload_bytes_max(self, count: int) -> int:
+    def payload_bytes(self, count: int) -> int:
         return 4 * count
 
 
 class Int8:
     """Blocks of 8-bit levels, each with one scale: the scales of all blocks, then the levels."""
 
-    def encode(self, values: Tensor, base: Tensor) -> bytes:
+    def encode(self, values: Tensor) -> bytes:
         blocks = _in_blocks(values)
         scales = CLIP_SIGMAS / LEVELS * blocks.square().mean(dim=1).sqrt()
         # The last block is filled up with zeros, which would make its σ too small.
@@ -110,72 +102,24 @@ class Int8:
             raise BadContribution(f"a level is {-LEVELS - 1}; levels are {-LEVELS} to {LEVELS}")
         return (_in_blocks(levels.float()) * scales[:, None]).flatten()[:count]
 
-    def payload_bytes_max(self, count: int) -> int:
+    def payload_bytes(self, count: int) -> int:
         return count + 4 * -(-count // BLOCK)
 
 
-class Sparse:
-    """The values that a bf16 weight shows: their number, the gaps between them, and bf16 values.
-
-    A gap is the number of values skipped, in one byte; 255 refers to the list of wide gaps, 4
-    bytes each, whose length comes after the number of values.
-    """
-
-    def encode(self, values: Tensor, base: Tensor) -> bytes:
-        visible = (base - values).bfloat16() != base.bfloat16()
-        sent = values.bfloat16()
-        found = (visible & (sent != 0)).nonzero()[:, 0]
-        gaps = np.diff(found.numpy(), prepend=-1) - 1
-        wide = gaps >= _WIDE
-        bits = sent[found].view(torch.int16).numpy().astype("<i2")
-        return b"".join(
-            (
-                np.array([len(found), wide.sum()], "<u4").tobytes(),
-                np.minimum(gaps, _WIDE).astype("u1").tobytes(),
-                gaps[wide].astype("<u4").tobytes(),
-                bits.view("u1").reshape(-1, 2).T.tobytes(),  # low bytes, then high: zstd packs them
-            )
-        )
-
-    def decode(self, payload: bytes, count: int) -> Tensor:
-        if len(payload) < 8:
-            raise BadContribution(f"a sparse piece has {len(payload)} bytes; 8 are the least")
-        sent, wide = (int(each) for each in np.frombuffer(payload, "<u4", 2))
-        if sent > count or wide > sent:
-            raise BadContribution(f"a piece of {count} values says that it sends {sent}")
-        _check_size(payload, 8 + 3 * sent + 4 * wide)
-        gaps = np.frombuffer(payload, "u1", sent, 8).astype(np.int64)
-        is_wide = gaps == _WIDE
-        if int(is_wide.sum()) != wide:
-            raise BadContribution(f"a piece has {int(is_wide.sum())} wide gaps, but says {wide}")
-        gaps[is_wide] = np.frombuffer(payload, "<u4", wide, 8 + sent)
-        positions = np.cumsum(gaps + 1) - 1
-        if sent and int(positions[-1]) >= count:
-            raise BadContribution(f"a piece of {count} values sends value {int(positions[-1])}")
-        planes = np.frombuffer(payload, "u1", 2 * sent, 8 + sent + 4 * wide).reshape(2, sent)
-        bits = np.ascontiguousarray(planes.T).view("<i2").reshape(sent).astype(np.int16)
-        values = torch.zeros(count)
-        values[torch.from_numpy(positions)] = torch.from_numpy(bits).view(torch.bfloat16).float()
-        return values
-
-    def payload_bytes_max(self, count: int) -> int:
-        return 8 + 3 * count + 4 * (count // _WIDE + 1)
-
-
-CODES: dict[str, Code] = {"fp32": Plain(), "int8": Int8(), "sparse": Sparse()}
+CODES: dict[str, Code] = {"fp32": Plain(), "int8": Int8()}
 """The codes, by their names in `swarm.jobs.outer.Compression`."""
 
 
-def encode_piece(code: Code, values: Tensor, base: Tensor) -> tuple[bytes, Tensor]:
+def encode_piece(code: Code, values: Tensor) -> tuple[bytes, Tensor]:
     """A piece's frame, and what the receiver of the frame is missing, fp32 [n]."""
-    payload = code.encode(values, base)
+    payload = code.encode(values)
     frame = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(payload)
     return frame, values - code.decode(payload, len(values))
 
 
 def decode_piece(code: Code, frame: bytes, count: int) -> Tensor:
     """The values of a frame, fp32 [`count`], all finite and in range; raises `BadContribution`."""
-    most = code.payload_bytes_max(count)
+    most = code.payload_bytes(count)
     try:
         # Without a size in its head a frame may be read up to `most` bytes only.
         if zstandard.frame_content_size(frame) > most:
@@ -196,7 +140,7 @@ def decode_piece(code: Code, frame: bytes, count: int) -> Tensor:
 
 def frame_bytes_max(code: Code, count: int) -> int:
     """Bound of a frame of `count` values: zstd's own, for data that it cannot compress."""
-    size = code.payload_bytes_max(count)
+    size = code.payload_bytes(count)
     return size + size // 128 + 128
 
 

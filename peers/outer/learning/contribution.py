@@ -78,13 +78,12 @@ def _header_bytes_max(shapes: Shapes) -> int:
 def write(
     path: Path,
     header: Header,
-    piece_of: Callable[[str, slice], tuple[Tensor, Tensor]],
+    piece_of: Callable[[str, slice], Tensor],
     keep: Callable[[str, slice, Tensor], None],
 ) -> None:
     """Write a contribution durably.
 
-    `piece_of` gives a piece's values and the weights they are subtracted from, flat fp32. `keep`
-    gets what the file does not say of the piece.
+    `piece_of` gives a piece's values, flat fp32. `keep` gets what the file does not say of them.
     """
     code = CODES[header.compression]
     raw = msgspec.msgpack.encode(header)
@@ -95,7 +94,7 @@ def write(
         file.seek(begin + lengths.nbytes)
         for index, (name, piece) in enumerate(cut):
             report()
-            frame, rest = encode_piece(code, *piece_of(name, piece))
+            frame, rest = encode_piece(code, piece_of(name, piece))
             keep(name, piece, rest)
             lengths[index] = len(frame)
             file.write(frame)

@@ -242,12 +242,11 @@ class Replica:
         trained = self.policy.trained()
         current, full = "", torch.empty(0)
 
-        def piece_of(name: str, piece: slice) -> tuple[Tensor, Tensor]:
+        def piece_of(name: str, piece: slice) -> Tensor:
             nonlocal current, full
             if name != current:
                 current, full = name, whole(trained[name].detach()).cpu().reshape(-1)
-            base = state.weight(name, piece)
-            values = base - full[piece]
+            values = state.weight(name, piece) - full[piece]
             if kept is not None:
                 values += kept.before(name, piece)
             largest = float(values.abs().max())
@@ -256,7 +255,7 @@ class Replica:
                     f"the inner steps moved a weight of {name} by {largest:g}; the most is "
                     f"{VALUE_MAX:g}: lower the learning rate"
                 )
-            return values, base
+            return values
 
         header = Header(self._job.compression, list(self.shapes.items()))
         keep: Callable[[str, slice, Tensor], None] = kept.keep if kept else lambda *_: None
