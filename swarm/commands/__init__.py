@@ -8,5 +8,5 @@ For other rooms:
 - `ledger_checks`: Source, readable, report
 - `peer`: main
 - `rollouts`: chosen
-- `start`: become_rank, start
+- `start`: become_rank
 """

@@ -394,8 +394,7 @@ def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) 
         (["--learning-rate", "2"], "--learning-rate is 2.0; it must be above 0 and below 1"),
         (["--outer-momentum", "1"], "--outer-momentum is 1.0; it must be from 0 to below 1"),
         (["--decay-share", "0"], "--decay-share is 0.0; it must be above 0, at most 1"),
-        (["--run", "x"], "--run is 'x', but without --bootstrap there is no run; add it"),
-        (["--bootstrap", NOBODY], "--steps has no effect with --bootstrap: the run's manifest"),
+        (["--run", "x"], "--run is for --backend hivemind; add --backend"),
         (["--backend", "hivemind"], "backend 'hivemind' is not installed in"),
         (["--backend", "hivemind"], "type: swarm backend install hivemind"),
         (["--backend", "hivemind", "--trainer", "3"], "--trainer is 3, but --trainers is 2"),
@@ -409,22 +408,6 @@ def test_training_flags(arguments: list[str], sentence: str, tmp_path: Path) -> 
     files = ("--model", tmp_path, "--data", "x", "--out", tmp_path)
     steps = ("--steps", "60", "--inner-steps", "20")
     assert sentence in complaint("train", *files, *steps, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "--steps has no effect"),
-        (["--backend", "hivemind"], "--backend is hivemind, but the trainers of a run exchange by"),
-        (["--trainers", "4"], "--trainers has no effect with --bootstrap"),
-    ],
-)
-def test_the_trainers_of_a_run_exchange_by_shardcast(
-    arguments: list[str], sentence: str, tmp_path: Path
-) -> None:
-    files = ("--model", tmp_path, "--data", "x", "--out", tmp_path)
-    steps = () if arguments else ("--steps", "60")
-    assert sentence in complaint("train", *files, "--bootstrap", NOBODY, *steps, *arguments)
 
 
 @pytest.mark.parametrize(

@@ -97,16 +97,10 @@ async def test_a_trainer_killed_in_its_round_ends_with_the_same_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["command", "ranks"])
-async def test_a_trainer_that_is_alone_trains_to_the_end(
-    how: str, tmp_path: Path, fork_server: Path
-) -> None:
-    """By `swarm train --bootstrap`, and as two ranks of `torchrun`, all of which end."""
+async def test_a_trainer_that_is_alone_trains_to_the_end(tmp_path: Path, fork_server: Path) -> None:
+    """As two ranks of `torchrun`, both of which end."""
     bootstrap, trainer, _ = make_peers(tmp_path, fork_server)
-    if how == "command":
-        as_command(trainer, bootstrap, tmp_path)
-    else:
-        as_ranks(trainer)
+    as_ranks(trainer)
     async with trio.open_nursery() as nursery:
         bootstrap.start(nursery)
         await bootstrap.says("peer.listening", seconds=START_SECONDS)
@@ -119,14 +113,6 @@ async def test_a_trainer_that_is_alone_trains_to_the_end(
 
 def model_of(peer: Peer) -> bytes:
     return (peer.home / "outer" / f"model-{ROUNDS}" / "model.safetensors").read_bytes()
-
-
-def as_command(peer: Peer, bootstrap: Peer, folder: Path) -> None:
-    """Set a trainer's command to `swarm train --bootstrap …`."""
-    options = ["--out", str(peer.home), "--model", str(folder / "model")]
-    options += ["--data", str(folder / "birds.txt"), "--sequence-tokens", "33", "--batch", "4"]
-    options += ["--bootstrap", bootstrap.multiaddr]
-    peer.command = [sys.executable, "-m", "swarm.commands.main", "train", *options]
 
 
 def as_ranks(peer: Peer) -> None:

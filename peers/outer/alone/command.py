@@ -1,4 +1,4 @@
-"""`swarm train`: pre-train a model, alone or as one of a run's trainers."""
+"""`swarm train`: pre-train a model, alone or with others by a library."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ from swarm.terminal.output import say_event, say_json
 
 
 class BackendName(StrEnum):
-    shardcast = "shardcast"
     hivemind = "hivemind"
-
-
-OF_THE_RUN = (
-    *("fresh", "steps", "inner_steps", "learning_rate", "warmup_steps", "decay_share"),
-    *("weight_decay", "outer_learning_rate", "outer_momentum", "resume", "as_json"),
-    *("join", "host", "port", "trainers", "trainer", "wait", "backends"),
-)
-"""Options that a trainer of a run has no say in: the run's manifest has them, or its peer."""
 
 
 @exits
@@ -44,27 +35,19 @@ def train(
     ],
     out: Annotated[
         Path,
-        typer.Option(help="New folder for states and result; with --bootstrap, the peer's home."),
+        typer.Option(help="New folder for states and result."),
     ],
     weight: Weights = None,
-    bootstrap: Annotated[
-        list[str] | None,
-        typer.Option(help="Multiaddr of a peer: train as one of the trainers of its run."),
+    backend: Annotated[
+        BackendName | None,
+        typer.Option(
+            help="Library by which trainers exchange what they learned, on a network where all "
+            "trust each other. Default: this one trains alone."
+        ),
     ] = None,
     run: Annotated[
-        str | None,
-        typer.Option(
-            help="Run to join with --bootstrap, if there are several; with --backend hivemind, a "
-            "name of the training, the same for all its trainers."
-        ),
-    ] = None,
-    backend: Annotated[
-        BackendName,
-        typer.Option(
-            help="How trainers exchange what they learned. shardcast: through a run (--bootstrap). "
-            "hivemind: that library, on a network where all trust each other."
-        ),
-    ] = BackendName.shardcast,
+        str, typer.Option(help="hivemind: a name of the training, the same for all its trainers.")
+    ] = "training",
     join: Annotated[
         list[str] | None,
         typer.Option(
@@ -127,34 +110,11 @@ def train(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pre-train a model: alone without a network, or as one of a run's trainers."""
+    """Pre-train a model: alone without a network, or with others by a library."""
     require_extra("train", "swarm train")
 
     folder = str(find_model(model, "--model", weights=not fresh).folder.absolute())
-    if bootstrap:
-        _check_of_run(context)
-        if backend is not BackendName.shardcast:
-            raise UserError(
-                f"--backend is {backend.value}, but the trainers of a run exchange by shardcast; "
-                "remove --bootstrap, or --backend"
-            )
-        settings = {
-            "model": folder,
-            "data": [absolute(each) for each in data],
-            "weights": weight or [],
-            "batch_sequences": batch,
-            "sequence_tokens": sequence_tokens,
-            "z_loss": z_loss,
-            "validation_sequences": validation,
-            "seed": seed,
-            "device": device,
-            "threads": threads,
-        }
-        _join(bootstrap, run, out, settings)
-        return
-    if run is not None and backend is not BackendName.hivemind:
-        raise UserError(f"--run is {run!r}, but without --bootstrap there is no run; add it")
-    if backend is BackendName.shardcast:
+    if backend is None:
         _check_alone(context)
     elif trainer > trainers:
         raise UserError(
@@ -197,9 +157,9 @@ def train(
         compression="fp32",
     )
     averaging = None
-    if backend is not BackendName.shardcast:
+    if backend is not None:
         network = AveragingSetup(
-            run=run or "training",
+            run=run,
             elements=1,  # it is told the model's, and the state's size, later
             state_bytes=1,
             join=tuple(join or ()),
@@ -227,37 +187,9 @@ def train(
     run_until_interrupted(run_train, options, say)
 
 
-def _check_of_run(context: typer.Context) -> None:
-    """Raise `UserError` for an option that the run decides."""
-    for name in OF_THE_RUN:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            flag = {"as_json": "json"}.get(name, name.replace("_", "-"))
-            raise UserError(
-                f"--{flag} has no effect with --bootstrap: the run's manifest sets how all its "
-                "trainers train; remove it, or ask the run's owner to change it"
-            )
-
-
 def _check_alone(context: typer.Context) -> None:
     """Raise `UserError` for an option that only a training with a library's backend has."""
-    for name in ("join", "host", "port", "trainers", "trainer", "wait", "backends"):
+    for name in ("run", "join", "host", "port", "trainers", "trainer", "wait", "backends"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise UserError(f"--{name} is for --backend hivemind; add --backend, or remove it")
-
-
-def _join(bootstrap: list[str], run: str | None, home: Path, settings: dict[str, Any]) -> None:
-    """Train as one of the trainers of a run, as `swarm peer --role replica` does."""
-    from swarm.commands.start import start
-    from swarm.settings import PeerSettings
-
-    start(
-        PeerSettings(
-            role=["replica"],
-            bootstrap=bootstrap,
-            home=str(home),
-            run=run,
-            tables={"replica": settings},
-        )
-    )
