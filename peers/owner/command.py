@@ -164,13 +164,7 @@ def run_succeed(
 @app.command("reinstate")
 @exits
 def run_reinstate(
-    peer: Annotated[
-        str,
-        typer.Argument(
-            help="Id of the evicted peer, or its beginning or end; a demo's name, with "
-            "the demo's --owner-key.",
-        ),
-    ],
+    peer: Annotated[str, typer.Argument(help="Id of the evicted peer.")],
     reason: Annotated[str, typer.Option(help="Why; everyone can read it in the ledger.")],
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
@@ -180,12 +174,11 @@ def run_reinstate(
 ) -> int:
     """Readmit an evicted peer. The owner signs this; trusted peers log it and tell all peers."""
     from peers.owner.signing import Reinstated, reinstate
-    from swarm.look.prefixes import peers_beside
     from swarm.node.local import visit
+    from swarm.run.bounds import check_peer_id
 
+    check_peer_id(peer, "PEER")
     check_reason(reason)
-    if owner_key is not None:  # a demo has its peers' homes beside it, in `peers`
-        peer = peers_beside(owner_key.with_name("peers") / "any").get(peer, peer)
 
     async def sign_and_send() -> tuple[str, int, Reinstated]:
         async with visit(bootstrap, run, looks_on=True) as (node, found):
@@ -216,17 +209,6 @@ WhoseRun = Annotated[
     Path,
     typer.Argument(help="The run's TOML file or signed manifest, or the folder that has it."),
 ]
-
-
-@app.command("invites")
-@exits
-def run_invites(
-    run: WhoseRun = Path(), bootstrap: Bootstrap = None, as_json: AsJson = False
-) -> None:
-    """List the invites of a run that were used, and by which peer."""
-    from peers.owner.invites import list_invites, owners_run
-
-    list_invites(owners_run(run), bootstrap, as_json=as_json)
 
 
 @app.command("show")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +13,7 @@ from peers.calibration.of_run import Measuring, settle
 from peers.environments.run_probe import described, model_of
 from swarm.errors import PeerError, UserError
 from swarm.ledger.client import LedgerClient
-from swarm.ledger.entries import Evicted
-from swarm.look.archives import fetch_archive
 from swarm.look.onlooker import ask_all, learn_expulsions
-from swarm.look.prefixes import resolve
 from swarm.node.local import visit
 from swarm.node.node import Node
 from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
@@ -29,7 +25,7 @@ from swarm.run.update import check_update, hand_over, listed, sign_manifest, sig
 from swarm.settings import PeerSettings
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.wire.envelope import Envelope, seal
-from swarm.wire.identity import Identity, InvalidPeerId, load_or_create, public_key_of
+from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import VERSION_MAX, RunManifest
 from swarm.wire.messages import Eviction, Reinstatement
 from swarm.wire.succession import inherited, ownership_of
@@ -228,26 +224,15 @@ class Reinstated:
     """One sentence per trusted peer that did not answer."""
 
 
-async def _evicted_peer(node: Node, run: Run, named: str) -> str:
-    """The id of the evicted peer that its id names, or its beginning or end; raises `UserError`."""
-    with suppress(InvalidPeerId):
-        public_key_of(named)
-        return named
-    archive = await fetch_archive(node, run)
-    evicted = {each.entry.peer for each in archive.records if isinstance(each.entry, Evicted)}
-    return resolve(named, evicted, "evicted peer")
-
-
 async def reinstate(
-    node: Node, run: Run, named: str, reason: str, owner_key: Path | None
+    node: Node, run: Run, peer: str, reason: str, owner_key: Path | None
 ) -> Reinstated:
     """Sign the reinstatement of an evicted peer and hand it to the run's trusted peers.
 
-    `named` is its id, or how that begins or ends. Raises `UserError` if the peer is not evicted or
-    the key is not the owner's, and `PeerError` if no trusted peer takes the message.
+    Raises `UserError` if the peer is not evicted or the key is not the owner's, and `PeerError` if
+    no trusted peer takes the message.
     """
     owner = owners_key(run.owner, owner_key)
-    peer = await _evicted_peer(node, run, named)
     problems: list[str] = []
     await learn_expulsions(node, run, peer, problems)
     eviction = run.evicted(peer)

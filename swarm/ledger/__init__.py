@@ -8,7 +8,7 @@ For other rooms:
 - `client`: LedgerClient, open_ledger, own_head
 - `derived`: DerivedTables, deriving, keep_verdict
 - `entries`: CheckpointPublished, Consumed, Entry, Evicted, Judged, Outcome, Redeemed, Reinstated,
-  Sealed, TrainingFigures, decode, expulsions_in, judged, unfolded
+  Sealed, TrainingFigures, decode, expulsions_in, judged
 - `epochs`: *
 - `evidence`: Standing, WORDS, WorkerEvidence, evidence_in
 - `faults`: Fault, FaultStore, decode_record, path_of
@@ -19,7 +19,7 @@ For other rooms:
 - `proof_file`: *, KEPT_PROOFS, KEPT_PROOFS_OF_RUN, KeptProofs, Proven, file_of, proven_in
 - `receipts`: receipts_from
 - `record`: Rules, Work, share_to_recompute
-- `redeemed_invites`: RedeemedInvites, is_valid
+- `redeemed_invites`: RedeemedInvites
 - `ruling`: *, binds, settles
 - `sealing`: *, Books, FalseSeal, Place, Seals
 - `serving`: serving_ledger

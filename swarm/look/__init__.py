@@ -25,7 +25,7 @@ For other rooms:
 - `networks`: Listed, runs_of
 - `newest_policy`: from_peers
 - `onlooker`: RunStatus, STATUS_SECONDS_MAX, ask_all, learn_expulsions, status_of
-- `prefixes`: PREFIX_MIN, peers_beside, resolve
+- `prefixes`: PREFIX_MIN, peers_beside
 - `rollouts`: export
 - `rollouts.export`: COLUMNS, ROLLOUTS, Table, write_card, write_parquet
 - `rollouts.filters`: Filters, Range, parse_range

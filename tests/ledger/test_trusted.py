@@ -288,10 +288,8 @@ async def test_the_owner_reinstates_a_peer_through_any_trusted_peer(tmp_path: Pa
         other.write_text(BOB.seed.hex())
         other.chmod(0o600)
         with pytest.raises(UserError, match="only that key can change it"):
-            await reinstate(owner.node, run, evil.peer_id[:20], "a mistake", other)
-        with pytest.raises(UserError, match="the ledger has no evicted peer 'zzzz'"):
-            await reinstate(owner.node, run, "zzzz", "a mistake", key)
-        done = await reinstate(owner.node, run, evil.peer_id[-8:], "a mistake", key)
+            await reinstate(owner.node, run, evil.peer_id, "a mistake", other)
+        done = await reinstate(owner.node, run, evil.peer_id, "a mistake", key)
         assert done.peer == evil.peer_id
         assert done.eviction.reason == "copied rollouts"
         assert done.logged == sorted([ALICE.peer_id, BOB.peer_id])
