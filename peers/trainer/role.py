@@ -88,7 +88,7 @@ class TrainerRole:
         self._progress = progress = accepted.progress
         self._collector = Collector(accepted)
         self._orders = orders = Orders(accepted)
-        states = SavedStates(peer.node.disk, peer.node.world, settings, progress)
+        states = SavedStates(peer.node.disk, settings, progress)
         self._publisher = publisher = Publisher(
             peer, accepted.log, progress, states, settings.mirrors
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from peers.learning.state_format import STATES
 from peers.trainer.progress import Progress
 from peers.trainer.settings import TrainerSettings
 from swarm.jobs.training import FinishSave, TrainingService
-from swarm.world import Disk, World
+from swarm.world import Disk
 
 ANCHORS_KEPT = 3
 """Older states kept, `ANCHORS_EVERY` steps apart, as targets of a rollback."""
@@ -34,13 +33,10 @@ class SavedStates:
     """The newest states, and a few older ones to roll back to."""
 
     disk: Disk
-    world: World
     settings: TrainerSettings
     progress: Progress
     newest: int | None = None
     """Step of this lineage's newest durable state."""
-    saved_at: float = 0.0
-    """When it became durable, in the world's seconds."""
 
     def all(self) -> list[State]:
         """Complete states, oldest first."""
@@ -64,19 +60,18 @@ class SavedStates:
             step - self.newest >= settings.save_steps
             or step >= manifest.schedule.steps
             or bool(settings.states_every and step % settings.states_every == 0)
-            or self.world.now() - self.saved_at >= 60 * (settings.save_minutes or math.inf)
         )
 
     def loaded(self, state: State) -> None:
         """Note that the child has loaded a state."""
-        self.newest, self.saved_at = state.step, self.world.now()
+        self.newest = state.step
 
     async def finish(self, child: TrainingService, state: State | None) -> None:
         """Wait until they are durable, then delete old states. Announce nothing before."""
         await child.finish_save(FinishSave())
         if state is None:
             return
-        self.newest, self.saved_at = state.step, self.world.now()
+        self.newest = state.step
         older = self.all()[: -self.settings.states_kept]
         every = self.settings.states_every
         if not every and self.settings.alarm_action == "rollback":

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 import trio
 
 from peers.engines.device import use_hardware
@@ -93,7 +92,6 @@ class TrainerService:
 
     def _begin(self, job: StartTraining) -> None:
         self._ahead.clear()
-        torch.backends.cuda.matmul.allow_tf32 = job.sharding.tf32
         settings = LearnerSettings(
             objective=job.terms.objective,
             optimiser=job.terms.optimiser,

@@ -60,16 +60,12 @@ class TrainerSettings(EvaluationSettings):
     """Steps between training states, and so the most that a crash loses: the trainer repeats them
     from their recorded batches. It keeps the policies that these need, `max_staleness` and as many
     as these steps, if the run's `checkpoints_kept` is less."""
-    save_minutes: float = pydantic.Field(default=0.0, ge=0)
-    """Also write a state at the first step that ends this many minutes after the last; 0: never."""
     pass_tokens: int = pydantic.Field(default=0, ge=0, le=1 << 24)
     """Most tokens in one forward pass; fewer take less memory. A longer sequence has a pass of its
     own. 0: what the memory allows, at most 16,384."""
     memory_check: Literal["refuse", "report"] = "refuse"
     """What happens at the start if the plan of the memory does not fit: the trainer stops, or it
     only says so."""
-    tf32: bool = False
-    """Let a GPU multiply float32 numbers in TF32, which is faster and has 10 bits of mantissa."""
     states_kept: int = pydantic.Field(default=2, ge=1, le=1000)
     """Number of newest training states kept."""
     states_every: int = pydantic.Field(default=0, ge=0)

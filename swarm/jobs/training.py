@@ -54,8 +54,6 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """Where older policies and the reference lie: in main memory, or in their folders."""
     pass_tokens: int = 0
     """Most tokens in one forward pass; 0: `packing.PASS_TOKENS_MAX`."""
-    tf32: bool = False
-    """Multiply fp32 numbers in TF32 where the device can."""
 
 
 class StartTraining(LoadingJob, frozen=True, kw_only=True):

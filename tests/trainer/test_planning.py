@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 import trio
 
 from peers.learning import packing
@@ -109,16 +108,6 @@ def test_ranks_of_several_machines_share_their_own_memory(monkeypatch: pytest.Mo
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     found = planning.machine_of(ranks)
     assert (found.ranks, found.ranks_here, found.device) == (16, 8, "cpu")
-
-
-def test_tf32_is_off_unless_it_is_set(base: Path) -> None:
-    service = TrainerService()
-    try:
-        for tf32 in (True, False):
-            trio.run(service.start, start(base, sharding=Sharding(tf32=tf32)))
-            assert torch.backends.cuda.matmul.allow_tf32 == tf32
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.mark.parametrize("flat", [False, True])

@@ -29,7 +29,7 @@ def settings(**table: Any) -> TrainerSettings:
         ({"model": "x", "past_policies": "gpu"}, "past_policies is 'gpu': input should be 'memory"),
         ({"model": "x", "pass_tokens": -1}, "pass_tokens is -1"),
         ({"model": "x", "memory_check": "no"}, "memory_check is 'no': input should be 'refuse' or"),
-        ({"model": "x", "tf32": "yes"}, "tf32 is 'yes': input should be a valid boolean"),
+        ({"model": "x", "compile": "yes"}, "compile is 'yes': input should be a valid boolean"),
         ({"model": "x", "threads": 0}, "threads is 0"),
         (
             {"model": "x", "mirrors": ["https://a.b", "ftp://c"]},
@@ -53,9 +53,5 @@ def test_defaults() -> None:
 
 
 def test_settings_of_the_memory_reach_the_learner() -> None:
-    found = settings(
-        model="base", optimiser="adamw8bit", past_policies="disk", pass_tokens=4096, tf32=True
-    )
-    assert found.sharding == Sharding(
-        optimiser="adamw8bit", past_policies="disk", pass_tokens=4096, tf32=True
-    )
+    found = settings(model="base", optimiser="adamw8bit", past_policies="disk", pass_tokens=4096)
+    assert found.sharding == Sharding(optimiser="adamw8bit", past_policies="disk", pass_tokens=4096)
