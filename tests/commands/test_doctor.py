@@ -28,7 +28,7 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
     home = tmp_path / "home"
     outcome = swarm("doctor", "--home", home, "--role", "relay")
     topics = [line.split()[0] for line in outcome.output.splitlines()]
-    assert topics == ["program", "packages", "key", "port", "clock"]
+    assert topics == ["program", "packages", "key", "port"]
     assert (outcome.status, outcome.errors) == (0, "")
     assert not home.exists(), "it leaves nothing behind"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.errors import SwarmError, leaf_errors
-from swarm.look.doctor.machine import clock, home_and_ports, packages, program
+from swarm.look.doctor.machine import home_and_ports, packages, program
 from swarm.look.doctor.network import Place, network_findings
 from swarm.look.onlooker import learn_expulsions, status_of
 from swarm.node.local import LOOPBACK, visit
@@ -23,7 +23,7 @@ async def look(settings: PeerSettings, model: Path | None = None) -> list[Findin
 
     `model`: absolute path of a policy that the roles load as well.
     """
-    found = [program(), *map(packages, settings.role), *home_and_ports(settings), clock()]
+    found = [program(), *map(packages, settings.role), *home_and_ports(settings)]
     lacks = any(each.problem for each in found if each.topic == "packages")
     roles = [load_role(name) for name in settings.role if name != BOOTSTRAP and not lacks]
     found += machine_findings(roles)

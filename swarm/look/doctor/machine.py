@@ -1,8 +1,7 @@
-"""Checks of this machine alone: program, packages, home, key, ports, clock."""
+"""Checks of this machine alone: program, packages, home, key, ports."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import sys
@@ -26,9 +25,6 @@ from swarm.transport.libp2p.addresses import (
 from swarm.version import __version__
 from swarm.wire.identity import KEY_FILE, check_home_identity, load_or_create
 from swarm.world.home import check_format, existing
-
-CLOCK_UNSYNCHRONISED = 5
-"""What `adjtimex` returns while nothing sets the kernel's clock."""
 
 
 def program() -> Finding:
@@ -87,19 +83,6 @@ def _port(listen: str, bulk_port: int) -> str:
         check_port_free(host, each)
     free = [str(each) if each else "any" for each in (port, bulk_port)]
     return f"{host}: {free[0]} for the network and {free[1]} for pieces, free"
-
-
-# --- the machine ---------------------------------------------------------------------------------
-
-
-def clock() -> Finding:
-    """Whether something sets the clock. Peers correct a wrong one, so it is no problem."""
-    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(256))  # all zero: only reads
-    synchronised = 0 <= state != CLOCK_UNSYNCHRONISED
-    text = "set by a time service"
-    if not synchronised:
-        text = "no time service seems to set it; type: sudo timedatectl set-ntp true"
-    return Finding("clock", text, {"synchronised": synchronised}, advice=not synchronised)
 
 
 # --- folders -------------------------------------------------------------------------------------
