@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from peers.learning import states
 from peers.learning.batch import AcceptedGroups
 from peers.learning.implicit import ProcessModel
 from peers.learning.past import PastPolicies
-from peers.learning.policy import Snapshot, TrainedPolicy, blank_model
+from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
 from peers.learning.scoring import Part, score
 from peers.learning.settings import LearnerSettings
 from peers.learning.step import GrpoStep
 from peers.learning.work import NO_WORK
-from swarm.errors import UserError
 
 
 class Learner:
@@ -55,8 +53,6 @@ class Learner:
         """The policies whose rollouts can be trained on."""
         self._saver = ThreadPoolExecutor(1, "saving")
         self._saving: Future[None] | None = None
-        self._published: dict[int, Mapping[str, Tensor]] = {}
-        """Policies written since the last `begin_save`."""
         self._generator = torch.Generator().manual_seed(settings.seed)
         self.process: ProcessModel | None = None
         """The model of process rewards, if the objective has them; part of the state."""
@@ -178,7 +174,6 @@ class Learner:
         """
         self.begin_save(None, folder, base=base)
         self.finish_save()
-        self._wait_for_saving()
 
     def begin_save(
         self,
@@ -206,7 +201,7 @@ class Learner:
             writes.append(partial(states.write, state, tensors, facts, self._ranks))
         if policy is not None:
             snapshot = self.policy.snapshot(is_base=base or self.step == 0)
-            writes.append(partial(self._write_policy, self.step, policy, snapshot))
+            writes.append(partial(self.policy.write, policy, snapshot))
 
         def write() -> None:
             for each in writes:
@@ -228,15 +223,6 @@ class Learner:
         ranks."""
         if self._saving is not None:
             wait([self._saving])
-        for step, weights in self._published.items():
-            self.past.published(step, weights)
-        self._published.clear()
-
-    def _write_policy(self, step: int, folder: Path, snapshot: Snapshot) -> None:
-        """Write policy `step`, and open its files, which stay readable when the folder is moved."""
-        self.policy.write(folder, snapshot)
-        with suppress(UserError):  # moved already: the policy stays in memory
-            self._published[step] = self.policy.read_weights(folder)
 
     def _state(self, has_process: bool = True) -> dict[str, Tensor]:
         """Every tensor of the state, by its name on disk; `load` fills them in place."""

@@ -20,7 +20,6 @@ from peers.learning.packing import Rows
 from peers.learning.policy import TrainedPolicy, score_passes
 from peers.learning.scorer import Scorer
 from peers.learning.sharding import local, rest, shard
-from peers.learning.stored import StoredPart
 from swarm.jobs.training import Sharding
 
 
@@ -45,10 +44,9 @@ class PastPolicies:
             shard(self._scorer, decoder_layers(spare), trained.ranks, sharding)
             self._scorer.share_tokens(trained.ranks.sharing)
         self._memory = HostMemory(self._device, trained.published_dtype, trained.weights())
-        self._on_disk = sharding.past_policies == "disk"
-        self.held: dict[int, Mapping[str, Tensor]] = {}
+        self.held: dict[int, Weights] = {}
         """Weights of the policies whose rollouts can be trained on, by number."""
-        self.reference: Mapping[str, Tensor] | None = None
+        self.reference: Weights | None = None
         """Weights of the KL term's reference, once needed."""
         self._release()
 
@@ -58,28 +56,17 @@ class PastPolicies:
         self.forget(policy)
         for old in sorted(self.held)[: max(0, len(self.held) + 1 - count)]:
             self.forget(old)
-        self.held[policy] = self._hold(weights)
-
-    def published(self, policy: int, weights: Mapping[str, Tensor]) -> None:
-        """Note a policy's files: they may be read instead of kept in memory."""
-        if self._on_disk and policy in self.held and isinstance(weights, StoredPart):
-            self.forget(policy)
-            self.held[policy] = weights
+        self.held[policy] = self._memory.copy(weights)
 
     def forget(self, policy: int) -> None:
         """Drop a policy, if it is held, so that its memory serves the next one."""
         weights = self.held.pop(policy, None)
-        if isinstance(weights, dict):
+        if weights is not None:
             self._memory.reuse(weights)
 
     def keep_reference(self, weights: Mapping[str, Tensor]) -> None:
         """Hold the weights of the KL term's reference."""
-        self.reference = self._hold(weights)
-
-    def _hold(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if self._on_disk and isinstance(weights, StoredPart):
-            return weights
-        return self._memory.copy(weights)
+        self.reference = self._memory.copy(weights)
 
     def score(
         self, weights: Mapping[str, Tensor], batches: Sequence[Sequence[Rows]]

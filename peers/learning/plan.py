@@ -202,8 +202,7 @@ def _parts(
     largest = 2 * max(each.numel() for each in trained) * published
     yield _part("largest parameter, gathered", "device", "publishing", largest)
 
-    on_disk = sharding.past_policies == "disk" and not model.rank
-    policies = 1 if on_disk else work.held + work.reference
+    policies = work.held + work.reference
     yield _part("past policies and reference", "host", "always", policies * count * published)
     state = (1 + work.process) * (4 * count + moments)
     yield _part("copy of the training state", "host", "always", state)
@@ -308,7 +307,6 @@ def _savings(sharding: Sharding, work: Workload) -> Iterator[tuple[str, bool | i
         yield "pass_tokens", work.longest
     if sharding.optimiser == "adamw":
         yield "optimiser", "adamw8bit"
-    yield "past_policies", "disk"
     yield "replicas", 1
     yield "cpu_offload", True
 

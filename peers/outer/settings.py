@@ -30,7 +30,8 @@ class ReplicaSettings(ComputeSettings):
     batch_sequences: int = pydantic.Field(default=32, ge=1, le=1 << 20)
     """Sequences of one inner step."""
     z_loss: float = pydantic.Field(default=0.0, ge=0)
-    """Coefficient of the max-z-loss, which keeps the logits small; 0: none."""
+    """Coefficient of the max-z-loss, which keeps the logits small; 0: none. Baichuan 2 and
+    INTELLECT-1 use 2e-4."""
     validation_sequences: int = pydantic.Field(default=0, ge=0, le=1 << 20)
     """Sequences of the data that are held back, to measure the loss of each outer state; 0: none.
     The same for every trainer of the run."""
@@ -48,12 +49,5 @@ class ReplicaSettings(ComputeSettings):
 
     def inner(self, optimiser: Optimiser) -> Inner:
         """The inner steps, with the optimiser of the run's manifest."""
-        return Inner(
-            data=self.data,
-            weights=self.weights,
-            sequence_tokens=self.sequence_tokens,
-            batch_sequences=self.batch_sequences,
-            z_loss=self.z_loss,
-            validation_sequences=self.validation_sequences,
-            optimiser=optimiser,
-        )
+        names = [each for each in Inner.__struct_fields__ if each in type(self).model_fields]
+        return Inner(**{name: getattr(self, name) for name in names}, optimiser=optimiser)

@@ -53,9 +53,6 @@ class TrainerSettings(EvaluationSettings):
     optimiser: Literal["adamw", "adamw8bit"] = "adamw"
     """AdamW's moments: adamw keeps them in float32 (8 bytes per parameter), adamw8bit in 8 bits (2
     bytes; needs the extra `adamw8bit`)."""
-    past_policies: Literal["memory", "disk"] = "memory"
-    """Where older policies and the KL term's reference lie: in main memory, or in the folders from
-    which they were published, read again for each batch."""
     save_steps: int = pydantic.Field(default=5, ge=1, le=1000)
     """Steps between training states, and so the most that a crash loses: the trainer repeats them
     from their recorded batches. It keeps the policies that these need, `max_staleness` and as many

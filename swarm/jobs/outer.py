@@ -29,21 +29,15 @@ class OuterSetup(Setup, frozen=True, kw_only=True):
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True):
-    """How one trainer takes its inner steps."""
+    """How one trainer takes its inner steps: the settings of these names, which say what each does
+    (`peers.outer.settings`), and the run's optimiser."""
 
     data: list[str] = []
-    """Files or folders of text, JSONL or Parquet, or their addresses."""
     weights: list[float] = []
-    """How often each of the data is drawn; empty: they are one source."""
     sequence_tokens: Annotated[int, Meta(ge=2)] = 1024
-    """Length of a packed sequence."""
     batch_sequences: Annotated[int, Meta(ge=1)] = 32
-    """Sequences of one inner step."""
     z_loss: Annotated[float, Meta(ge=0)] = 0.0
-    """Coefficient of the square of each position's largest logit; 0: none. Baichuan 2 and
-    INTELLECT-1 use 2e-4."""
     validation_sequences: Annotated[int, Meta(ge=0)] = 0
-    """Sequences held back from training, for `MeasureState`."""
     optimiser: Optimiser = Optimiser()
 
 

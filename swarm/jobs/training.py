@@ -30,30 +30,20 @@ class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sharding(msgspec.Struct, frozen=True, kw_only=True):
-    """How the policy is distributed over ranks and memory."""
+    """How the policy is distributed over ranks and memory: the trainer's settings of these names,
+    which say what each does (`peers.trainer.settings`)."""
 
     replicas: int = 1
-    """Whole copies of the policy; each is sharded over an equal share of the ranks."""
     tensor_parallel: int = 1
-    """Neighbouring ranks that divide each layer's matrices and compute the same sequences."""
     sequence_parallel: int = 1
-    """Neighbouring ranks that share the tokens of every sequence."""
     expert_parallel: bool = False
-    """Each rank of a copy keeps its own experts, and the tokens travel to them."""
     mixed_precision: bool = False
-    """Compute in bf16; reduce gradients and keep weights in fp32."""
+    """Compute in bf16; reduce gradients and keep weights in fp32. The setting `dtype` decides."""
     activation_checkpointing: bool = False
-    """Keep only the layers' inputs, and recompute the rest in the backward pass."""
     compile: bool = False
-    """Run the layers compiled by torch.compile."""
     cpu_offload: bool = False
-    """Keep weights, gradients and optimiser state in main memory."""
     optimiser: Literal["adamw", "adamw8bit"] = "adamw"
-    """AdamW's moments: in fp32, or in 8 bits."""
-    past_policies: Literal["memory", "disk"] = "memory"
-    """Where older policies and the reference lie: in main memory, or in their folders."""
     pass_tokens: int = 0
-    """Most tokens in one forward pass; 0: `packing.PASS_TOKENS_MAX`."""
 
 
 class StartTraining(LoadingJob, frozen=True, kw_only=True):

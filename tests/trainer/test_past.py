@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,11 @@ from peers.learning.groups import make_batch
 from peers.learning.host import PAGE_BYTES, HostMemory, host_tensor
 from peers.learning.learner import Learner
 from peers.learning.scorer import Scorer
-from swarm.jobs.training import Sharding
 from tests.trainer.test_learner import (
     SETTINGS,
     random_groups,
     run_steps,
-    same,
     settings,
-    weights_of,
 )
 
 
@@ -93,26 +88,6 @@ def test_a_copy_in_host_memory_is_one_buffer_in_the_published_dtype() -> None:
     memory.reuse(copy)
     assert memory.copy(weights) is copy
     assert torch.equal(again["b"], (weights["b"] + 1).bfloat16())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_policies_on_disk_teach_the_same_to_the_last_bit(
-    base: Path, tmp_path: Path, dtype: torch.dtype
-) -> None:
-    load_model(base).to(dtype).save_pretrained(tmp_path / "base")
-    shutil.copyfile(base / "tokenizer.json", tmp_path / "base" / "tokenizer.json")
-    chosen = settings(kl_coefficient=0.01, optimiser_steps=2)
-    in_memory = Learner(tmp_path / "base", chosen)
-    on_disk = Learner(
-        tmp_path / "base",
-        dataclasses.replace(chosen, sharding=Sharding(past_policies="disk")),
-    )
-    for step in range(4):
-        on_disk.export(tmp_path / f"policy-{step}")
-        assert not any(isinstance(weights, dict) for weights in on_disk.past.held.values())
-        shutil.rmtree(tmp_path / f"policy-{step}")  # the files stay open
-        assert run_steps(in_memory, [step]) == run_steps(on_disk, [step])
-    assert same(weights_of(in_memory), weights_of(on_disk))
 
 
 @pytest.mark.parametrize("elements", [0, 1, 1024, 5000])

@@ -26,7 +26,6 @@ def settings(**table: Any) -> TrainerSettings:
         ({"model": "x", "replicas": 0}, "replicas is 0"),
         ({"model": "x", "dtype": "int8"}, "dtype is 'int8'"),
         ({"model": "x", "optimiser": "sgd"}, "optimiser is 'sgd': input should be 'adamw' or"),
-        ({"model": "x", "past_policies": "gpu"}, "past_policies is 'gpu': input should be 'memory"),
         ({"model": "x", "pass_tokens": -1}, "pass_tokens is -1"),
         ({"model": "x", "memory_check": "no"}, "memory_check is 'no': input should be 'refuse' or"),
         ({"model": "x", "compile": "yes"}, "compile is 'yes': input should be a valid boolean"),
@@ -53,5 +52,5 @@ def test_defaults() -> None:
 
 
 def test_settings_of_the_memory_reach_the_learner() -> None:
-    found = settings(model="base", optimiser="adamw8bit", past_policies="disk", pass_tokens=4096)
-    assert found.sharding == Sharding(optimiser="adamw8bit", past_policies="disk", pass_tokens=4096)
+    found = settings(model="base", optimiser="adamw8bit", pass_tokens=4096)
+    assert found.sharding == Sharding(optimiser="adamw8bit", pass_tokens=4096)
