@@ -80,7 +80,6 @@ class Plan:
     line: Line = field(default_factory=Line)
     hardware: Hardware = field(default_factory=Hardware)
     skew_seconds: float = 0.0
-    drift: float = 0.0
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Tables of its settings. A trainer's names the simulated model."""
     manifests: list[Envelope] = field(default_factory=list)
@@ -260,7 +259,6 @@ class Peer:
             simulation.seed,
             f"{self.name} {self._lives}",
             skew_seconds=plan.skew_seconds,
-            drift=plan.drift,
         )
         events = Events(world, self.id)
         events.add_sink(lambda event: simulation.hear(self, scope, event))

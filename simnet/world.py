@@ -13,22 +13,19 @@ EPOCH = 1_800_000_000.0
 class SimulatedWorld:
     """Implements `swarm.world.World`: virtual time, and randomness from (seed, peer name).
 
-    The wall clock is `skew_seconds` off at the start and gains `drift` seconds per second.
+    The wall clock is `skew_seconds` off.
     """
 
-    def __init__(
-        self, seed: int, name: str, *, skew_seconds: float = 0.0, drift: float = 0.0
-    ) -> None:
+    def __init__(self, seed: int, name: str, *, skew_seconds: float = 0.0) -> None:
         self.random = source(seed, "world", name)
         self._secrets = source(seed, "secrets", name)
         self._skew_seconds = skew_seconds
-        self._drift = drift
 
     def now(self) -> float:
         return trio.current_time()
 
     def wall_time(self) -> float:
-        return EPOCH + trio.current_time() * (1.0 + self._drift) + self._skew_seconds
+        return EPOCH + trio.current_time() + self._skew_seconds
 
     def correct_clock(self, seconds: float) -> None:
         """Add this to the wall time from now on."""
