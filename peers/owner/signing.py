@@ -46,17 +46,8 @@ def owners_key(signer: str, chosen: Path | None) -> Identity:
 
 
 def default_key() -> Path:
-    """Return the owner's key file in the default home, where nobody commits it by mistake.
-
-    Raises `UserError` if the current folder has an `owner.key` and the default home has none.
-    """
-    key, earlier = PeerSettings().home_path / "owner.key", Path("owner.key")
-    if earlier.exists() and not key.exists():
-        raise UserError(
-            f"there is a key {earlier} in this folder, and none at {key}; give --owner-key "
-            f"{earlier} to sign with it, or move it there"
-        )
-    return key
+    """Return the owner's key file in the default home, where nobody commits it by mistake."""
+    return PeerSettings().home_path / "owner.key"
 
 
 @dataclass(frozen=True)
