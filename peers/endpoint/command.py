@@ -46,9 +46,6 @@ def endpoint(
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    requests: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 256,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of one choice, at most.")] = 16384,
-    body_mb: Annotated[int, typer.Option(min=1, help="Size of a request in MiB, at most.")] = 8,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds for one request.")] = 600.0,
     idle: Annotated[
         float, typer.Option(min=1, help="Seconds without a request that close a session.")
@@ -78,13 +75,7 @@ def endpoint(
         engine=engine,
         hardware=hardware,
         record=None if record is None else record.expanduser(),
-        limits=EndpointLimits(
-            body_bytes_max=body_mb << 20,
-            requests_max=requests,
-            tokens_max=tokens,
-            deadline_seconds=deadline,
-            idle_seconds=idle,
-        ),
+        limits=EndpointLimits(deadline_seconds=deadline, idle_seconds=idle),
     )
     keys = read_keys(listen, key_file, reward_key_file)
     listener = open_listener(listen)
