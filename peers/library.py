@@ -120,11 +120,9 @@ def load_environment(name: str, **options: Any) -> Environment:
     return load_any(name, options)
 
 
-def draw_task(environment: Environment, seed: int, split: Split = "train", step: int = 0) -> Task:
+def draw_task(environment: Environment, seed: int, split: Split = "train") -> Task:
     """The task that an environment draws by this seed; raises `UserError`."""
-    return play.task_of(
-        environment, digest("swarm/1/library", str(seed).encode()), split, step=step
-    )
+    return play.task_of(environment, digest("swarm/1/library", str(seed).encode()), split)
 
 
 def grade(environment: Environment, task: Task, completion: Completion) -> Grade:

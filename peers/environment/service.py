@@ -134,7 +134,7 @@ class EnvironmentPeerService:
             room = PromptRoom.of_policy(
                 self._renderer, self._facts.max_position_embeddings, order.sampling.max_new_tokens
             )
-            drawn = self._environments.task(order.environments, *key, order.step, room)
+            drawn = self._environments.task(order.environments, *key, room)
             self._tasks[key] = drawn
         return drawn
 

@@ -43,10 +43,9 @@ from peers.environments.play import Episode, grade, task_of
 from peers.environments.probe import probe_hash
 from peers.environments.registry import load
 from peers.environments.renderer import Renderer
-from peers.environments.tasks import Curriculum, Generated, TaskList, split_of
+from peers.environments.tasks import Generated, TaskList, split_of
 
 __all__ = [
-    "Curriculum",
     "Environment",
     "Episode",
     "Episodes",

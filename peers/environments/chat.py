@@ -82,7 +82,7 @@ class Chat(Wrapper):
             transcript = replace(transcript, turns=turns)
         return self.inner.grade(task, transcript)
 
-    def _as_chat(self, task: Task, seed: bytes, step: int) -> Task:
+    def _as_chat(self, task: Task, seed: bytes) -> Task:
         if isinstance(task.prompt, str) and not self.options.chat:
             return task
         system = self.options.system_prompt

@@ -91,7 +91,7 @@ class Environments:
         return [
             self._continued(references, continued[group], room)
             if group in continued
-            else self.task(references, seed, group, order.step, room)
+            else self.task(references, seed, group, room)
             if references[environment_of_group(seed, group, weights)].where == "local"
             else None
             for group in range(order.groups)
@@ -100,7 +100,7 @@ class Environments:
     def _continued(
         self, references: Sequence[EnvironmentReference], state: State, room: PromptRoom
     ) -> GroupTask:
-        drawn = self.task(references, state.seed, state.group, state.step, room)
+        drawn = self.task(references, state.seed, state.group, room)
         return replace(drawn, prefix=state.prefix)
 
     def task(
@@ -108,12 +108,11 @@ class Environments:
         references: Sequence[EnvironmentReference],
         seed: bytes,
         group: int,
-        step: int,
         room: PromptRoom,
     ) -> GroupTask:
         """The task of one group; raises as `tasks`."""
         index = environment_of_group(seed, group, [reference.weight for reference in references])
         environment = self.of(references[index])
         room = room_for(references[index], room)
-        task = task_of(environment, task_seed(seed, group), step=step, room=room)
+        task = task_of(environment, task_seed(seed, group), room=room)
         return GroupTask(index, environment, task, room.encode(task.prompt))

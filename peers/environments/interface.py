@@ -177,8 +177,8 @@ class UnusableTask(UserError):
 class Tasks(Protocol):
     """The tasks of an environment; `peers.environments.tasks` has ready-made ones."""
 
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        """Draw a task for rollout step `step`.
+    def draw(self, seed: bytes, split: Split) -> Task:
+        """The task of a seed.
 
         Equal arguments give equal tasks in every process. A held-out task's prompt must not occur
         among the training tasks.

@@ -42,10 +42,10 @@ class KeptTasks(Indexed):
 
     inner: Tasks
 
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+    def draw(self, seed: bytes, split: Split) -> Task:
         if split == "held_out":
-            return self.inner.draw(seed, split, step)
-        return super().draw(seed, split, step)
+            return self.inner.draw(seed, split)
+        return super().draw(seed, split)
 
 
 class Kept(Wrapper):

@@ -62,7 +62,7 @@ class LengthTargets(Wrapper):
     def tasks(self) -> Tasks:
         return Changed(self.inner.cached_tasks, self._with_target)
 
-    def _with_target(self, task: Task, seed: bytes, step: int) -> Task:
+    def _with_target(self, task: Task, seed: bytes) -> Task:
         chosen = int.from_bytes(digest("swarm/1/target-length", seed), "big")
         target = self.options.lengths[chosen % len(self.options.lengths)]
         prompt = self._filled(task.prompt, target)

@@ -154,19 +154,18 @@ def task_of(
     seed: bytes,
     split: Split = "train",
     *,
-    step: int = 0,
     room: PromptRoom | None = None,
 ) -> Task:
-    """Draw the task of a seed in a rollout step; raises `UserError`.
+    """Draw the task of a seed; raises `UserError`.
 
     With `room`, the first of the seed's tasks whose prompt it takes; `UnusableTask` if it takes
     none of `REDRAWS_MAX`.
     """
     if room is None:
-        return _drawn(environment, seed, split, step)
+        return _drawn(environment, seed, split)
     for attempt in range(REDRAWS_MAX):
         again = digest("swarm/1/redraw", seed, attempt.to_bytes(4, "big")) if attempt else seed
-        task = _drawn(environment, again, split, step)
+        task = _drawn(environment, again, split)
         try:
             room.encode(task.prompt)
             return task
@@ -178,9 +177,9 @@ def task_of(
     )
 
 
-def _drawn(environment: Environment, seed: bytes, split: Split, step: int) -> Task:
+def _drawn(environment: Environment, seed: bytes, split: Split) -> Task:
     with failures(cannot_draw(environment)), _limited(environment, "draw a task"):
-        task = environment.cached_tasks.draw(seed, split, step)
+        task = environment.cached_tasks.draw(seed, split)
     if not isinstance(task, Task) or not _is_prompt(_messages(task.prompt)):
         raise UserError(
             f"environment {environment.name!r} draws {shown(task, 100)}; it must be a Task with a "

@@ -93,7 +93,7 @@ def _judged(
 
 
 GRADED_TASKS = 8
-"""Probe tasks per step that are graded: grading may be slow."""
+"""Probe tasks that are graded: grading may be slow."""
 
 SERVED_PROMPTS = 256
 """Prompts of a served environment that must fit a message: a few long ones among thousands only
@@ -176,7 +176,6 @@ def probe_run(
                 "to machine with these options, so a validator cannot replay them; set where = "
                 '"served" for it'
             )
-    steps = manifest.schedule.steps
     # Rows that are too long were counted, and a worker passes over them; other prompts must fit.
     limited, unlimited = policy_room(manifest, folder, renderer), PromptRoom(renderer)
     probed = []
@@ -184,9 +183,9 @@ def probe_run(
         environment = installed.of(each)
         has_rows = indexed_tasks(environment) is not None
         if each.where == "served" and not has_rows:
-            check_prompts_fit(environment, renderer, steps)
+            check_prompts_fit(environment, renderer)
         room = room_for(each, limited) if has_rows else unlimited
-        probed.append(_probe_environment(environment, room, steps))
+        probed.append(_probe_environment(environment, room))
     longest, largest = (max(figures) for figures in zip(*probed, strict=True))
     warnings = [
         warning
@@ -238,35 +237,31 @@ def _check_tokens(
 # --- the environment ---------------------------------------------------------------------------
 
 
-def _probe_environment(environment: Environment, room: PromptRoom, steps: int) -> tuple[int, int]:
-    """Draw, render and grade probe tasks of the first and the last step.
+def _probe_environment(environment: Environment, room: PromptRoom) -> tuple[int, int]:
+    """Draw, render and grade probe tasks.
 
     Returns the number of tokens of the longest prompt and the largest token id. Raises `UserError`
     for a fault that would prevent every submission.
     """
     longest = largest = 0
-    for step in dict.fromkeys((0, steps - 1)):
-        for index in range(PROBE_TASKS):
-            task = task_of(environment, probe_seed(index), step=step, room=room)
-            if task != task_of(environment, probe_seed(index), step=step, room=room):
-                raise UserError(
-                    f"environment {environment.name!r} draws different tasks from one seed, so no "
-                    "validator could check a prompt; derive everything random from the seed"
-                )
-            tokens = room.encode(task.prompt)
-            longest, largest = max(longest, len(tokens)), max(largest, *tokens)
-            if index < GRADED_TASKS:
-                _try_texts(environment, task)
+    for index in range(PROBE_TASKS):
+        task = task_of(environment, probe_seed(index), room=room)
+        if task != task_of(environment, probe_seed(index), room=room):
+            raise UserError(
+                f"environment {environment.name!r} draws different tasks from one seed, so no "
+                "validator could check a prompt; derive everything random from the seed"
+            )
+        tokens = room.encode(task.prompt)
+        longest, largest = max(longest, len(tokens)), max(largest, *tokens)
+        if index < GRADED_TASKS:
+            _try_texts(environment, task)
     return longest, largest
 
 
-def check_prompts_fit(environment: Environment, renderer: Renderer, steps: int) -> None:
-    """Raise `UserError` unless the prompts of a served environment fit a message.
-
-    Draws `SERVED_PROMPTS` of them, of the first and the last step in turn.
-    """
+def check_prompts_fit(environment: Environment, renderer: Renderer) -> None:
+    """Raise `UserError` unless `SERVED_PROMPTS` of a served environment fit a message."""
     for index in range(SERVED_PROMPTS):
-        task = task_of(environment, probe_seed(index), step=index % 2 * (steps - 1))
+        task = task_of(environment, probe_seed(index))
         length = len(renderer.encode_prompt(task.prompt))
         if length > SERVED_PROMPT_TOKENS_MAX:
             raise UserError(

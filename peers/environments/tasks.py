@@ -1,4 +1,4 @@
-"""Ready-made tasks of an environment: a list, rows, a generator, one that grows harder."""
+"""Ready-made tasks of an environment: a list, rows, a generator."""
 
 from __future__ import annotations
 
@@ -69,18 +69,8 @@ class Generated:
 
     make: Callable[[bytes], Task]
 
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+    def draw(self, seed: bytes, split: Split) -> Task:
         return draw(seed, split, self.make)
-
-
-@dataclass(frozen=True)
-class Curriculum:
-    """Tasks that a function makes from 32 random bytes and the rollout step."""
-
-    make: Callable[[bytes, int], Task]
-
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        return draw(seed, split, lambda randomness: self.make(randomness, step))
 
 
 @dataclass(frozen=True)
@@ -95,20 +85,20 @@ class Indexed:
     named: Callable[[int], str] = "task {}".format
     """What a message calls a task; an `UnusableTask` that `at` raises says it already."""
 
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+    def draw(self, seed: bytes, split: Split) -> Task:
         # 256 bits modulo the number of tasks favour none measurably.
         return draw(seed, split, lambda raw: self.at(int.from_bytes(raw, "big") % self.count))
 
 
 @dataclass(frozen=True)
 class Changed:
-    """Other tasks, each changed by a function of the task, the seed that drew it, and the step."""
+    """Other tasks, each changed by a function of the task and the seed that drew it."""
 
     inner: Tasks
-    change: Callable[[Task, bytes, int], Task]
+    change: Callable[[Task, bytes], Task]
 
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        return self.change(self.inner.draw(seed, split, step), seed, step)
+    def draw(self, seed: bytes, split: Split) -> Task:
+        return self.change(self.inner.draw(seed, split), seed)
 
 
 @dataclass(frozen=True)
@@ -117,11 +107,11 @@ class TaskList:
 
     tasks: Sequence[Task]
 
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+    def draw(self, seed: bytes, split: Split) -> Task:
         if not self.tasks:
             raise ValueError("its TaskList is empty; give it tasks")
         try:
-            return Indexed(len(self.tasks), self.tasks.__getitem__).draw(seed, split, step)
+            return Indexed(len(self.tasks), self.tasks.__getitem__).draw(seed, split)
         except ValueError as error:
             raise ValueError(
                 f"its TaskList of {len(self.tasks)} tasks has no {split} task that could be found; "
@@ -138,7 +128,7 @@ def indexed(tasks: Tasks) -> Indexed | None:
         change, at = tasks.change, inner.at
         return Indexed(
             inner.count,
-            lambda index: change(at(index), digest("swarm/1/index", index.to_bytes(8, "big")), 0),
+            lambda index: change(at(index), digest("swarm/1/index", index.to_bytes(8, "big"))),
             inner.named,
         )
     if isinstance(tasks, TaskList):

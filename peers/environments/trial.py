@@ -35,9 +35,6 @@ from swarm.world.tasks import JobThread, in_job_thread
 MARK = " is not gradable: "
 """Words of the warning about the first such completion of a task."""
 
-LATER_STEP = 1000
-"""A second rollout step for which tasks are drawn: a curriculum may fail there."""
-
 TURNS_TRIED = 4
 """Turns of junk in one episode."""
 
@@ -97,7 +94,6 @@ class Trial:
                 "training task and as a held-out one; use the Tasks of peers.environments, which "
                 "split by the prompt"
             )
-        self._task(0, step=LATER_STEP)
         if self._renderer is not None:
             found.probe_hash = probe_hash(self._environment, self._renderer).hex()
         rows = first_rows(self._environment, self._room)
@@ -106,9 +102,9 @@ class Trial:
             said = rows.listed(self._environment.name)
             (found.faults if too_many else found.warnings).append(said)
 
-    def _task(self, number: int, split: Split = "train", step: int = 0) -> Task:
+    def _task(self, number: int, split: Split = "train") -> Task:
         seed = digest("swarm/1/trial", number.to_bytes(4, "big"))
-        return task_of(self._environment, seed, split, step=step, room=self._room)
+        return task_of(self._environment, seed, split, room=self._room)
 
     def _grade(self, tasks: int, found: Tried) -> None:
         for number in range(tasks):

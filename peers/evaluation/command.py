@@ -19,7 +19,6 @@ from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import (
     UNGRADABLE_MAX,
     AsJson,
-    CurriculumStep,
     EnvironmentOptions,
     TaskSeed,
     UngradableMax,
@@ -73,7 +72,6 @@ def evaluate(
         str, typer.Option(help="held_out, which no training draws, or train.")
     ] = "held_out",
     seed: TaskSeed = 0,
-    step: CurriculumStep = 0,
     ungradable_max: UngradableMax = UNGRADABLE_MAX,
     engine: Annotated[str, typer.Option(help="Engine: native, vllm, or one of a package.")] = (
         "native"
@@ -129,7 +127,6 @@ def evaluate(
         max_new_tokens=max_new_tokens,
         split=cast(Literal["train", "held_out"], split),
         seed=seed,
-        step=step,
         ungradable_max=ungradable_max,
     )
     measured = []

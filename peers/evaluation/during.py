@@ -123,7 +123,6 @@ class Evaluations:
             temperature=manifest.sampling.temperature,
             max_new_tokens=manifest.sampling.max_new_tokens,
             stop_ids=manifest.sampling.stop_ids,
-            step=reference.step,
         )
         setup = EvaluationSetup(
             folder=str(folder),

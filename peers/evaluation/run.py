@@ -57,8 +57,6 @@ class Evaluation:
     stop_ids: list[int]
     """Empty: those of the checkpoint."""
     seed: int = 0
-    step: int
-    """Rollout step for which curricula draw their tasks."""
     ungradable_max: float = UNGRADABLE_MAX
     """Largest share of faulty rows, or of samples that cannot be graded."""
 
@@ -81,7 +79,6 @@ def wanted_of(
     run: Path | None = None,
     pass_at: str = "1",
     greedy: bool = False,
-    step: int = 0,
     ungradable_max: float = UNGRADABLE_MAX,
 ) -> Evaluation:
     """Check options as they were typed, and complete them from a run's file; raises `UserError`."""
@@ -108,7 +105,6 @@ def wanted_of(
         max_new_tokens=sampling.max_new_tokens if "max_new_tokens" in wanted else 0,
         stop_ids=sampling.stop_ids if "stop_ids" in table else [],
         seed=seed,
-        step=step,
         ungradable_max=ungradable_max,
     )
 
@@ -185,7 +181,6 @@ async def draw(child: Child, wanted: Evaluation) -> TasksDrawn:
         DrawTasks(
             split=wanted.split,
             seed=wanted.seed,
-            step=wanted.step,
             tasks=wanted.tasks,
             max_new_tokens=wanted.max_new_tokens,
             stop_ids=wanted.stop_ids,
@@ -245,7 +240,6 @@ async def accuracies(
         temperature=sampling.temperature,
         max_new_tokens=sampling.max_new_tokens,
         stop_ids=sampling.stop_ids,
-        step=0,
     )
     allowed = tuple(each.name for each in weighted)
     setup = EvaluationSetup(folder=str(folder), environments=weighted, allowed=allowed)
@@ -343,7 +337,6 @@ def head_of(wanted: Evaluation, drawn: TasksDrawn) -> dict[str, Any]:
         ],
         "split": wanted.split,
         "seed": wanted.seed,
-        "step": wanted.step,
         "samples": wanted.samples,
         "temperature": wanted.temperature,
         "greedy": wanted.greedy,

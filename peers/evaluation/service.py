@@ -72,9 +72,7 @@ class EvaluationService:
             self._tasks = [
                 [
                     task
-                    for _, task in different_tasks(
-                        each, job.split, job.seed, job.tasks, step=job.step, room=room
-                    )
+                    for _, task in different_tasks(each, job.split, job.seed, job.tasks, room=room)
                 ]
                 for each in self._environments
             ]

@@ -39,7 +39,6 @@ def different_tasks(
     seed: int,
     count: int,
     *,
-    step: int = 0,
     room: PromptRoom | None = None,
 ) -> Iterator[tuple[bytes, Task]]:
     """The first `count` tasks with different prompts, each with its seed, or all that there are.
@@ -51,7 +50,7 @@ def different_tasks(
     for each in seeds_of_tasks(evaluation_seed(split, seed)):
         if len(known) >= count or repeated >= REPEATS_MIN + REPEATS_FACTOR * len(known):
             return
-        task = task_of(environment, each, split, step=step, room=room)
+        task = task_of(environment, each, split, room=room)
         repeated = repeated + 1 if task.prompt in known else 0
         if not repeated:
             known.add(task.prompt)

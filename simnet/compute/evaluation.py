@@ -16,13 +16,12 @@ class EvaluationModel:
         self._setting = setting
         self._folder = setting.disk.path_of(setup.folder)
         self._environments = len(setup.environments)
-        self._policy = 0
+        self._policy = int(self._folder.rpartition("-")[2])  # LINEAGE-STEP
 
     async def draw(self, job: evaluation.DrawTasks) -> evaluation.TasksDrawn:
         workload = self._setting.workload
         await trio.sleep(workload.model_bytes / self._setting.hardware.load_bytes_per_second)
         self._check_folder()
-        self._policy = job.step
         return evaluation.TasksDrawn(
             checkpoint="00" * 32,
             engine="simulated",

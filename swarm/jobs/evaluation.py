@@ -36,8 +36,6 @@ class DrawTasks(LoadingJob, frozen=True, kw_only=True):
     seed: int
     tasks: int
     """Tasks of each environment; an environment with fewer different ones gives all of them."""
-    step: int = 0
-    """Rollout step for which curricula draw their tasks."""
     max_new_tokens: int
     """0: what the context length leaves, but at most 512."""
     stop_ids: list[int]

@@ -64,10 +64,6 @@ SEED_MAX = (1 << 63) - 1
 TaskSeed = Annotated[
     int, typer.Option(min=0, max=SEED_MAX, help="Seed of the tasks and of the sampling.")
 ]
-CurriculumStep = Annotated[
-    int,
-    typer.Option(min=0, max=SEED_MAX, help="Step of the run for which curricula draw their tasks."),
-]
 
 
 UNGRADABLE_MAX = 0.05

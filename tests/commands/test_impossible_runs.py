@@ -215,6 +215,6 @@ class LongPrompts(SortDigits):
 def test_a_served_environment_with_prompts_that_fit_no_message_is_refused(tmp_path: Path) -> None:
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
     renderer = Renderer(tmp_path)
-    check_prompts_fit(SortDigits(), renderer, 2)
+    check_prompts_fit(SortDigits(), renderer)
     with pytest.raises(UserError, match=r"a prompt of 20002 tokens, .* at most 20000; leave"):
-        check_prompts_fit(LongPrompts(), renderer, 2)
+        check_prompts_fit(LongPrompts(), renderer)

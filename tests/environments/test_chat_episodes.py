@@ -62,7 +62,7 @@ def test_what_an_engine_plays_a_validator_replays(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(Qwen2Config(**CONFIG)).save_pretrained(tmp_path)
     renderer = Renderer(FAMILIES["llama3"].write(tmp_path))
     environment = Chat(Refuses(), ChatOptions(system_prompt="Add."))
-    task = environment.cached_tasks.draw(probe_seed(0), "train", 0)
+    task = environment.cached_tasks.draw(probe_seed(0), "train")
     ends = renderer.turn_end(task.prompt)
     assert ends is not None
     stops = [ends, *range(100, 114)]

@@ -55,7 +55,7 @@ def test_about_one_prompt_in_sixteen_is_held_out() -> None:
 def test_drawing_from_a_split_that_never_comes_ends() -> None:
     prompt = next(f"{n}" for n in range(1000) if split_of(f"{n}") == "train")
     with pytest.raises(ValueError, match="no held_out task"):
-        Generated(lambda _: Task(prompt, "")).draw(b"seed", "held_out", 0)
+        Generated(lambda _: Task(prompt, "")).draw(b"seed", "held_out")
 
 
 @given(st.binary(max_size=8), st.integers(40, 200))
@@ -63,16 +63,16 @@ def test_a_list_is_drawn_from_in_splits_that_share_no_prompt(seed: bytes, count:
     listed = TaskList([Task((Message("user", str(number)),), "") for number in range(count)])
     for split in ("train", "held_out"):
         if any(split_of(task.prompt) == split for task in listed.tasks):
-            task = listed.draw(seed, split, 3)
-            assert split_of(task.prompt) == split and task == listed.draw(seed, split, 4)
+            task = listed.draw(seed, split)
+            assert split_of(task.prompt) == split and task == listed.draw(seed, split)
 
 
 def test_a_list_without_a_task_of_a_split_says_so() -> None:
     prompts = [f"{n}" for n in range(100) if split_of(f"{n}") == "train"]
     with pytest.raises(ValueError, match=r"TaskList of 5 tasks has no held_out task .*: add tasks"):
-        TaskList([Task(each, "") for each in prompts[:5]]).draw(b"seed", "held_out", 0)
+        TaskList([Task(each, "") for each in prompts[:5]]).draw(b"seed", "held_out")
     with pytest.raises(ValueError, match="TaskList is empty; give it tasks"):
-        TaskList([]).draw(b"seed", "train", 0)
+        TaskList([]).draw(b"seed", "train")
 
 
 def test_a_single_message_is_no_prompt() -> None:
@@ -118,7 +118,7 @@ def test_probe_hash_is_pinned_and_sees_every_change(renderer: Renderer) -> None:
 def test_load_knows_the_built_in_and_refuses_others() -> None:
     assert load("sort-digits", "1").name == "sort-digits"
     with pytest.raises(
-        UserError, match=r"'chess' is not installed here; known environments: calculator, code,"
+        UserError, match=r"'chess' is not installed here; known environments: calculator, dataset,"
     ):
         load("chess", "1")
     with pytest.raises(UserError, match="version '1', but the run wants '2'"):

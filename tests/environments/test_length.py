@@ -1,4 +1,4 @@
-"""Length targets and curricula."""
+"""Length targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.environments import (
-    Curriculum,
     Episode,
     Grade,
     Message,
@@ -73,22 +72,6 @@ def test_published_values_are_the_defaults() -> None:
 def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
         load("sort-digits", "1", options)
-
-
-class Growing(SortDigits):
-    """A curriculum: the prompt says how hard it is."""
-
-    def tasks(self) -> Tasks:
-        return Curriculum(lambda randomness, step: Task(f"{step} {randomness.hex()}>", str(step)))
-
-
-def test_a_curriculum_is_asked_with_the_step() -> None:
-    plain = task_of(Growing(), b"\1", step=7)
-    assert plain.answer == "7" and task_of(Growing(), b"\1").answer == "0"
-    assert task_of(SortDigits(), b"\1", step=7) == task_of(SortDigits(), b"\1")
-    timed = task_of(LengthTargets(Growing(), LengthOptions(lengths=[5], alpha=0.5)), b"\1", step=7)
-    assert timed.own == plain and isinstance(plain.prompt, str)
-    assert timed.prompt == PROMPT.replace("{prompt}", plain.prompt).replace("{length}", "5")
 
 
 def test_the_last_of_several_messages_names_the_length() -> None:

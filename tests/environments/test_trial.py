@@ -22,7 +22,6 @@ from peers.environments import (
     Tasks,
     Transcript,
 )
-from peers.environments.tasks import Curriculum
 from peers.environments.trial import Trial
 from swarm.jobs.environment import TrialSetup, Tried, TryEnvironment
 
@@ -87,7 +86,7 @@ def raises(error: Exception) -> Callable[..., Any]:
             "a task's data is {'kind': {1}}, which is not JSON",
         ),
         (
-            of(tasks=lambda _: Curriculum(lambda r, step: Task(r.hex(), str(1 / (step - 1000))))),
+            of(tasks=lambda _: Generated(lambda r: Task(r.hex(), str(1 / 0)))),
             "cannot draw a task (ZeroDivisionError",
         ),
         (Turns(), "ends the episode after '1', but the task's demonstration goes on"),

@@ -76,7 +76,7 @@ def test_a_sample_that_could_not_be_graded_is_tried_again(tmp_path: Path) -> Non
 def test_figures_leave_tasks_out_that_cannot_be_graded() -> None:
     wanted = Evaluation(
         environments=[EnvironmentReference(name="e", version="1")], split="held_out", tasks=3,
-        samples=1, temperature=1.0, max_new_tokens=1, stop_ids=[], step=0,
+        samples=1, temperature=1.0, max_new_tokens=1, stop_ids=[],
     )  # fmt: skip
     drawn = TasksDrawn(checkpoint="", engine="", tasks=[3], max_new_tokens=1, stop_ids=[])
     tasks = [[sample(0)], [sample(1, 0.0, "away")], [sample(2, 0.0)]]

@@ -267,8 +267,8 @@ class Recording(SortDigits):
     def tasks(self) -> Tasks:
         return self
 
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        task = super().tasks().draw(seed, split, step)
+    def draw(self, seed: bytes, split: Split) -> Task:
+        task = super().tasks().draw(seed, split)
         self.prompts.append(as_text(task.prompt))
         return task
 
@@ -298,7 +298,7 @@ def test_warm_up_stops_where_sampling_would_be_right_that_often(base: Path, tmp_
         def tasks(self) -> Tasks:
             return self
 
-        def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        def draw(self, seed: bytes, split: Split) -> Task:
             return Task(prompt=f"{seed[0] % 2}>", answer=str(seed[0] % 2))
 
     folder = copy(base, tmp_path / "easy")

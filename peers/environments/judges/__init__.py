@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,11 +20,9 @@ from peers.environments.interface import (
     Grade,
     NotGradable,
     Task,
-    Tasks,
     Transcript,
     Wrapper,
 )
-from peers.environments.tasks import Changed
 from swarm.errors import UserError
 from swarm.wire.manifest import OptionValue
 
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
 
 CALL_SECONDS = 330.0
 """Longest call of a judge, its retries included."""
-
-DATA = "judge"
-"""Key in `Task.data` of the rollout step, which `JudgedEnvironment` notes for its grades."""
 
 JUDGE_NAME = r"^[a-z][a-z0-9-]{0,39}\Z"
 
@@ -51,8 +45,6 @@ class JudgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     file. Empty: any."""
     judge_weight: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """The reward is judge_weight times the judge's and the rest times the environment's own."""
-    judge_calls_per_step: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
-    """Most calls of the judge for a rollout step, on each machine that grades; 0: no bound."""
 
 
 class JudgedEnvironment(Wrapper):
@@ -63,15 +55,12 @@ class JudgedEnvironment(Wrapper):
         self.options: JudgeOptions = options
         self.call_seconds = inner.call_seconds + CALL_SECONDS
 
-    def tasks(self) -> Tasks:
-        return Changed(self.inner.cached_tasks, self._noted)
-
     def grade(self, task: Task, transcript: Transcript) -> float | Grade:
         """The judge's reward, mixed with the environment's own; raises `NotGradable`."""
         weight = self.options.judge_weight
         own = None if weight == 1 else _graded(self.inner.grade(task, transcript))
         try:
-            score = self._judge.score(task, transcript, int(task.data.get(DATA, 0)))
+            score = self._judge.score(task, transcript)
         except NotGradable:
             raise
         except UserError as error:  # the judge's file is this machine's, not the worker's
@@ -92,16 +81,11 @@ class JudgedEnvironment(Wrapper):
                 return {**pinned, "judge_hash": definition.digest().hex()}
         return pinned
 
-    @staticmethod
-    def _noted(task: Task, seed: bytes, step: int) -> Task:
-        return replace(task, data={**task.data, DATA: step})
-
     @cached_property
     def _judge(self) -> Judge:
         from peers.environments.judges.judge import Judge
 
-        options = self.options
-        return Judge.open(options.judge, options.judge_hash, options.judge_calls_per_step)
+        return Judge.open(self.options.judge, self.options.judge_hash)
 
 
 def _graded(given: float | Grade) -> Grade:

@@ -21,7 +21,7 @@ from swarm.errors import UserError
 from swarm.rollouts.seeds import digest
 from swarm.world.progress import REPORT_SECONDS, checkpoint
 
-# Scores that are known, and how often the judge was called: one SQLite file per judge.
+# Scores that are known: one SQLite file per judge.
 #
 # All processes of a machine that grade share it. Of two that ask the judge about the same answer,
 # the first score counts for both.
@@ -32,14 +32,7 @@ BUSY_SECONDS = 20.0
 ENTRIES_MAX = 1_000_000
 """Scores kept; then the oldest are dropped."""
 
-STEPS_KEPT = 100
-"""Steps whose calls are remembered."""
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS known (key BLOB PRIMARY KEY, score REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS called (scope BLOB, step INTEGER, calls INTEGER NOT NULL,
-    PRIMARY KEY (scope, step)) WITHOUT ROWID;
-"""
+SCHEMA = "CREATE TABLE IF NOT EXISTS known (key BLOB PRIMARY KEY, score REAL NOT NULL)"
 
 
 class Known:
@@ -49,7 +42,7 @@ class Known:
         """Open or make the file; raises `UserError`."""
         self._path = path
         with self._access() as database:
-            database.executescript(SCHEMA)
+            database.execute(SCHEMA)
 
     def score(self, key: bytes) -> float | None:
         """A known score."""
@@ -67,19 +60,6 @@ class Known:
                 (ENTRIES_MAX,),
             )
             return float(known)
-
-    def spend(self, scope: bytes, step: int, calls_max: int) -> bool:
-        """Count a call for a step, unless there were `calls_max` already; 0 is no bound."""
-        with self._access() as database:
-            (calls,) = database.execute(
-                "INSERT INTO called VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET calls = calls + 1 "
-                "RETURNING calls",
-                (scope, step),
-            ).fetchone()
-            database.execute(
-                "DELETE FROM called WHERE scope = ? AND step < ?", (scope, step - STEPS_KEPT)
-            )
-            return not calls_max or int(calls) <= calls_max
 
     @contextmanager
     def _access(self) -> Iterator[sqlite3.Connection]:
@@ -120,11 +100,9 @@ class Judge:
     definition: Definition
     known: Known
     remote: Remote
-    calls_max: int
-    """Most calls for a rollout step; 0: no bound."""
 
     @classmethod
-    def open(cls, name: str, wanted_hash: str, calls_max: int) -> Judge:
+    def open(cls, name: str, wanted_hash: str) -> Judge:
         """The judge NAME of this machine; raises `UserError`, `NotGradable` for another hash."""
         definition, access, path = read_definition(name)
         found = definition.digest().hex()
@@ -136,9 +114,9 @@ class Judge:
         known = Known(
             Path(access.cache).expanduser() if access.cache else path.with_suffix(".sqlite")
         )
-        return cls(name, definition, known, Remote(definition, access, name), calls_max)
+        return cls(name, definition, known, Remote(definition, access, name))
 
-    def score(self, task: Task, transcript: Transcript, step: int) -> float:
+    def score(self, task: Task, transcript: Transcript) -> float:
         """The reward in [0, 1]; raises `NotGradable` and `UserError`."""
         own = self.definition.digest()
         fields = {
@@ -151,11 +129,6 @@ class Judge:
         score = self.known.score(key)
         if score is not None:
             return score
-        if not self.known.spend(own, step, self.calls_max):
-            raise NotGradable(
-                f"judge {self.name!r}: {self.calls_max} calls for step {step} are the most allowed "
-                "(judge_calls_per_step)"
-            )
         text = FIELD.sub(lambda field: fields[field[1]], self.definition.prompt)
         given = _patiently(partial(self.remote.score, text))
         return self.known.add(key, self._reward(given))

@@ -74,7 +74,7 @@ class PackageTasks:
     by_index: bool
     """Whether the split is that of the index, because all prompts are alike."""
 
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+    def draw(self, seed: bytes, split: Split) -> Task:
         return draw(
             seed, split, lambda raw: self.make(int.from_bytes(raw, "big") % self.count), self._split
         )
