@@ -62,6 +62,7 @@ TOOLS = EnvironmentReference(
     version="1",
     options={"statement": "bare", "digits": 2, "operations": 1, "must_call": True},
 )
+CODE = EnvironmentReference(name="code", version="2", options={"tests": 3})
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +142,15 @@ RECIPES = {
         title="call a calculator",
         environments=(TOOLS,),
         sampling=replace(SAMPLING, max_new_tokens=28),
+    ),
+    "code": Recipe(
+        title="programs of one line, by hidden tests",
+        environments=(CODE,),
+        sampling=replace(SAMPLING, max_new_tokens=60),
+        schedule=replace(SCHEDULE, groups_per_step=16),
+        optimiser=replace(OPTIMISER, learning_rate=1e-3),
+        positions=96,
+        warmup=Warmup(batch=32, steps_max=1000, accuracy=0.25),
     ),
     "mixture": Recipe(
         title="sort digits, and arithmetic with two kinds of tool",

@@ -34,6 +34,7 @@ BUILT_IN = {
     name: EntryPoint(name, f"peers.{target}", ENTRY_POINT_GROUP)
     for name, target in {
         "calculator": "environments.calculator:Calculator",
+        "code": "environments.code:Code",
         "dataset": "environments.dataset:Dataset",
         "genesys": "environments.genesys:Genesys",
         "harness": "endpoint.harness.environment:Harness",

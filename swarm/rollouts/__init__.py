@@ -7,7 +7,7 @@ For other rooms:
 - `rollout`: Finish, Kind, Rollout, Segment, Span, TURNS_MAX
 - `rollouts`: FINISHES, MODEL, Offsets, Rollouts, Row, bounded, check_digest, mean_parts, parts_in,
   parts_of
-- `seeds`: *, digest, environment_of_group, noise_key, nonce_of, rendezvous, submission_seed,
+- `seeds`: *, Draws, digest, environment_of_group, noise_key, nonce_of, rendezvous, submission_seed,
   task_seed
 - `signed_turns`: BadTurn, check_turns, has_room, is_answered, open_turn
 - `submission_file`: BadSubmission, Header, ReadLimits, decode, read, read_header, write

@@ -336,8 +336,7 @@ def test_a_demo_of_programs_needs_a_sandbox(tmp_path: Path) -> None:
     if subprocess.run([*NO_NAMESPACES, "true"], capture_output=True).returncode:
         pytest.skip("this user may make no namespace")
     program = "from swarm.commands.main import main; main()"
-    arguments = r"demo --plain --steps 1 --environment tools --option tools=[\"python\"]"
-    arguments += f" --keep {tmp_path / 'keep'}"
+    arguments = f"demo --plain --steps 1 --environment code --keep {tmp_path / 'keep'}"
     command = f"exec {sys.executable} -c '{program}' {arguments}"
     forbid = "echo 0 > /proc/sys/user/max_user_namespaces"
     done = subprocess.run(

@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_known_demo_is_as_it_is(tokenizer: Path) -> None:
-    assert recipe_of("tools", tokenizer=tokenizer) is RECIPES["tools"]
+    assert recipe_of("code", tokenizer=tokenizer) is RECIPES["code"]
 
 
 def test_an_environment_of_ones_own_gets_lengths_that_fit_and_a_warm_up(
@@ -67,7 +67,7 @@ def test_a_model_is_asked_in_a_chat_and_trains_adapters(model: Path) -> None:
 
 def test_tasks_without_answers_have_no_warm_up(tmp_path: Path, model: Path) -> None:
     options = rows(tmp_path, {"prompt": "guess", "answer": ""})
-    recipe = recipe_of("dataset", options, model=model)
+    recipe = recipe_of("dataset", {**options, "grader": "number"}, model=model)
     assert recipe.warmup is None and recipe.sampling.max_new_tokens == TOKENS_MAX
 
 

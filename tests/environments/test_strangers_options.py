@@ -111,7 +111,7 @@ def test_a_judge_or_a_file_needs_the_word_of_this_machines_user(option: str, sen
 
 def test_shipped_environments_without_paths_and_programs_need_nothing() -> None:
     safe = {name for name in BUILT_IN if class_of(name).safe_for_strangers}
-    assert safe == {"calculator", "sort-digits", "tools"}
+    assert safe == {"calculator", "code", "sort-digits", "tools"}
     assert load_named(EnvironmentReference(name="sort-digits", version="1")).name == "sort-digits"
 
 

@@ -95,23 +95,24 @@ class Pool:
         """Processes that were replaced because they hung or died."""
         weakref.finalize(self, _kill_all, self._idle)
 
-    def ask(self, request: Any) -> Any:
+    def ask(self, request: Any, timeout_seconds: float | None = None) -> Any:
         """The service's reply to a JSON value.
 
         Raises `ServiceError` with the exception that the service raised, `Overdue` at the deadline
         and `ProcessFailed` when the process dies or runs out of memory. If that process had
         answered before, another one tries once more: an earlier request may have spoilt the first.
         """
+        seconds = timeout_seconds or self.timeout_seconds
         with self._turn:
             process = self._taken()
             if process.answered:
                 try:
-                    return self._asked(process, request)
+                    return self._asked(process, request, seconds)
                 except Overdue:
                     raise
                 except ProcessFailed:
                     process = self._taken()
-            return self._asked(process, request)
+            return self._asked(process, request, seconds)
 
     def close(self) -> None:
         """End the process, unless it is at work."""
@@ -122,9 +123,9 @@ class Pool:
             return self._idle.pop()
         return _Process(self._setup, self._interpreter, self._start_seconds)
 
-    def _asked(self, process: _Process, request: Any) -> Any:
+    def _asked(self, process: _Process, request: Any, seconds: float) -> Any:
         try:
-            reply = process.ask(request, self.timeout_seconds)
+            reply = process.ask(request, seconds)
             if reply.out_of_memory:
                 raise OutOfMemory(f"it used all of its {self.memory_bytes >> 20} MiB of memory")
         except BaseException:
