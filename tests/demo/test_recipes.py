@@ -67,7 +67,7 @@ def test_a_model_is_asked_in_a_chat_and_trains_adapters(model: Path) -> None:
 
 def test_tasks_without_answers_have_no_warm_up(tmp_path: Path, model: Path) -> None:
     options = rows(tmp_path, {"prompt": "guess", "answer": ""})
-    recipe = recipe_of("dataset", {**options, "grader": "number"}, model=model)
+    recipe = recipe_of("dataset", options, model=model)
     assert recipe.warmup is None and recipe.sampling.max_new_tokens == TOKENS_MAX
 
 
