@@ -111,8 +111,6 @@ def filter_command(
         out.with_name(f"{out.name}.samples.jsonl"),
         Machine("native", Hardware(), None),
         progress_shown(),
-        "--out",
-        "swarm dataset filter",
     )
     (named,) = wanted.environments
     environment_here = load(named.name, named.version, named.options)

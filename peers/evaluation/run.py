@@ -293,13 +293,8 @@ async def measure(
     out: Path,
     machine: Machine,
     show: Show,
-    option: str = "--out",
-    command: str = "swarm eval",
 ) -> Measured:
-    """Evaluate the checkpoint in an absolute folder, resuming `out`; raises `UserError`.
-
-    `command`: what the user typed, and the `option` that gave `out`.
-    """
+    """Evaluate the checkpoint in an absolute folder, resuming `out`; raises `UserError`."""
     setup = EvaluationSetup(
         folder=str(folder),
         environments=wanted.environments,
@@ -317,7 +312,7 @@ async def measure(
         drawn = await draw(child, wanted)
         with (
             closing(Ungradable(out.with_suffix(".ungradable.jsonl"), wanted.ungradable_max)) as bad,
-            open_samples(out, head_of(wanted, drawn), option, command) as file,
+            open_samples(out, head_of(wanted, drawn)) as file,
         ):
             for label, rows in zip(wanted.labels, drawn.rows, strict=True):
                 if rows is not None:

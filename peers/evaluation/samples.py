@@ -31,8 +31,7 @@ SYNC_SECONDS = 5.0
 class SampleFile:
     """The samples of one checkpoint."""
 
-    def __init__(self, file: str, descriptor: int, samples: list[Sample]) -> None:
-        """`file`: option and path, for sentences."""
+    def __init__(self, file: Path, descriptor: int, samples: list[Sample]) -> None:
         self.samples = samples
         self._file, self._descriptor = file, descriptor
         self._synced = time.monotonic()
@@ -55,26 +54,23 @@ class SampleFile:
 
 
 @contextmanager
-def open_samples(
-    path: Path, head: Mapping[str, Any], option: str = "--out", command: str = "swarm eval"
-) -> Iterator[SampleFile]:
-    """Begin or resume a file. `option` and `command` are what the user typed, for sentences.
+def open_samples(file: Path, head: Mapping[str, Any]) -> Iterator[SampleFile]:
+    """Begin or resume a file.
 
     Raises `UserError` for a file with another checkpoint's or setting's samples, and for one that
     another process is writing.
     """
     first = {"format": FORMAT, **head}
-    file = f"{option} {path}"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror})") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise UserError(f"{file} is being written by another `{command}`") from error
-        raw = path.read_bytes()
+            raise UserError(f"{file} is being written by another command") from error
+        raw = file.read_bytes()
         whole = raw[: raw.rfind(b"\n") + 1]
         samples = _read(file, whole, first) if whole else []
         if len(whole) < len(raw):
@@ -87,7 +83,7 @@ def open_samples(
         os.close(descriptor)
 
 
-def _read(file: str, whole: bytes, first: Mapping[str, Any]) -> list[Sample]:
+def _read(file: Path, whole: bytes, first: Mapping[str, Any]) -> list[Sample]:
     head, *lines = whole.splitlines()
     _compare(file, head, json.loads(to_json(first)))
     found: dict[tuple[int, int], Sample] = {}
@@ -103,7 +99,7 @@ def _read(file: str, whole: bytes, first: Mapping[str, Any]) -> list[Sample]:
     return list(found.values())
 
 
-def _compare(file: str, head: bytes, first: Mapping[str, Any]) -> None:
+def _compare(file: Path, head: bytes, first: Mapping[str, Any]) -> None:
     way_out = "choose another file, or remove it to begin anew"
     try:
         held = json.loads(head)

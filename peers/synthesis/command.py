@@ -29,7 +29,6 @@ from swarm.terminal.options import (
 from swarm.terminal.output import print_json
 
 if TYPE_CHECKING:
-    from peers.evaluation.run import Evaluation, Machine
     from peers.synthesis.write import Selection, Solution
 
 
@@ -102,7 +101,8 @@ def synthesize(
     """
     require_extra("infer", "swarm synthesize")
     from peers.engines.installed import interpreter_for
-    from peers.evaluation.run import Machine, wanted_of
+    from peers.evaluation.run import Machine, measure, wanted_of
+    from peers.synthesis.sources import ChatReader, of_rollouts, of_samples
     from peers.synthesis.write import Rules, Selection, check_target, credit_lines, summary, write
     from swarm.jobs import Hardware
     from swarm.look.rollouts.filters import parse_range
@@ -121,7 +121,6 @@ def synthesize(
     found: Iterator[Solution]
     if rollouts is not None:
         from peers.environments import Renderer
-        from peers.synthesis.sources import ChatReader, of_rollouts
 
         if tasks is not None:
             raise UserError("--tasks goes with --teacher; a run's tasks are those of its manifest")
@@ -149,7 +148,8 @@ def synthesize(
             interpreter_for(engine, home.expanduser(), "", device),
         )
         beside = solutions or out.with_name(f"{out.name}.solutions.jsonl")
-        found = _generate(folder, wanted, machine, beside)
+        measured = run_until_interrupted(measure, wanted, folder, beside, machine, progress_shown())
+        found = of_samples(measured, wanted.environments)
     selection = Selection(rules)
     write(found, selection, out, "run" if rollouts is not None else "local")
     _say(selection, out, summary(selection), credit_lines(selection), as_json)
@@ -170,23 +170,3 @@ def _say(selection: Selection, out: Path, summary: str, credits: list[str], as_j
         return
     print(numbered("\n  ".join([summary, *credits])))
     print(f"the data set is in {out}: swarm sft --data {out}")
-
-
-def _generate(
-    folder: Path, wanted: Evaluation, machine: Machine, solutions: Path
-) -> Iterator[Solution]:
-    """Generate solutions on this machine, or read those that an earlier command generated."""
-    from peers.evaluation.run import measure
-    from peers.synthesis.sources import of_samples
-
-    measured = run_until_interrupted(
-        measure,
-        wanted,
-        folder,
-        solutions,
-        machine,
-        progress_shown(),
-        "--solutions",
-        "swarm synthesize",
-    )
-    return of_samples(measured, wanted.environments)

@@ -264,7 +264,7 @@ def test_a_teacher_on_this_machine(tmp_path: Path) -> None:
     assert said[1]["kept"] == said[1]["tasks"] == 4
     assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 1 + 8
     for extra, sentence in (
-        (["--temperature", "0.5"], f"--solutions {tmp_path / 'all.jsonl'} holds samples of other"),
+        (["--temperature", "0.5"], f"{tmp_path / 'all.jsonl'} holds samples of other"),
         (["--option", "chat=true", "--solutions", "new.jsonl"], "has no chat template"),
     ):
         result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "three"), *extra])
