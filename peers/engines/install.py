@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -183,15 +184,8 @@ def _versions(recipe: Recipe, folder: Path) -> dict[str, str]:
     """Installed versions of the recipe's requirements."""
     installed = distributions(path=[str(site_packages(folder))])
     found = {each.name.lower(): each.version for each in installed}
-    names = [_distribution(each) for each in recipe.requirements]
+    names = [re.split(r"[=<>!~ \[]", each)[0].lower() for each in recipe.requirements]
     return {name: found[name] for name in names if name in found}
-
-
-def _distribution(requirement: str) -> str:
-    for end, character in enumerate(requirement):
-        if character in "=<>!~ [":
-            return requirement[:end].lower()
-    return requirement.lower()
 
 
 def _write(folder: Path, found: Installed) -> None:

@@ -7,9 +7,7 @@ compression left out of the last one is added to it first.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -18,8 +16,8 @@ from torch import Tensor
 
 from peers.engines.device import find_dtype
 from peers.learning import states
+from peers.learning.descent import descend
 from peers.learning.durable import whole_folder
-from peers.learning.gradients import clip_gradients
 from peers.learning.mixture import Mixture, Place, shares
 from peers.learning.packing import Rows
 from peers.learning.policy import TrainedPolicy, blank_model
@@ -44,20 +42,6 @@ _OPTIMISER = "optimiser"
 
 MEASURED_SEQUENCES = 64
 """Sequences of one batch when sequences held back are measured."""
-
-
-@dataclass(frozen=True)
-class InnerStep:
-    """The figures of one inner step."""
-
-    loss: float
-    """Nats per predicted token."""
-    gradient_norm: float
-    learning_rate: float
-    tokens: int
-    """Predicted tokens."""
-    skipped: bool
-    """Whether loss or gradient was not finite, so that the weights did not change."""
 
 
 class Replica:
@@ -146,8 +130,9 @@ class Replica:
             report()
             local(parameter).copy_(state.part(name, slices_of(parameter)))
 
-    def steps(self, round_: int) -> Iterator[InnerStep]:
-        """Take the inner steps of a round, counted from 1, one at a time."""
+    def steps(self, round_: int) -> Iterator[dict[str, float]]:
+        """Take the inner steps of a round, counted from 1, one at a time; the figures of each, with
+        its loss in nats per predicted token."""
         count = self._job.inner_steps
         for step in range((round_ - 1) * count, round_ * count):
             if self._ranks.world == 1:
@@ -158,31 +143,22 @@ class Replica:
     def _rate(self, step: int) -> float:
         return learning_rate(self._inner.optimiser, self._job.rounds * self._job.inner_steps, step)
 
-    def _step(self, places: Sequence[Place], rate: float) -> InnerStep:
-        tokens = self._predicted(places)
-        optimiser = self.policy.optimiser
-        optimiser.zero_grad()
-        total = 0.0
+    def _step(self, places: Sequence[Place], rate: float) -> dict[str, float]:
+        tokens = self.predicted(len(places))
+        self.policy.optimiser.zero_grad()
+        total = torch.zeros((), device=self._ranks.device)
         for rows in self._passes(places):
             surprise, penalty = self._loss(rows)
             loss = (surprise + penalty) / tokens
             # Each rank's loss is its share of the batch's; FSDP averages the gradients.
             (loss * self._ranks.parts).backward()  # type: ignore[no-untyped-call]
-            total += float(surprise.detach())
-        (total,) = self._ranks.sum([total])
-        norm = float(
-            clip_gradients(self.policy.trained().values(), self._inner.optimiser.gradient_norm_max)
-        )
-        finite = math.isfinite(norm) and math.isfinite(total)
-        if finite:
-            for group in optimiser.param_groups:
-                group["lr"] = rate
-            optimiser.step()
-        return InnerStep(total / tokens, norm, rate, tokens, not finite)
+            total += surprise.detach()
+        norm_max = self._inner.optimiser.gradient_norm_max
+        return descend(self.policy, {"loss": total / tokens}, norm_max, rate)
 
-    def _predicted(self, places: Sequence[Place]) -> int:
-        """Tokens of some sequences that are predicted: all but the first of each."""
-        return len(places) * (self._inner.sequence_tokens - 1)
+    def predicted(self, sequences: int) -> int:
+        """Tokens of so many sequences that are predicted: all but the first of each."""
+        return sequences * (self._inner.sequence_tokens - 1)
 
     def _passes(self, places: Sequence[Place]) -> list[Rows]:
         """The forward passes over this rank's share of some sequences."""
@@ -212,7 +188,7 @@ class Replica:
         total, tokens = 0.0, 0
         for start in range(0, len(held_back), MEASURED_SEQUENCES):
             places = held_back[start : start + MEASURED_SEQUENCES]
-            tokens += self._predicted(places)
+            tokens += self.predicted(len(places))
             for rows in self._passes(places):
                 total += float(self._loss(rows)[0])
         rest(self.policy.scorer)

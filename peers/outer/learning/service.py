@@ -80,13 +80,14 @@ class ReplicaService(FileJobs):
         replica.begin(begun_from, before)
         steps = list(replica.steps(job.round))
         replica.write(begun_from, before, Path(job.inner_after), Path(job.contribution))
+        sums = {name: sum(step[name] for step in steps) for name in steps[0]}
         return RoundTrained(
-            tokens=sum(step.tokens for step in steps),
+            tokens=len(steps) * replica.predicted(self._job.inner.batch_sequences),
             figures={
-                "loss": sum(step.loss for step in steps) / len(steps),
-                "gradient_norm": sum(step.gradient_norm for step in steps) / len(steps),
-                "learning_rate": steps[-1].learning_rate,
-                "skipped": sum(step.skipped for step in steps),
+                "loss": sums["loss"] / len(steps),
+                "gradient_norm": sums["gradient_norm"] / len(steps),
+                "learning_rate": steps[-1]["learning_rate"],
+                "skipped": int(sums["skipped"]),
             },
         )
 
