@@ -23,10 +23,9 @@ def install_command(
 ) -> None:
     """Make an engine's environment in the home, or finish it, and check that the engine works."""
     from peers.engines.install import install, recipe_of
-    from peers.engines.installed import folder_of
 
     recipe, home = recipe_of(name), home.expanduser().absolute()
     made = install(recipe, home, lambda line: print(line, flush=True))
     versions = ", ".join(f"{each} {version}" for each, version in made.versions.items())
-    print(f"{name} is installed in {folder_of(home, name)}: {versions}")
+    print(f"{name} is installed in {recipe.folder(home)}: {versions}")
     print(f"peers with this home use it with: --engine {recipe.engine}")

@@ -118,10 +118,6 @@ class Installed(msgspec.Struct, frozen=True, kw_only=True):
     """Installed versions by distribution, once complete."""
 
 
-def folder_of(home: Path, name: str) -> Path:
-    return home / "engines" / name
-
-
 def python_of(folder: Path) -> Path:
     """The interpreter of an environment."""
     return folder / "bin" / "python"

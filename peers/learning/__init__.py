@@ -10,7 +10,6 @@ For other rooms:
 - `descent`: descend
 - `durable`: delete_unfinished, whole_folder
 - `examples`: Encoder, draw_tasks, encode_examples, read_examples, rows_of, stop_id
-- `gradients`: clip_gradients
 - `groups`: Group, as_accepted, make_batch
 - `lead`: follow, lead
 - `learner`: Learner

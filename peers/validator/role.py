@@ -75,13 +75,8 @@ class ValidatorSettings(EvaluationSettings):
 
     @property
     def hardware(self) -> Hardware:
-        return Hardware(
-            device=self.device,
-            dtype=self.dtype,
-            threads=self.threads,
-            devices=self.devices,
-            adapters=self.adapters,
-        )
+        names = [each for each in Hardware.__struct_fields__ if each in type(self).model_fields]
+        return Hardware(**{name: getattr(self, name) for name in names})
 
 
 class ValidatorRole:

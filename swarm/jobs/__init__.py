@@ -63,25 +63,20 @@ class SavingJob(Job, frozen=True, kw_only=True):
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """The hardware a service computes on, from the settings (`swarm.settings.ComputeSettings`)."""
+    """The hardware a service computes on: the role's settings of these names, which say what each
+    does (`swarm.settings.ComputeSettings`, `peers.inference.settings`)."""
 
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
     memory_share: float = 0.9
-    """Share of a device's memory for weights and caches."""
     slots: int = 0
-    """Most requests generated at once; 0: the engine decides."""
     length_max: int = 0
-    """Longest sequence; 0: the model's context length."""
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     cuda_graphs: bool = False
     devices: list[str] = []
-    """Devices that share the layers; empty: one device holds the model."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
-    """Whether LoRA adapters become part of the weights or are computed beside them; auto: part of
-    them in fp32 only, since 16 bits round away much of what was learned."""
 
     def in_run(self, measured_dtypes: Sequence[str]) -> Hardware:
         """The settings in a run, whose thresholds were measured for some dtypes: where bfloat16 is

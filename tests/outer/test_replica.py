@@ -279,7 +279,6 @@ def test_rows_are_read_as_well(base: Path, tmp_path: Path) -> None:
         ({"data": [__file__]}, "test_replica.py, which is no .txt, .md, .parquet"),
         ({"data": ["none.txt"]}, "none.txt does not exist; give a file"),
         ({"sequence_tokens": 66}, "sequence_tokens is 66; the model takes 64 tokens"),
-        ({"inner_steps": 0}, "inner_steps is 0; it must be at least 1"),
         ({"trainers": ("b",)}, "trainer is a, which is not among the run's 1 trainers"),
         ({"validation_sequences": 999}, "validation_sequences is 999, but the data has"),
         ({"weights": [1.0, 2.0]}, "data names 1 sources and weights has 2 numbers"),

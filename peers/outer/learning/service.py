@@ -18,7 +18,6 @@ from peers.outer.learning.file_jobs import FileJobs, Merging
 from peers.outer.learning.flat import elements_of
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.state import StateFile
-from swarm.errors import UserError
 from swarm.jobs.outer import (
     AloneService,
     DrawModel,
@@ -57,7 +56,6 @@ class ReplicaService(FileJobs):
 
     @in_job_thread
     def start(self, job: StartReplica) -> ReplicaStarted:
-        _check(job)
         if job.folder and self._ranks.rank == 0:
             delete_unfinished(Path(job.folder))
         self._job = job
@@ -105,10 +103,3 @@ class ReplicaService(FileJobs):
 
 _SERVICE: type[OuterService] = ReplicaService
 _ALONE: type[AloneService] = ReplicaService
-
-
-def _check(job: StartReplica) -> None:
-    """Raise `UserError` for a setting out of bounds."""
-    for name, value in (("inner_steps", job.inner_steps), ("rounds", job.rounds)):
-        if value < 1:
-            raise UserError(f"{name} is {value}; it must be at least 1")
