@@ -118,7 +118,7 @@ def test_probe_hash_is_pinned_and_sees_every_change(renderer: Renderer) -> None:
 def test_load_knows_the_built_in_and_refuses_others() -> None:
     assert load("sort-digits", "1").name == "sort-digits"
     with pytest.raises(
-        UserError, match=r"'chess' is not installed here; known environments: calculator, dataset,"
+        UserError, match=r"'chess' is not installed here; known environments: calculator, code,"
     ):
         load("chess", "1")
     with pytest.raises(UserError, match="version '1', but the run wants '2'"):
