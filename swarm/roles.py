@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import entry_points
+from inspect import iscoroutinefunction
 from typing import ClassVar, Protocol
 
 import trio
@@ -67,7 +68,19 @@ def load_role(name: str) -> type[Role]:
             f"role {name!r} has a name that no peer would take in a message; its package must call "
             "it by 1 to 20 of a-z, 0-9 and -, beginning with a letter"
         )
-    role: type[Role] = known[name].load()
+    package = known[name].dist
+    whose = package.name if package is not None else "a package"
+    try:
+        role: type[Role] = known[name].load()
+    except Exception as error:  # a package of others may do anything
+        raise UserError(
+            f"the role {name} of {whose} cannot be loaded: {error}; repair the package"
+        ) from error
+    if not hasattr(role, "topics") or not iscoroutinefunction(getattr(role, "run", None)):
+        raise UserError(
+            f"the role {name} of {whose} needs the attribute topics and the method "
+            "`async def run(self)`; add them to its class"
+        )
     return role
 
 

@@ -189,6 +189,6 @@ def _validated(model: type[ModelT], table: dict[str, Any], where: str) -> ModelT
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            known = ", ".join(sorted(model.model_fields))
+            known = ", ".join(sorted(model.model_fields)) or "none"
             raise UserError(f"{where}: unknown key {key!r}; there are: {known}") from error
         raise UserError(f"{where}: {key} is {first['input']!r}: {first['msg'].lower()}") from error

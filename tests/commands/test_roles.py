@@ -17,6 +17,7 @@ def test_a_role_has_a_name_that_can_travel(tmp_path: Path, monkeypatch: pytest.M
     relay = "peers.relay:RelayRole"
     (info / "entry_points.txt").write_text(
         f"[swarm.roles]\nlab-archive = {relay}\nLab_Archive = {relay}\n"
+        "absent = lab_missing:Role\nidle = pathlib:Path\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_role("lab-archive").__name__ == "RelayRole"
@@ -24,3 +25,7 @@ def test_a_role_has_a_name_that_can_travel(tmp_path: Path, monkeypatch: pytest.M
         load_role("Lab_Archive")
     with pytest.raises(UserError, match=r"there are: .*lab-archive"):
         load_role("lab_archive")
+    with pytest.raises(UserError, match=r"role absent of lab-roles cannot be loaded: No module"):
+        load_role("absent")
+    with pytest.raises(UserError, match=r"role idle of lab-roles needs .*async def run"):
+        load_role("idle")
