@@ -10,6 +10,7 @@ import torch
 
 from peers.demo.recipes import Prepare, Warmup, recipe_of
 from peers.demo.warmup import Preparation, warm_up
+from peers.engines.device import find_dtype
 from peers.engines.loading import load
 from peers.engines.model import read_weights
 from peers.environments.collection import Environments
@@ -61,4 +62,5 @@ async def test_thresholds_are_measured_as_peers_here_compute(prepare: Prepare) -
     thresholds = await Preparation().calibrate(
         msgspec.structs.replace(prepare, folder=prepare.model)
     )
-    assert not thresholds.observes and thresholds.measured_dtypes == ["float32"]
+    dtype = str(find_dtype("fastest", torch.device("cpu"))).removeprefix("torch.")
+    assert not thresholds.observes and thresholds.measured_dtypes == [dtype]

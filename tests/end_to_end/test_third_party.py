@@ -67,6 +67,11 @@ class Renamed(NativeEngine):
 class Greeter:
     """A role with settings of its own."""
 
+    topics = ()
+
+    async def run(self):
+        """Nothing to do."""
+
     class Settings(RoleSettings):
         words: str = pydantic.Field(default="hello", max_length=20)
 '''
