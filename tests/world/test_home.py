@@ -76,17 +76,13 @@ def test_a_key_where_nothing_can_be_written_is_a_sentence(tmp_path: Path) -> Non
     assert said.endswith("identity.key cannot be made (Not a directory); choose another folder")
 
 
-def test_an_owner_key_of_earlier_is_not_passed_over(
+def test_an_owner_key_is_in_the_default_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.commands.test_commands import create
 
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    monkeypatch.chdir(tmp_path)
-    load_or_create(tmp_path / "owner.key")
     given = create(tmp_path)
     flag = given.index("--owner-key")
     del given[flag : flag + 2]
-    assert "give --owner-key owner.key to sign with it" in complaint(*given)
-    (tmp_path / "owner.key").unlink()
     assert f"owner key: {tmp_path}/me/.swarm/owner.key" in swarm(*given).output
