@@ -194,13 +194,16 @@ def select_command(
     )
     novelty, counts = Novelty(similarity, evaluations), Counter[str]()
     part = out.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        for row, prompt, place in _prompts(options):
-            reason = novelty.why_not(prompt, place) if prompt else "unusable"
-            counts[reason] += 1
-            if not reason:
-                print(to_json(row), file=file)
-    part.replace(out)
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for row, prompt, place in _prompts(options):
+                reason = novelty.why_not(prompt, place) if prompt else "unusable"
+                counts[reason] += 1
+                if not reason:
+                    print(to_json(row), file=file)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)  # of a selection that failed
     for sentence in novelty.contaminated[:NAMED_MAX]:
         print(numbered(f"warning: {sentence}"), file=sys.stderr)
     total, kept = counts.total(), counts.pop("", 0)

@@ -197,6 +197,9 @@ def test_rows_are_selected_by_their_prompts(tmp_path: Path) -> None:
     broken = swarm("dataset", "select", "--out", out, "--apart-from", "{path", "--option",
                    f"path='{data}'", "--option", "columns={prompt='q', answer=''}")  # fmt: skip
     assert "write it as KEY=VALUE in TOML" in broken.errors
+    lacking = swarm("dataset", "select", "--out", out, "--option", f"path='{exam}'",
+                    "--option", "columns={prompt='nothing'}")  # fmt: skip
+    assert lacking.status == 2 and not out.with_suffix(".part").exists()
 
 
 @pytest.mark.slow
