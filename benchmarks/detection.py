@@ -33,7 +33,7 @@ from benchmarks.common import at_least, several
 from peers.calibration.calibrate import EngineClass
 from peers.demo.recipes import ENVIRONMENT, SAMPLING, THRESHOLDS
 from peers.engines.engine import Engine
-from peers.engines.sampling import gumbel_noise
+from peers.engines.noise import gumbel_noise
 from peers.environments import load as load_environment
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Sampling, Thresholds

@@ -21,8 +21,8 @@ For other rooms:
 - `memory`: need_of
 - `model`: *, INDEX_FILE, StoredTensors, count_parameters, open_weights, read_weights, weight_files
 - `native`: NativeEngine
+- `noise`: Drawn, gumbel_noise
 - `registry`: check_engine, make_engine
-- `sampling`: Drawn, gumbel_noise
 - `stored`: readable_as_folder
 - `tokenizer`: BYTES_MAX, PATTERNS, check_tokenizer, copy_tokenizer, tokenizer_files
 - `winners`: margins

@@ -30,7 +30,7 @@ class Request:
     row: int
     """The row in its submission (group · G + sample)."""
     noise_key: tuple[int, int] | None
-    """With the row it determines the noise (see `peers.engines.sampling`); None: the likeliest
+    """With the row it determines the noise (see `peers.engines.noise`); None: the likeliest
     token is taken."""
     temperature: float
     stop_ids: tuple[int, ...]

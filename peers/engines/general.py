@@ -25,7 +25,7 @@ from peers.engines.fitting import check_same, facts_of
 from peers.engines.head import Head
 from peers.engines.loading import TOLERANCES, body_of, load_policy
 from peers.engines.memory import position_bytes
-from peers.engines.noise import Ahead, OfRequest, draw
+from peers.engines.sampling import Ahead, OfRequest, draw
 from swarm.errors import UserError
 from swarm.version import __version__
 from swarm.world.progress import checkpoint

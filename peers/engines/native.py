@@ -24,9 +24,9 @@ from peers.engines.device import available_bytes, is_out_of_memory, upload
 from peers.engines.drafts import DRAFT_MAX, LENGTH_MAX, PASS_MAX
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.flat import FlatAttention, Fresh, Further, Part
-from peers.engines.noise import Ahead, OfRequest, draw
 from peers.engines.prefill import Prefiller
 from peers.engines.rows import Admitted, Row, Rows
+from peers.engines.sampling import Ahead, OfRequest, draw
 from swarm.errors import UserError
 from swarm.version import __version__
 

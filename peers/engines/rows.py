@@ -19,7 +19,7 @@ from peers.engines.cache import Cache, Cached, Copy
 from peers.engines.device import is_out_of_memory
 from peers.engines.drafts import Lookup
 from peers.engines.engine import PROMPT_ROWS_MAX, Piece, Request
-from peers.engines.noise import Ahead, OfRequest
+from peers.engines.sampling import Ahead, OfRequest
 from swarm.errors import UserError
 
 PREFILL_TOKENS_MAX = 1 << 14

@@ -1,186 +1,152 @@
-"""Seeded Gumbel-max sampling: the worker does not choose its randomness.
-
-A token is argmax(fp32 logits / T + Gumbel noise). The noise depends only on the submission's seed,
-the row, the position and the token id, so anyone who can recompute the logits can recompute the
-token. The noise comes from the counter-based generator Philox4x32-10
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-"""
+"""Sampling noise of the rows being generated: for several positions at once where a vocabulary is
+tiny, or, where it is large, for the tokens that can win only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
-_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
-_MASK = 0xFFFFFFFF
-_ROUNDS = 10
+from peers.engines.device import upload
+from peers.engines.engine import Request
+from peers.engines.noise import Drawn, gumbel_noise
+from peers.engines.winners import largest, pays
 
-_BLOCK = 1 << 13
-"""Counters hashed at once on a CPU: their words stay in its second-level cache."""
+AHEAD = 16
+"""Positions computed at once for a row with a tiny vocabulary, because a call costs as much for one
+as for several. A row that ends earlier has wasted the rest."""
+
+VOCABULARY_MAX = 1 << 10
+"""Largest vocabulary for which positions are computed ahead, on a CPU."""
+
+ENTRIES_MAX = 1 << 18
+"""Entries (rows times vocabulary) computed in one call on a CPU, in which temporary words take 50
+bytes each. A large vocabulary times all rows would take gigabytes."""
+
+ENTRIES_MAX_GPU = 1 << 24
+"""The same on a GPU: 800 MB."""
 
 
-def philox(key: tuple[int, int], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
-    """Philox4x32-10: map each counter of four words to four random words.
+class Ahead(NamedTuple):
+    """Noise of a row at successive positions."""
 
-    Words and results are int64 tensors with values in [0, 2³²); words broadcast together.
+    first: int
+    vectors: npt.NDArray[np.float32]
+    """[positions, vocabulary]"""
+
+
+class Noisy(Protocol):
+    """A row as the noise sees it."""
+
+    @property
+    def noise_key(self) -> tuple[int, int] | None: ...
+    @property
+    def noise_row(self) -> int: ...
+
+    position: int
+    """Model tokens sampled so far: the index of the next token."""
+    noise: Ahead | None
+
+
+class OfRequest:
+    """A row whose noise is that of its request; `Noisy`."""
+
+    request: Request
+
+    @property
+    def noise_key(self) -> tuple[int, int] | None:
+        return self.request.noise_key
+
+    @property
+    def noise_row(self) -> int:
+        return self.request.row
+
+
+def draw(
+    rows: Sequence[Noisy], temperatures: Sequence[float], logits: Tensor
+) -> list[tuple[int, float]]:
+    """Each row's next token, and its log-probability, by logits [rows, vocabulary]."""
+    first = temperatures[0]
+    if temperatures.count(first) < len(rows):
+        logits = logits / upload(temperatures, logits.device, torch.float32)[:, None]
+    elif first != 1.0:
+        logits = logits / first
+    chosen = choose(rows, logits)
+    log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
+    # One tensor, so that the device is waited for once.
+    tokens, values = torch.stack((chosen.double(), log_mu.double())).tolist()
+    return list(zip(map(int, tokens), values, strict=True))
+
+
+def choose(rows: Sequence[Noisy], logits: Tensor) -> Tensor:
+    """Each row's next token, int64 [rows], by its logits [rows, vocabulary] over temperature.
+
+    A row without a key gets the likeliest.
     """
-    key_0, key_1 = key
-    word_0, word_1, word_2, word_3 = counter
-    for _ in range(_ROUNDS):
-        # The product overflows int64, but its 64 bits are correct. The arithmetic shift copies
-        # the sign bit into the upper half, so both halves are masked.
-        product_0 = word_0 * _MULTIPLIER_0
-        product_1 = word_2 * _MULTIPLIER_1
-        word_0 = ((product_1 >> 32) & _MASK) ^ word_1 ^ key_0
-        word_2 = ((product_0 >> 32) & _MASK) ^ word_3 ^ key_1
-        word_1 = product_1 & _MASK
-        word_3 = product_0 & _MASK
-        key_0 = (key_0 + _WEYL_0) & _MASK
-        key_1 = (key_1 + _WEYL_1) & _MASK
-    return [word_0, word_1, word_2, word_3]
+    if not pays(logits):
+        return (logits + noise_of(rows, logits)).max(-1).indices
+    keyed = _by_key(rows)
+    chosen = torch.empty(len(rows), dtype=torch.int64)
+    if sum(map(len, keyed.values())) < len(rows):
+        chosen = logits.max(-1).indices
+    for key, indices in keyed.items():
+        at = slice(None) if len(indices) == len(rows) else indices
+        drawn = _drawn(key, [rows[index] for index in indices], logits.device)
+        chosen[at] = largest(logits[at], drawn)[1][:, 0]
+    return chosen
 
 
-def gumbel_noise(
-    key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
-) -> Tensor:
-    """fp32 Gumbel noise [..., vocabulary_size] for int64 `rows` and `positions` that broadcast.
-
-    `key` comes from `swarm.rollouts.seeds.noise_key`. A token's word h is word (token id mod 4) of
-    the counter (token id // 4, position, row, 0). Then v = (float32(h) + 0.5)·2⁻³² and
-    noise = −log(−log1p(−v)), all in fp32. So v may round to 1 (noise −∞: the token is never
-    sampled) but never to 0 (noise +∞).
-    """
-    shape = torch.broadcast_shapes(rows.shape, positions.shape)  # type: ignore[no-untyped-call]
-    flat_rows, flat_positions = (each.expand(shape).reshape(-1) for each in (rows, positions))
-    if rows.device.type == "cpu":
-        found = _noise_by_numpy(key, flat_rows, flat_positions, vocabulary_size)
-    else:
-        found = _noise_by_torch(key, flat_rows, flat_positions, vocabulary_size)
-    return found.view(*shape, vocabulary_size)
+def noise_of(rows: Sequence[Noisy], logits: Tensor) -> Tensor:
+    """Noise [rows, vocabulary] at each row's position; zeros for rows without a key."""
+    size, device = logits.shape[-1], logits.device
+    on_cpu = device.type == "cpu"
+    if on_cpu and size <= VOCABULARY_MAX:
+        return _kept(rows, size)
+    found = torch.zeros(len(rows), size, device=device)
+    some = max(1, (ENTRIES_MAX if on_cpu else ENTRIES_MAX_GPU) // size)
+    for key, indices in _by_key(rows).items():
+        for start in range(0, len(indices), some):
+            part = indices[start : start + some]
+            drawn = _drawn(key, [rows[index] for index in part], device)
+            found[upload(part, device)] = drawn.noise(size)
+    return found
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Where the noise of some rows comes from."""
-
-    key: tuple[int, int]
-    rows: Tensor
-    """int64 [n]"""
-    positions: Tensor
-    """int64 [n]"""
-
-    def noise(self, vocabulary_size: int) -> Tensor:
-        """fp32 noise [n, vocabulary_size]."""
-        return gumbel_noise(self.key, self.rows, self.positions, vocabulary_size)
-
-
-def _noise_by_torch(
-    key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
-) -> Tensor:
-    """Reads no number on the host, so that a GPU's queue goes on."""
-    quads = torch.arange(-(-vocabulary_size // 4), device=rows.device)
-    zero = torch.zeros_like(quads[:1])
-    words = philox(key, (quads, positions[:, None], rows[:, None], zero))
-    hashes = torch.stack(words, dim=-1).flatten(-2)[:, :vocabulary_size]
-    return gumbel_of(hashes.to(torch.float32))
-
-
-def _noise_by_numpy(
-    key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
-) -> Tensor:
-    hashes = _hashes(key, rows.numpy(), positions.numpy(), vocabulary_size)
-    return gumbel_of(torch.from_numpy(hashes)[:, :vocabulary_size])
-
-
-def gumbel_of(words: Tensor) -> Tensor:
-    """Noise of hashed words given as fp32, which it replaces."""
-    uniform = words.add_(0.5).mul_(2.0**-32)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
-
-
-def _hashes(
-    key: tuple[int, int],
-    rows: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    vocabulary_size: int,
-) -> npt.NDArray[np.float32]:
-    """The words of `philox` as fp32 [n, 4 · ⌈vocabulary / 4⌉], for counters of noise on a CPU.
-
-    numpy's operations cost a third of torch's, shift without signs and write in place.
-    """
-    quads = np.arange(-(-vocabulary_size // 4), dtype=np.uint64)
-    word_1, word_2 = (each.astype(np.uint64)[:, None] for each in (positions, rows))
-    found = np.empty((len(rows), len(quads), 4), dtype=np.float32)
-    some = max(1, _BLOCK // len(quads))
-    for first in range(0, len(rows), some):
-        for start in range(0, len(quads), _BLOCK):
-            part, block = slice(first, first + some), slice(start, start + _BLOCK)
-            words = hash_quads(key, quads[block], word_1[part], word_2[part])
-            for index, word in enumerate(words):
-                found[part, block, index] = word
-    return found.reshape(len(rows), 4 * len(quads))
-
-
-def hash_quads(
-    key: tuple[int, int],
-    word_0: npt.NDArray[np.uint64],
-    word_1: npt.NDArray[np.uint64] | np.uint64,
-    word_2: npt.NDArray[np.uint64] | np.uint64,
-) -> tuple[npt.NDArray[np.uint64], ...]:
-    """`philox` of counters whose last word is 0, in numpy; the words broadcast together."""
-    shape = np.broadcast_shapes(np.shape(word_0), np.shape(word_1), np.shape(word_2))
-    words = tuple(np.empty(shape, dtype=np.uint64) for _ in range(4))
-    w0, w1, w2, w3 = words
-    w0[:], w1[:], w2[:], w3[:] = word_0, word_1, word_2, 0
-    product_0, product_1 = np.empty_like(w0), np.empty_like(w0)
-    half, low = np.uint64(32), np.uint64(_MASK)
-    key_0, key_1 = key
-    for _ in range(_ROUNDS):
-        np.multiply(w0, np.uint64(_MULTIPLIER_0), out=product_0)
-        np.multiply(w2, np.uint64(_MULTIPLIER_1), out=product_1)
-        w1 ^= np.uint64(key_0)
-        np.right_shift(product_1, half, out=w0)
-        w0 ^= w1
-        w3 ^= np.uint64(key_1)
-        np.right_shift(product_0, half, out=w2)
-        w2 ^= w3
-        np.bitwise_and(product_1, low, out=w1)
-        np.bitwise_and(product_0, low, out=w3)
-        key_0, key_1 = (key_0 + _WEYL_0) & _MASK, (key_1 + _WEYL_1) & _MASK
-    return words
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """How well a worker's claimed tokens agree with a validator's own logits."""
-
-    margin: Tensor
-    """fp32 [n], ≥ 0: the largest perturbed logit minus the claimed token's, in units of the
-    noise's scale (1 = a factor e of probability). 0: the claimed token is the argmax."""
-    gap: Tensor
-    """fp32 [n], ≥ 0: the largest perturbed logit minus the second largest."""
-    log_probability: Tensor
-    """fp32 [n]: log μ of the claimed token at this temperature, without noise."""
-
-
-def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Tensor) -> Judgement:
-    """Compare claimed tokens int64 [n] with recomputed logits and noise, both fp32 [n, vocabulary].
-
-    The margin is Token-DiFR's; the caller pools it over tokens.
-    """
-    scaled = logits.float() / temperature
-    perturbed = scaled + noise
-    index = tokens[:, None]
-    best, which = perturbed.max(-1, keepdim=True)
-    margin = (best - perturbed.gather(-1, index))[:, 0]
-    second = perturbed.scatter_(-1, which, -torch.inf).amax(-1)
-    return Judgement(
-        margin=margin,
-        gap=best[:, 0] - second,
-        log_probability=torch.log_softmax(scaled, dim=-1).gather(-1, index)[:, 0],
+def _kept(rows: Sequence[Noisy], size: int) -> Tensor:
+    """`noise_of`, from vectors that are computed ahead."""
+    empty = [row for row in rows if row.noise is None or row.position - row.noise.first >= AHEAD]
+    for key, indices in _by_key(empty).items():
+        some = [empty[index] for index in indices]
+        drawn = _drawn(key, some, torch.device("cpu"))
+        positions = drawn.positions[:, None] + torch.arange(AHEAD)
+        vectors = gumbel_noise(key, drawn.rows[:, None], positions, size).numpy()
+        for row, own in zip(some, vectors, strict=True):
+            row.noise = Ahead(row.position, own)
+    none = np.zeros(size, np.float32)
+    return torch.from_numpy(
+        np.stack(
+            [
+                none if row.noise is None else row.noise.vectors[row.position - row.noise.first]
+                for row in rows
+            ]
+        )
     )
+
+
+def _by_key(rows: Sequence[Noisy]) -> dict[tuple[int, int], list[int]]:
+    """Indices of the rows with a key, by key."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for index, row in enumerate(rows):
+        if row.noise_key is not None:
+            found.setdefault(row.noise_key, []).append(index)
+    return found
+
+
+def _drawn(key: tuple[int, int], rows: Sequence[Noisy], device: torch.device) -> Drawn:
+    """Where the noise of rows with one key comes from."""
+    numbers = [[row.noise_row for row in rows], [row.position for row in rows]]
+    return Drawn(key, *upload(numbers, device))

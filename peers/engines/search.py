@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from peers.engines.sampling import hash_quads
+from peers.engines.noise import hash_quads
 
 Tokens = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]

@@ -13,6 +13,7 @@ row, position and token.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peers.engines.sampling import Drawn, gumbel_of, hash_quads, judge_margins
+from peers.engines.noise import Drawn, gumbel_of, hash_quads
 from peers.engines.search import find_search, search_by_numpy
 
 VOCABULARY_MIN = 1 << 13
@@ -79,6 +80,37 @@ def largest(scaled: Tensor, drawn: Drawn, count: int = 1) -> tuple[Tensor, Tenso
     first = np.searchsorted(rows[high], np.arange(len(logits)))
     chosen = high[first[:, None] + np.arange(count)]
     return torch.from_numpy(values[chosen]), torch.from_numpy(tokens[chosen])
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How well a worker's claimed tokens agree with a validator's own logits."""
+
+    margin: Tensor
+    """fp32 [n], ≥ 0: the largest perturbed logit minus the claimed token's, in units of the
+    noise's scale (1 = a factor e of probability). 0: the claimed token is the argmax."""
+    gap: Tensor
+    """fp32 [n], ≥ 0: the largest perturbed logit minus the second largest."""
+    log_probability: Tensor
+    """fp32 [n]: log μ of the claimed token at this temperature, without noise."""
+
+
+def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Tensor) -> Judgement:
+    """Compare claimed tokens int64 [n] with recomputed logits and noise, both fp32 [n, vocabulary].
+
+    The margin is Token-DiFR's; the caller pools it over tokens.
+    """
+    scaled = logits.float() / temperature
+    perturbed = scaled + noise
+    index = tokens[:, None]
+    best, which = perturbed.max(-1, keepdim=True)
+    margin = (best - perturbed.gather(-1, index))[:, 0]
+    second = perturbed.scatter_(-1, which, -torch.inf).amax(-1)
+    return Judgement(
+        margin=margin,
+        gap=best[:, 0] - second,
+        log_probability=torch.log_softmax(scaled, dim=-1).gather(-1, index)[:, 0],
+    )
 
 
 def margins(

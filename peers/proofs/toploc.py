@@ -21,7 +21,7 @@ values, as the 512 largest. In a chunk of at most 65497 values that leaves 65497
 otherwise a few moduli just below it. Nothing else bounds it from above: a larger modulus makes
 indices collide, and two entries with one residue share one value.
 
-A proof does not show how tokens were drawn; seeded sampling does (`peers.engines.sampling`).
+A proof does not show how tokens were drawn; seeded sampling does (`peers.engines.noise`).
 """
 
 from __future__ import annotations

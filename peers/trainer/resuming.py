@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from peers.trainer.accepted import AcceptedSubmissions
-from peers.trainer.alarms import RECENT_STEPS, UNREWARDED, Alarms
 from peers.trainer.child import accepted_submissions, start_training
+from peers.trainer.collapse import RECENT_STEPS, UNREWARDED, Alarms
 from peers.trainer.orders import Orders
 from peers.trainer.progress import hold
 from peers.trainer.publishing import NotAsLogged, Publisher

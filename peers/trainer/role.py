@@ -22,9 +22,9 @@ import trio
 from peers.engines.doctor import compute_findings
 from peers.models.find import find_model
 from peers.trainer.accepted import AcceptedSubmissions
-from peers.trainer.alarms import UNREWARDED_ADVICE
 from peers.trainer.beginning import Beginning
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS
+from peers.trainer.collapse import UNREWARDED_ADVICE
 from peers.trainer.collector import Collector
 from peers.trainer.orders import Orders
 from peers.trainer.publishing import Publisher

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from peers.evaluation.settings import EvaluationSettings
 from peers.models.find import is_hub_name
-from peers.trainer.alarms import Action, AlarmLimits
+from peers.trainer.collapse import Action, AlarmLimits
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.shardcast import limits

@@ -10,20 +10,21 @@ import trio
 
 from peers.validator.cases import Case, Outcome, quarantine_ungraded
 from peers.validator.checks.base import first_failure, run
-from peers.validator.checks.history import History, Record, rising, speed
+from peers.validator.checks.history import (
+    PACES_MAX,
+    Duplicates,
+    History,
+    Pace,
+    Record,
+    rising,
+    speed,
+)
 from peers.validator.checks.standing import published, staleness
+from peers.validator.draws import draw_secret, prefill_wanted, rows_sampled
+from peers.validator.eviction import Records
 from peers.validator.grades import ServedGrades
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
-from peers.validator.records import Records
-from peers.validator.statistics import (
-    PACES_MAX,
-    Duplicates,
-    Pace,
-    draw_secret,
-    prefill_wanted,
-    rows_sampled,
-)
 from swarm.errors import PeerError
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.validation import (

@@ -1,7 +1,7 @@
 """The exact checks of a submission and its rewards, in a child process without torch.
 
 The checks are exact: anyone with the file, the step order and the manifest finds the same fault.
-The hostile file itself is opened in a separate process (`peers.validator.parsing`).
+The hostile file itself is opened in a separate process (`peers.validator.reader`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.sandbox.launcher import start_launcher
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, REPLAYS, Inspection
-from peers.validator.parsing import Reader
+from peers.validator.reader import Reader
 from swarm.errors import UserError
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.validation import (

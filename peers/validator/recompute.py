@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from peers.engines.engine import Engine, Prefill
-from peers.engines.sampling import Drawn
+from peers.engines.noise import Drawn
 from peers.engines.winners import margins
 from peers.proofs import toploc
 from peers.validator.evidence.selection import TIE_WIDTH
@@ -120,7 +120,7 @@ def judge_sampling(
     entries_max: int = ENTRIES_MAX,
     starts: Sequence[int] = (),
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Margins and gaps [tokens] (`peers.engines.sampling.Judgement`), `entries_max` at a time.
+    """Margins and gaps [tokens] (`peers.engines.winners.Judgement`), `entries_max` at a time.
 
     Every token is judged, so both a stop token and its absence are: stop ids compete like others.
     """

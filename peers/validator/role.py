@@ -23,13 +23,13 @@ from peers.evaluation.settings import EvaluationSettings
 from peers.sandbox.run import findings as sandbox_findings
 from peers.validator.audits import Audits
 from peers.validator.docket import Docket
+from peers.validator.eviction import Records
 from peers.validator.examiner import Examiner
 from peers.validator.inbox import Client, Inbox
 from peers.validator.lanes import Lanes
 from peers.validator.penalties import Penalties
 from peers.validator.queue import CaseQueue
 from peers.validator.reception import Reception
-from peers.validator.records import Records
 from peers.validator.second import SecondOpinions
 from peers.validator.verdicts import VERDICTS_RECOVERED_MAX, Verdicts
 from swarm.gossip.topics import RUN, WORK

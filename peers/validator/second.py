@@ -15,9 +15,9 @@ import trio
 
 from peers.validator.cases import Case, slot_of
 from peers.validator.docket import Docket
+from peers.validator.draws import draw_secret, prefill_wanted
 from peers.validator.inbox import Inbox, path_of
 from peers.validator.queue import CaseQueue
-from peers.validator.statistics import draw_secret, prefill_wanted
 from swarm.errors import PeerError
 from swarm.ledger.client import open_ledger
 from swarm.ledger.entries import Judged, decode

@@ -11,12 +11,11 @@ from peers.validator.cases import Case, Outcome, verdict_on, without_training
 from peers.validator.checks.base import first_failure
 from peers.validator.checks.standing import not_evicted
 from peers.validator.docket import Docket
+from peers.validator.eviction import Records, evict_if_due
 from peers.validator.evidence.submission import without_bets
 from peers.validator.inbox import Inbox, Key, canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
-from peers.validator.records import Records
 from swarm.errors import PeerError
-from swarm.ledger.evidence import WORDS
 from swarm.ledger.faults import Fault
 from swarm.ledger.ruling import binds, settles
 from swarm.node.run_node import RunNode
@@ -116,7 +115,7 @@ class Verdicts:
         report_contradictions(contradicting, envelope, self._peer.node.events)
         if case.first is None:
             nursery.start_soon(self._deliver_receipt, PeerId(worker), envelope)
-        await self._evict_if_due(verdict)
+        await evict_if_due(verdict, self._peer.run, self._trusted, self._records)
         self.given(case, verdict)
 
     async def revise(
@@ -154,7 +153,7 @@ class Verdicts:
             self._peer.gossip.publish(envelope)
             report_contradictions(contradicting, envelope, self._peer.node.events)
             nursery.start_soon(self._deliver_receipt, PeerId(case.worker), envelope)
-        await self._evict_if_due(revised)
+        await evict_if_due(revised, self._peer.run, self._trusted, self._records)
 
     def _others(self, key: Key) -> list[Verdict]:
         """Other validators' verdicts on a submission."""
@@ -276,26 +275,6 @@ class Verdicts:
         except PeerError as error:
             self._peer.node.events.emit(
                 "validator.receipt_undelivered", worker=worker, reason=str(error)
-            )
-
-    async def _evict_if_due(self, verdict: Verdict) -> None:
-        """Evict a worker when honest chance cannot explain the evidence against it."""
-        worker = verdict.worker
-        if self._peer.run.evicted(worker) is not None or not verdict.recomputed:
-            return
-        thresholds = self._peer.run.manifest.thresholds
-        if thresholds.observes:
-            return
-        limit = thresholds.eviction_p_value
-        standing = self._records.standing(worker)
-        if standing.p_value <= limit:
-            await self._trusted.evict(
-                worker,
-                f"{WORDS[standing.process]}: an honest worker ever looks like this with "
-                f"p <= {standing.p_value:.1e}, threshold {limit:.0e}",
-                verdict.submission,
-                standing.p_value,
-                limit,
             )
 
 

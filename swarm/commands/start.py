@@ -18,7 +18,7 @@ import trio
 
 from swarm.errors import UserError
 from swarm.events import Event
-from swarm.look.alarms.ringing import ringing
+from swarm.look.alarms.raising import raising
 from swarm.look.health import beating
 from swarm.look.metrics.server import MetricsServer
 from swarm.node.joining import NO_WAY_IN
@@ -73,7 +73,7 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
         async with (
             open_node(settings) as node,
             beating(node) as pulse,
-            ringing(settings.alarms, node),
+            raising(settings.alarms, node),
             trio.open_nursery() as nursery,
         ):
             if metrics is not None:

@@ -12,7 +12,7 @@
 
 For other rooms:
 
-- `alarms.ringing`: ringing
+- `alarms.raising`: raising
 - `archives`: fetch_archive, find_archive, home_rows, learn_versions, leave_out_unsound,
   write_export
 - `dashboard.feed`: Feed

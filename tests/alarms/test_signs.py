@@ -9,7 +9,7 @@ import pytest
 
 from swarm.events import Event
 from swarm.look.alarms.catalogue import CATALOGUE
-from swarm.look.alarms.ringing import RECEIPTS, Board, FromEvents
+from swarm.look.alarms.raising import RECEIPTS, Board, FromEvents
 from swarm.settings import AlarmSettings
 
 

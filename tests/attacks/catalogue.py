@@ -110,7 +110,7 @@ ELSEWHERE = [
             "submissions", "a_file_that_kills_the_reader", "A file that crashes its reader.",
             "Harmless: the reader is a process of its own with limits on memory and time, and is "
             "replaced.", "two starts of a reader, charged to the worker.",
-            "tests/validator/test_parsing.py",
+            "tests/validator/test_reader.py",
         ),
         (
             "identities", "identities_that_come_and_go", "Identities by the thousand, each for a "

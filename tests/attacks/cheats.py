@@ -22,7 +22,7 @@ from peers.engines.batch import generate, requests_for
 from peers.engines.config import read_config
 from peers.engines.engine import Engine, Piece
 from peers.engines.native import NativeEngine
-from peers.engines.sampling import gumbel_noise
+from peers.engines.noise import gumbel_noise
 from peers.environments import Environment, Renderer, Task
 from peers.environments.episodes import grade_segments
 from swarm.rollouts.rollout import Finish, Segment

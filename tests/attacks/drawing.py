@@ -10,7 +10,7 @@ from torch import Tensor
 
 from peers.calibration.work import HandedIn
 from peers.engines.engine import Engine
-from peers.engines.sampling import gumbel_noise
+from peers.engines.noise import gumbel_noise
 from swarm.wire.manifest import Sampling
 from tests.attacks.cheats import Work, proven
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from rich.console import Console
 from rich.text import Text
 
-from peers.validator.records import Records
+from peers.validator.eviction import Records
 from swarm.commands.ledger import receipt_lines, receipt_rows
 from swarm.commands.start import Earned
 from swarm.commands.status import status_lines, status_object

@@ -8,7 +8,7 @@ import blake3
 import msgspec
 import torch
 
-from peers.engines.sampling import gumbel_noise, philox
+from peers.engines.noise import gumbel_noise, philox
 from peers.environments import task_of
 from peers.environments.interface import as_text
 from peers.environments.sort_digits import SortDigits

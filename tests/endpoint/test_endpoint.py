@@ -30,8 +30,9 @@ from peers.endpoint.requests import (
 )
 from peers.endpoint.server import Options, make_endpoint, read_keys
 from peers.engines.engine import Engine, Piece
+from peers.engines.noise import Drawn
 from peers.engines.registry import make_engine
-from peers.engines.sampling import Drawn, judge_margins
+from peers.engines.winners import judge_margins
 from peers.proofs import toploc
 from swarm.errors import UserError, leaf_errors
 from swarm.look.rollouts.filters import Filters

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from peers.engines.batch import generate, requests_for
 from peers.engines.engine import Engine, Piece, Request
-from peers.engines.sampling import gumbel_noise, judge_margins
+from peers.engines.noise import gumbel_noise
+from peers.engines.winners import judge_margins
 
 KEY = (7, 8)
 PROMPTS = [[1, 5, 9], [3], [7, 7, 2, 40, 41, 42, 8], [1, 5, 9], [11, 12], list(range(1, 20))]

@@ -13,7 +13,7 @@ import torch
 from peers.engines.device import available_bytes, find_device, find_dtype, upload
 from peers.engines.engine import Engine
 from peers.engines.native import NativeEngine
-from peers.engines.sampling import gumbel_noise
+from peers.engines.noise import gumbel_noise
 from peers.proofs import toploc
 from tests.engines.conformance import BF16, Conformance, Tolerance, requests
 from tests.engines.harness import complete, prefill_completions

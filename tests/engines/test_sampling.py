@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.engines.sampling import gumbel_noise, judge_margins, philox
+from peers.engines.noise import gumbel_noise, philox
+from peers.engines.winners import judge_margins
 
 WORD = st.integers(0, 2**32 - 1)
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peers.engines import search
-from peers.engines.noise import Ahead, choose, noise_of
-from peers.engines.sampling import Drawn, judge_margins
+from peers.engines.noise import Drawn
+from peers.engines.sampling import Ahead, choose, noise_of
 from peers.engines.search import find_search, search_by_numpy
-from peers.engines.winners import VOCABULARY_MIN, largest, margins
+from peers.engines.winners import VOCABULARY_MIN, judge_margins, largest, margins
 
 WORD = st.integers(0, 2**32 - 1)
 SHAPES = ["normal", "flat", "peaked", "few", "masked", "huge", "tiny"]

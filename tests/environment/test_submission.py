@@ -20,7 +20,7 @@ from peers.environments.episodes import EpisodeLimits
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.inspector import expected_header
-from peers.validator.parsing import Contents
+from peers.validator.reader import Contents
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.environment import EnvironmentSetup, GradeEpisode, PlayTurn
 from swarm.jobs.inference import Generate, GiveTurn, InferenceSetup, SignedPrompt

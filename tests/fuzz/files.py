@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from peers.proofs import toploc
 from peers.proofs.format import CHUNK_TOKENS, PROOF_BYTES, ProofFormatError, check_format, split
-from peers.validator.parsing import Reader
+from peers.validator.reader import Reader
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission
 from swarm.shardcast import delta

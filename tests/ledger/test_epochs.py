@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import trio
 
-from peers.validator.records import Records
+from peers.validator.eviction import Records
 from swarm.errors import PeerError
 from swarm.ledger import epochs
 from swarm.ledger.archive import Archive

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from peers.validator.records import Records
+from peers.validator.eviction import Records
 from swarm.wire.identity import Identity
 from swarm.wire.messages import Evidence, Reinstatement
 from tests.ledger.harness import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from peers.validator.records import Records
+from peers.validator.eviction import Records
 from swarm.ledger.entries import (
     Carried,
     Entry,

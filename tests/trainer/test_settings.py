@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from peers.trainer.alarms import AlarmLimits
+from peers.trainer.collapse import AlarmLimits
 from peers.trainer.settings import TrainerSettings
 from swarm.errors import UserError
 from swarm.jobs import Hardware

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.environments import Task, Transcript
-from peers.validator.statistics import rows_sampled
+from peers.validator.draws import rows_sampled
 from swarm.jobs.validation import Grade, Graded, Inspect, Inspected
 from swarm.rollouts.submission_file import write
 from tests.orders import reference

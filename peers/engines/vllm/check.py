@@ -19,7 +19,8 @@ from peers.engines.engine import Engine
 from peers.engines.general import GeneralEngine
 from peers.engines.memory import need_of
 from peers.engines.native import NativeEngine
-from peers.engines.sampling import gumbel_noise, judge_margins
+from peers.engines.noise import gumbel_noise
+from peers.engines.winners import judge_margins
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.world.machine import free_memory_bytes

@@ -18,7 +18,7 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from peers.engines.sampling import gumbel_noise
+from peers.engines.noise import gumbel_noise
 
 ARGUMENT = "swarm"
 """Name of `extra_args` under which a request carries `Sampled`'s first five fields."""

@@ -20,7 +20,7 @@ from peers.environments.collection import GroupTask
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.proofs.format import ProofFormatError, check_format, split
 from peers.validator.checks.base import Finding, at_most, check
-from peers.validator.parsing import Contents
+from peers.validator.reader import Contents
 from swarm.errors import UserError
 from swarm.jobs.validation import UngradedGroup
 from swarm.rollouts.rollouts import FINISHES, MODEL, Offsets, Rollouts

@@ -7,14 +7,85 @@ seed fails the recomputation. So each is only a reason to recompute this submiss
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import blake3
+
 from peers.validator.checks.base import Finding, at_most, check
-from peers.validator.statistics import Duplicates, Pace, PolicyKey
 from swarm.ledger.evidence import WORDS, Standing
 from swarm.wire.manifest import Thresholds
+
+DUPLICATE_GROUPS_MAX = 1 << 17
+"""Most groups remembered to recognise copies, about 30 MB: a limit for runs with huge steps."""
+
+PACES_MAX = 4096
+"""Workers whose pace is remembered. One that is forgotten, because as many others handed something
+in since, begins anew, as one that comes back under a new identity."""
+
+PolicyKey = tuple[int, int]
+"""(lineage, step) of a policy."""
+
+
+class Duplicates:
+    """Recognises groups that any worker submitted before, while their policy may still be used.
+
+    A copy of an older group is a fake like any other: it is drawn for recomputation with the share
+    of its worker's record, and fails there, since its noise and its policy are another's.
+    """
+
+    def __init__(self, groups_max: int = DUPLICATE_GROUPS_MAX) -> None:
+        self._groups_max = groups_max
+        self._first: dict[PolicyKey, OrderedDict[bytes, bytes]] = {}
+        """By policy: the first submission (a hash over its groups) of each group, by digest."""
+
+    def seen(self, group_digests: Sequence[bytes], worker: str, policy: PolicyKey) -> int:
+        """Count the groups copied from other submissions, and remember all groups.
+
+        Returns 0 unless more than half are copies. Prompts and noise follow from a submission's own
+        seed, so two honest submissions share a group only if both drew the same task (in the demo,
+        one in a million) and sampled the same short answers. That is not a copy, and a group copied
+        under another seed fails the sampling check anyway. So copies are a reason to recompute.
+        A submission that is judged again is not a copy of itself.
+        """
+        own = blake3.blake3(worker.encode() + b"".join(group_digests)).digest()
+        held = self._first.setdefault(policy, OrderedDict())
+        oldest_first = [self._first[each] for each in sorted(self._first)]
+        copies = 0
+        for group in group_digests:
+            held.setdefault(group, own)
+            copies += next(each[group] for each in oldest_first if group in each) != own
+        excess = sum(map(len, self._first.values())) - self._groups_max
+        for each in sorted(self._first):
+            while self._first[each] and excess > 0:
+                self._first[each].popitem(last=False)
+                excess -= 1
+        return copies if copies * 2 > len(group_digests) else 0
+
+    def forget_before(self, oldest: PolicyKey) -> None:
+        """Forget the groups of older policies."""
+        self._first = {policy: held for policy, held in self._first.items() if policy >= oldest}
+
+
+@dataclass
+class Pace:
+    """A worker's claimed generation speed."""
+
+    started: float = -math.inf
+    tokens: int = 0
+
+    def observe(self, tokens: int, now: float) -> float:
+        """Add a submission received at `now` (seconds); returns tokens per second since the first.
+
+        The first submission gives 0, and a burst counts as if it had taken 1 s.
+        """
+        if self.started == -math.inf:
+            self.started = now
+            return 0.0
+        self.tokens += tokens
+        return self.tokens / max(1.0, now - self.started)
 
 
 @dataclass

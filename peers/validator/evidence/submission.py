@@ -19,7 +19,7 @@ class Recomputed:
     """A submission's scores, from one prefill."""
 
     margins: npt.NDArray[np.float64]
-    """[tokens] Margin (`peers.engines.sampling.Judgement`), of certain tokens too."""
+    """[tokens] Margin (`peers.engines.winners.Judgement`), of certain tokens too."""
     errors: npt.NDArray[np.float64]
     """[chunks] Error of each proof (`peers.proofs.toploc.ChunkResult.error`)."""
     ties: Sequence[Sequence[Sequence[bool]]]

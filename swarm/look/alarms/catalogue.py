@@ -30,7 +30,7 @@ class Kind:
     quiet_seconds: float = 10 * MINUTE
     """Time without a sign after which it is cleared."""
     events: tuple[str, ...] = ()
-    """Events that are signs by themselves; `ringing` knows the signs that depend on figures."""
+    """Events that are signs by themselves; `raising` knows the signs that depend on figures."""
     over: tuple[str, ...] = ()
     """Events that prove that its cause is gone."""
 

@@ -1,12 +1,16 @@
-"""Workers' records: stake, and evidence in the validators' logs."""
+"""Eviction: the evidence against workers in the validators' logs, and when it is enough.
+
+A proven fault evicts by itself (`swarm.node.trusted.append_verdict`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.ledger.evidence import Standing, WorkerEvidence
+from swarm.ledger.evidence import WORDS, Standing, WorkerEvidence
 from swarm.node.trusted import TrustedPart
 from swarm.run.run import Run
+from swarm.wire.messages import Verdict
 from swarm.world.recent import Recent
 
 READ_MAX = 8192
@@ -59,3 +63,21 @@ class Records:
                 read.evidence.add(log, evidence)
                 read.next[log] = index + 1
         return read.evidence.standing()
+
+
+async def evict_if_due(verdict: Verdict, run: Run, trusted: TrustedPart, records: Records) -> None:
+    """Evict a verdict's worker when honest chance cannot explain the evidence against it."""
+    worker, thresholds = verdict.worker, run.manifest.thresholds
+    if run.evicted(worker) is not None or not verdict.recomputed or thresholds.observes:
+        return
+    limit = thresholds.eviction_p_value
+    standing = records.standing(worker)
+    if standing.p_value <= limit:
+        await trusted.evict(
+            worker,
+            f"{WORDS[standing.process]}: an honest worker ever looks like this with "
+            f"p <= {standing.p_value:.1e}, threshold {limit:.0e}",
+            verdict.submission,
+            standing.p_value,
+            limit,
+        )

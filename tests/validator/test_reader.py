@@ -14,7 +14,7 @@ import pytest
 import trio
 from blake3 import blake3
 
-from peers.validator.parsing import MEMORY_BYTES_MAX, Reader
+from peers.validator.reader import MEMORY_BYTES_MAX, Reader
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, ReadLimits
 from swarm.world.child import CHILD_ENVIRONMENT

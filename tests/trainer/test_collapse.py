@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.trainer.alarms import (
+from peers.trainer.collapse import (
     HISTORY_STEPS_MIN,
     RECENT_STEPS,
     UNREWARDED,

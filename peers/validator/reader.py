@@ -113,7 +113,7 @@ class Reader:
         """Keep a reading process running; raises when none starts."""
         while True:
             async with LocalCompute().child(
-                "peers.validator.parsing:ReadingService",
+                "peers.validator.reader:ReadingService",
                 name="reader",
                 memory_limit_bytes=self._memory_bytes_max,
             ) as child:

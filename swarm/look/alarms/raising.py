@@ -161,7 +161,7 @@ class FromEvents:
 
 
 @asynccontextmanager
-async def ringing(settings: AlarmSettings, node: Node) -> AsyncIterator[None]:
+async def raising(settings: AlarmSettings, node: Node) -> AsyncIterator[None]:
     """Raise the alarms of a peer inside the block, as events."""
 
     def changed(name: str, sentence: str, state: State) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from peers.validator.cases import Outcome, verdict_on
 from peers.validator.checks.base import run
-from peers.validator.checks.history import History, speed
-from peers.validator.statistics import Duplicates, Pace, prefill_wanted
+from peers.validator.checks.history import Duplicates, History, Pace, speed
+from peers.validator.draws import prefill_wanted
 from tests.validator.test_queue import case
 
 
