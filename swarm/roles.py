@@ -128,7 +128,11 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
             for each in at_work:
                 work.start_soon(each.run)
         if not node.departure.asked.is_set():
-            node.events.emit("peer.work_over", run=run.id)
+            order = peer.step_order()
+            if order is not None and order.final:
+                node.events.emit("peer.work_over", run=run.id)
+            else:
+                node.events.emit("peer.roles_ended", roles=sorted(node.settings.role))
         nursery.cancel_scope.cancel()
 
 

@@ -25,10 +25,10 @@ from swarm.jobs.inference import (
     Probe,
     Surveyed,
 )
-from swarm.jobs.memory import shown
 from swarm.run.findings import Finding, Work, attempt, within
 from swarm.settings import ComputeSettings, PeerSettings
 from swarm.terminal.extras import require_extra
+from swarm.terminal.figures import readable_bytes
 from swarm.terminal.untrusted import printable
 from swarm.wire.manifest import EnvironmentReference
 from swarm.wire.messages import CheckpointReference
@@ -172,8 +172,9 @@ def machine(surveyed: Surveyed, work: Work | None) -> list[Finding]:
 def room(loaded: Loaded) -> Finding:
     """How many completions the engine generates at once with the policy that it has loaded."""
     text = (
-        f"weights {shown(loaded.weights_bytes)}, cache {shown(loaded.row_bytes)} per "
-        f"completion of {loaded.row_tokens:,} tokens, {shown(loaded.free_bytes)} were free"
+        f"weights {readable_bytes(loaded.weights_bytes)}, "
+        f"cache {readable_bytes(loaded.row_bytes)} per completion of {loaded.row_tokens:,} tokens, "
+        f"{readable_bytes(loaded.free_bytes)} were free"
     )
     if loaded.slots:
         text += f": up to {loaded.slots:,} completions at once"
@@ -218,14 +219,14 @@ def _device(found: Surveyed, work: Work | None) -> Finding:
 
 def _memory(found: Surveyed, work: Work | None) -> Finding:
     figures: dict[str, Any] = {"free_bytes": found.free_bytes}
-    text = f"{shown(found.free_bytes)} free on {found.device}"
+    text = f"{readable_bytes(found.free_bytes)} free on {found.device}"
     if work is None or work.checkpoint is None:
         return Finding("memory", text, figures)
     total = work.checkpoint.total_bytes + work.checkpoint.base_bytes
     # Policies of a run are published in bfloat16, or in float32 where the base policy was.
     most = total * ITEM_BYTES.get(found.dtype, 2) // 2
     figures |= {"weights_bytes_min": total, "weights_bytes_max": most}
-    needs = shown(total) if most <= total else f"{shown(total)} to {shown(most)}"
+    needs = " to ".join(readable_bytes(each) for each in sorted({total, max(total, most)}))
     text += f"; the weights need {needs}, and each completion its cache besides"
     return Finding("memory", text, figures, problem=total > found.free_bytes)
 
@@ -234,13 +235,14 @@ def disk(settings: PeerSettings, free_bytes: int, work: Work | None) -> Finding:
     """The room for the policies that the run keeps."""
     whose = "left of the quota" if settings.quota_bytes is not None else "free"
     figures: dict[str, Any] = {"free_bytes": free_bytes, "home": str(settings.home_path)}
-    text = f"{shown(free_bytes)} {whose} in {settings.home_path}"
+    text = f"{readable_bytes(free_bytes)} {whose} in {settings.home_path}"
     if work is None or work.checkpoint is None:
         return Finding("disk", text, figures)
     size, kept = work.checkpoint.total_bytes, work.run.checkpoints_kept
     base = work.checkpoint.base_bytes
     needed = base + size * kept
     figures |= {"policy_bytes": size, "policies_kept": kept, "needed_bytes": needed}
-    adapted = f" and their base of {shown(base)}" if base else ""
-    text += f"; {kept} policies of {shown(size)}{adapted} are kept, {shown(needed)} in all"
+    adapted = f" and their base of {readable_bytes(base)}" if base else ""
+    text += f"; {kept} policies of {readable_bytes(size)}{adapted} are kept, "
+    text += f"{readable_bytes(needed)} in all"
     return Finding("disk", text, figures, problem=base + size > free_bytes)

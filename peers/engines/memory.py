@@ -21,6 +21,7 @@ from peers.engines.device import find_device, find_dtype
 from peers.engines.model import STORED, open_weights
 from swarm.errors import UserError
 from swarm.jobs import Hardware
+from swarm.terminal.figures import readable_bytes
 
 HEAD_BYTES = 4
 """Bytes of a weight of the head, which computes in fp32."""
@@ -101,16 +102,13 @@ def check_fits(need: Need, free_bytes: int) -> None:
     if need.length:
         cache = (
             f" and the cache of one completion of {need.length} tokens "
-            f"{_gigabytes(need.row_bytes)} GB"
+            f"{readable_bytes(need.row_bytes)}"
         )
     raise UserError(
         f"the policy does not fit into the memory of {need.device}: its weights take "
-        f"{_gigabytes(need.weights_bytes)} GB in {need.dtype}{cache}, but {_gigabytes(free_bytes)} "
-        f"GB are free, {_gigabytes(needed - free_bytes)} GB too few; stop other programs, use a "
+        f"{readable_bytes(need.weights_bytes)} in {need.dtype}{cache}, but "
+        f"{readable_bytes(free_bytes)} are free, {readable_bytes(needed - free_bytes)} too few; "
+        "stop other programs, use a "
         'device with more memory or (if that is half as much) dtype = "bfloat16", or split the '
         "policy (setting devices, or tensor_parallel of vLLM)"
     )
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:,.3g}" if count < 1e11 else f"{count / 1e9:,.0f}"

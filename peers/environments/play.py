@@ -367,7 +367,9 @@ def described(error: BaseException) -> str:
         message = str(error)
     except Exception:  # a lab's class may do anything
         message = "its message cannot be printed"
-    return f"{type(error).__name__}: {message}".replace("\n", " ")[:200]
+    if type(error) is not ValueError or not message:  # whose message is a sentence mostly
+        message = f"{type(error).__name__}: {message}"
+    return message.replace("\n", " ")[:200]
 
 
 def shown(value: object, characters: int) -> str:

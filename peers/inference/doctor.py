@@ -12,9 +12,9 @@ from peers.engines.installed import interpreter_for
 from peers.inference.settings import InferenceSettings
 from peers.proofs.format import TOKEN_BYTES
 from swarm.errors import UserError
-from swarm.jobs.memory import shown
 from swarm.run.findings import Finding, Work, attempt
 from swarm.settings import PeerSettings
+from swarm.terminal.figures import readable_bytes
 from swarm.terminal.untrusted import printable
 from swarm.wire.manifest import RunManifest, Thresholds
 from swarm.world.home import existing
@@ -89,7 +89,7 @@ def submission(manifest: RunManifest) -> Finding:
     return Finding(
         "submission",
         f"{rows:,} completions of up to {sampling.max_new_tokens:,} tokens for {names}: at most "
-        f"about {shown(size)} to push (the run takes {shown(limit)})",
+        f"about {readable_bytes(size)} to push (the run takes {readable_bytes(limit)})",
         {
             "completions": rows,
             "tokens_max": sampling.max_new_tokens,

@@ -25,8 +25,9 @@ from peers.learning.attention import fastest_attention
 from peers.learning.optimisers import BLOCK, PIECE, QUANTISED_MIN
 from peers.learning.sharding import check_layout
 from peers.learning.tensor_parallel import divide_blank
-from swarm.jobs.memory import MemoryPart, MemoryPlan, Phase, fullest, shown, total
+from swarm.jobs.memory import MemoryPart, MemoryPlan, Phase, fullest, total
 from swarm.jobs.training import Sharding
+from swarm.terminal.figures import readable_bytes
 from swarm.wire.manifest import Adapter
 
 GB = 10**9
@@ -285,8 +286,9 @@ def _problem(found: MemoryPlan, machine: Machine) -> str:
         (on_host, found.host_bytes, found.host_limit, "main"),
     ):
         if limit and needed > limit:
-            over = shown(needed - limit)
-            return f"{who} {shown(needed)} of {memory} memory, {over} more than its {shown(limit)}"
+            over = readable_bytes(needed - limit)
+            takes, has = readable_bytes(needed), readable_bytes(limit)
+            return f"{who} {takes} of {memory} memory, {over} more than its {has}"
     return ""
 
 

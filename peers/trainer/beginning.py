@@ -17,10 +17,11 @@ from peers.trainer.resuming import Lineages, Resumption
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.training import Training
 from swarm.errors import SwarmError, UserError
-from swarm.jobs.memory import fullest, shown
+from swarm.jobs.memory import fullest
 from swarm.jobs.training import PlanTraining, RecordTo, TrainingService
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held, is_right
+from swarm.terminal.figures import readable_bytes
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Checkpoint, CheckpointReference, StepOrder
 
@@ -107,7 +108,9 @@ class Beginning:
         """Say what the trainer will hold in memory; raises `UserError` if it does not fit."""
         found = await child.plan(PlanTraining(start=start_training(self._settings, manifest)))
         parts = {
-            memory: [f"{part.name} {shown(part.bytes)}" for part in fullest(found.parts, memory)]
+            memory: [
+                f"{part.name} {readable_bytes(part.bytes)}" for part in fullest(found.parts, memory)
+            ]
             for memory in ("device", "host")
         }
         self._peer.node.events.emit(

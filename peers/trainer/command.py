@@ -11,10 +11,11 @@ import typer
 
 from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
-from swarm.jobs.memory import MemoryPlan, fullest, shown, total
+from swarm.jobs.memory import MemoryPlan, fullest, total
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
+from swarm.terminal.figures import readable_bytes
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import plain, print_json
 from swarm.wire.manifest import ADAPTER_RANK_MAX, Schedule
@@ -175,15 +176,15 @@ def _show(found: MemoryPlan) -> None:
         print(f"\n{title}, in its fullest phase")
         for part in parts:
             phase = "" if part.phase == "always" else f"  while {part.phase}"
-            print(f"  {part.name:<42} {shown(part.bytes):>8}{phase}")
-        print(f"  {'together':<42} {shown(total(parts)):>8}")
+            print(f"  {part.name:<42} {readable_bytes(part.bytes):>8}{phase}")
+        print(f"  {'together':<42} {readable_bytes(total(parts)):>8}")
     print()
     print(f"it does not fit: {found.problem}" if found.problem else _verdict(found))
 
 
 def _verdict(found: MemoryPlan) -> str:
     free = [
-        f"{shown(limit - used)} {where}"
+        f"{readable_bytes(limit - used)} {where}"
         for limit, used, where in (
             (found.device_limit, found.device_bytes, "of each device"),
             (found.host_limit, found.host_bytes, "of a machine's main memory"),

@@ -14,7 +14,8 @@ from simnet.compute.setting import Setting
 from simnet.disk import PowerCut
 from simnet.extents import Symbol
 from swarm.jobs import training
-from swarm.jobs.memory import MemoryPart, MemoryPlan, shown
+from swarm.jobs.memory import MemoryPart, MemoryPlan
+from swarm.terminal.figures import readable_bytes
 
 
 class _State(NamedTuple):
@@ -52,7 +53,7 @@ class TrainerModel:
             parts=[MemoryPart(name="training", memory="host", phase="always", bytes=needed)],
             host_bytes=needed,
             host_limit=limit,
-            problem=f"the trainer needs {shown(needed)}" if needed > limit else "",
+            problem=f"the trainer needs {readable_bytes(needed)}" if needed > limit else "",
         )
 
     async def start(self, job: training.StartTraining) -> None:

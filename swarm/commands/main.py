@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from swarm.errors import UserError
+from swarm.terminal.crash import foreign_package
 from swarm.terminal.exit import exit_with, exits
 from swarm.terminal.options import Version
 from swarm.terminal.streams import speak
@@ -59,6 +60,17 @@ class Deferred(TyperCommand):
 class Commands(TyperGroup):
     """The group of all installed commands; loads none of them by itself."""
 
+    def invoke(self, ctx: Any) -> Any:
+        """As typer calls it; a fault of another package says below its traceback whose it is."""
+        try:
+            return super().invoke(ctx)
+        except typer.Exit:
+            raise
+        except Exception as error:
+            if package := foreign_package(error):
+                error.add_note(f"a fault of the package {package}, not of Swarm: tell its makers")
+            raise
+
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         found = {entry.name: entry for entry in sorted(entry_points(group=GROUP))}
@@ -85,11 +97,11 @@ def summary(entry: EntryPoint) -> str:
         name = f"{name}.{part}"
         found = PathFinder.find_spec(name, found.submodule_search_locations) if found else None
     if found is None or found.origin is None:
-        return ""
+        return f"cannot be loaded: there is no module {entry.module}"
     try:
         tree = ast.parse(Path(found.origin).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ""
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"cannot be loaded: {error}"
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == entry.attr:
             return ast.get_docstring(node) or ""

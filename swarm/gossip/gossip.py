@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import trio
 from blake3 import blake3
 
-from swarm.errors import DECODE_ERRORS
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
 from swarm.gossip.slots import STRANGER, Neighbour, Slots
 from swarm.gossip.store import Store
@@ -136,7 +136,15 @@ class Gossip:
         self._nursery: trio.Nursery | None = None
 
     def listen(self, message_type: type[Message], listener: Listener) -> None:
-        """Call `listener` once for every new envelope of this type, own ones included."""
+        """Call `listener` once for every new envelope of this type, own ones included.
+
+        Raises `UserError` for a type that does not travel by gossip.
+        """
+        if message_type not in TOPICS:
+            raise UserError(
+                f"{message_type.__name__} messages do not travel by gossip; listen to one of "
+                + ", ".join(sorted(each.__name__ for each in TOPICS))
+            )
         self._listeners.setdefault(message_type, []).append(listener)
 
     def neighbours(self) -> list[PeerId]:

@@ -14,12 +14,12 @@ For other rooms:
   EvaluationSetup, NextSamples, PlayTasks, PromptMessage, RowsRead, Sample, TasksDrawn
 - `inference`: *, AskedTurn, Generate, Generated, GiveTurn, InferenceService, InferenceSetup,
   Loaded, Probe, SignedPrompt, Surveyed, Swap, Swapping
-- `memory`: MemoryPart, MemoryPlan, Phase, fullest, shown, total
+- `memory`: MemoryPart, MemoryPlan, Phase, fullest, total
 - `offline`: Reading, SaveState, StartTuning, TUNING_START_SECONDS, Tune, Tuned, TuningService,
   TuningSettings, TuningStarted, Validate, Validated
-- `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState, FromUpdate,
-  Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
-  OuterState, ReplicaStarted, RoundTrained, StartReplica, ToUpdate, TrainRound
+- `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState, Inner,
+  InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
+  OuterState, ReplicaStarted, RoundTrained, StartReplica, TrainRound
 - `training`: *, AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow,
   PlanTraining, Record, RecordTo, Resume, Resumed, RollBack, ScoreAhead, Sharding, StartTraining,
   StateValue, TrainStep, Trained, TrainingService, TrainingSetup, TrainingTerms, Unreadable

@@ -7,8 +7,6 @@ from typing import Literal
 
 import msgspec
 
-UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
-
 Phase = Literal["always", "scoring", "training", "stepping", "publishing"]
 """When a part exists: `scoring` under older policies, `training` passes with gradients, the
 optimiser's `stepping`, `publishing` a policy."""
@@ -56,9 +54,3 @@ def fullest(parts: Sequence[MemoryPart], memory: str) -> list[MemoryPart]:
 def total(parts: Sequence[MemoryPart]) -> int:
     """Bytes of all parts."""
     return sum(part.bytes for part in parts)
-
-
-def shown(size: int) -> str:
-    """A number of bytes as a person reads it, in decimal units."""
-    unit, name = next((each for each in UNITS if size >= each[0]), UNITS[-1])
-    return f"{size / unit:.3g} {name}"

@@ -13,7 +13,7 @@
 
 For other rooms:
 
-- `crash`: crashes_reported
+- `crash`: crashes_reported, foreign_package
 - `exit`: FAILED, exit_with, exits
 - `extras`: EXTRA_OF_ROLE, require_extra
 - `figures`: DIM, ROLE_STYLES, STATE_STYLES, figure, readable_bytes, readable_seconds

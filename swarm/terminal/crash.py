@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from swarm.errors import SwarmError, leaf_errors
@@ -18,6 +19,8 @@ FILES_KEPT = 5
 _PYTHON = (sysconfig.get_path("stdlib") + os.sep, "<")
 """Beginnings of the names of Python's own files, which say nothing about a fault."""
 PACKAGES = frozenset({"swarm", "peers", "simnet"})
+GROUPS = tuple(f"swarm.{each}" for each in ("roles", "commands", "environments", "engines"))
+"""Groups of entry points by which other packages add to Swarm."""
 
 
 class Crash(SwarmError):
@@ -36,10 +39,30 @@ def crashes_reported(home: Path) -> Iterator[None]:
     except Exception as error:
         if is_expected(error):
             raise
+        package = foreign_package(error)
+        whose = f"the package {package}" if package else "the program"
+        asked = "tell its makers" if package else "please report it"
         raise Crash(
-            f"a fault of the program: {_cause(error)}; {_kept(error, home)}, please report it; "
+            f"a fault of {whose}: {_cause(error)}; {_kept(error, home)}, {asked}; "
             "the peer may be started again"
         ) from error
+
+
+def foreign_package(error: BaseException) -> str:
+    """The package that adds something to Swarm, and whose code the first unexpected error came
+    from or through; empty for none but our own."""
+    cause = next((each for each in leaf_errors(error) if not is_expected(each)), None)
+    if cause is None:
+        return ""
+    packages = {
+        entry.module.partition(".")[0]: entry.dist.name
+        for group in GROUPS
+        for entry in entry_points(group=group)
+        if entry.dist is not None
+    }
+    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    tops = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    return next((packages[top] for top in tops if top in packages and top not in PACKAGES), "")
 
 
 def _cause(error: BaseException) -> str:

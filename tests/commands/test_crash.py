@@ -41,10 +41,20 @@ def test_the_line_of_our_own_is_named(tmp_path: Path) -> None:
         printable(7)  # type: ignore[arg-type]
 
 
-def test_the_line_of_another_package_is_named_too(tmp_path: Path) -> None:
-    role: dict[str, Any] = {}
+def test_another_package_and_its_line_are_named_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "lab-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[swarm.roles]\nhear = lab_role:Hear\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    role: dict[str, Any] = {"__name__": "lab_role"}
     exec(compile("def hear(order):\n    return order.step\n", "/lab/role.py", "exec"), role)
-    said = r"AttributeError: .*, in command; raised in role.py, line 2, in hear\)"
+    said = (
+        r"^a fault of the package lab: AttributeError: .*, in command; raised in role.py, line 2, "
+        r"in hear\); .*, tell its makers; the peer may be started again$"
+    )
     with pytest.raises(Crash, match=said), crashes_reported(tmp_path):
         exits(role["hear"])(7)
 

@@ -13,6 +13,7 @@ ENTRY_POINTS = """[swarm.commands]
 greet = lab_commands:greet
 ledger.weigh = lab_commands:weigh
 broken = lab_absent:command
+trips = lab_commands:trips
 """
 MODULE = '''
 import pathlib
@@ -21,6 +22,9 @@ pathlib.Path(__file__).with_name("imported").touch()
 def greet(name: str) -> None:
     """Greet somebody of the lab."""
     print(f"hello {name}")
+
+def trips() -> None:
+    raise KeyError("a table")
 
 def weigh() -> None:
     """Weigh the ledger."""
@@ -50,12 +54,19 @@ def swarm(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_shows_a_command_of_another_package_without_importing_it(site: Path) -> None:
     page = swarm(site, "--help").stdout
     assert "greet" in page and "Greet somebody of the lab." in page
+    assert "cannot be loaded: there is no module lab_absent" in page
     assert not (site / "imported").exists()
 
 
 def test_a_command_of_another_package_runs(site: Path) -> None:
     assert swarm(site, "greet", "Ada").stdout == "hello Ada\n"
     assert swarm(site, "ledger", "weigh").stdout == "two pounds\n"
+
+
+def test_a_fault_of_another_package_says_whose_it_is(site: Path) -> None:
+    done = swarm(site, "trips")
+    assert done.returncode == 1
+    assert done.stderr.endswith("a fault of the package lab, not of Swarm: tell its makers\n")
 
 
 def test_a_command_that_cannot_be_loaded_says_whose_it_is(site: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_plan_that_fits_says_what_is_left(config: Path) -> None:
         "--set", "optimiser=adamw8bit", "--host-memory-gb", "1000",
     )  # fmt: skip
     assert outcome.status == 0
-    assert outcome.output.splitlines()[-1].startswith("it fits, and leaves 3.42 GB of each device")
+    assert outcome.output.splitlines()[-1].startswith("it fits, and leaves 3.4 GB of each device")
 
 
 def test_a_program_reads_the_plan_as_json(config: Path) -> None:

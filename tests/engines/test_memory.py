@@ -57,8 +57,10 @@ def need(weights: int, row: int, length: int = 100) -> Need:
 
 
 def test_a_policy_that_does_not_fit_says_by_how_much() -> None:
-    with pytest.raises(UserError, match=r"4 GB in float32 and the cache of .* 1 GB, but 3 GB are"):
+    with pytest.raises(
+        UserError, match=r"4.0 GB in float32 and the cache .* 1.0 GB, but 3.0 GB are"
+    ):
         check_fits(need(4, 1), 3 * GB)
-    with pytest.raises(UserError, match=r"4 GB in float32, but 3 GB are free, 1 GB too few; stop"):
+    with pytest.raises(UserError, match=r"4.0 GB in float32, but 3.0 GB are free, 1.0 GB too few;"):
         check_fits(need(4, 0, length=0), 3 * GB)
     check_fits(need(1, 1), 2 * GB)

@@ -158,7 +158,7 @@ def test_an_environment_of_single_turns_never_answers(renderer: Renderer) -> Non
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (ValueError("no"), r"'echo' cannot answer the turn '42' \(ValueError: no\); repair it"),
+        (ValueError("no"), r"'echo' cannot answer the turn '42' \(no\); repair it"),
         (7, r"answers the turn '42' with 7; it must be text, a tuple of messages, or None"),
     ],
 )

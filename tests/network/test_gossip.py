@@ -12,7 +12,7 @@ import pytest
 import trio
 from blake3 import blake3
 
-from swarm.errors import PeerError
+from swarm.errors import PeerError, UserError
 from swarm.gossip.gossip import ANSWER_BYTES_PER_TICK, OUTBOX_MAX
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.store import EVENTS_MAX
@@ -267,6 +267,8 @@ async def test_a_peer_whose_own_clock_is_off_bans_nobody() -> None:
 async def test_what_is_never_gossiped_is_not_remembered_and_counts_against_the_sender() -> None:
     async with running(MANIFEST) as run:
         victim, _, say = await beside_a_liar(run)
+        with pytest.raises(UserError, match="Heartbeat messages do not travel by gossip; listen"):
+            hears(victim, Heartbeat)
         for n in range(INVALID_MAX):
             invented = sealed(identity(400 + n), Heartbeat(roles=["relay"]), MANIFEST.body.run)
             say(invented.raw)

@@ -15,6 +15,7 @@ from typing import Any
 import trio
 from typer.testing import CliRunner
 
+from peers.observer import ObserverRole
 from simnet.cli import command
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
@@ -215,6 +216,19 @@ async def test_a_policy_that_memory_cannot_hold_is_not_fetched() -> None:
     said = simulation.peers["cramped"].ended or ""
     assert "have 3.0 MB, and 2 must fit into memory at a time, but only 6.0 MB are free" in said
     assert "relaying" in received and "cramped" not in received
+
+
+class Brief(ObserverRole):
+    async def run(self) -> None:
+        """Return at once, as a role of somebody's may."""
+
+
+async def test_roles_that_return_early_end_their_peer_and_not_the_run() -> None:
+    async with running() as simulation:
+        await small_run(simulation, workers=0)
+        ended = simulation.expect("peer.roles_ended", ["brief"])
+        await simulation.add(Plan("brief", ["observer"], acts=Brief)).start()
+        assert await simulation.meet(ended, 60)
 
 
 async def test_whoever_is_evicted_while_his_work_is_judged_is_refused() -> None:

@@ -214,8 +214,8 @@ def test_32_b_parameters_from_the_config_alone(large: Path) -> None:
     inputs = 64 * work.tokens * 5120 * 2  # of each layer, in bf16
     assert inputs < part(found, "activations and logits") < 2 * inputs
     assert found.problem == (
-        f"each of the ranks needs {found.device_bytes / GB:.3g} GB of device memory, "
-        f"{found.device_bytes / GB - 80:.3g} GB more than its 80 GB; less is needed with "
+        f"each of the ranks needs {found.device_bytes / GB:.0f} GB of device memory, "
+        f"{found.device_bytes / GB - 80:.1f} GB more than its 80.0 GB; less is needed with "
         'trainer.optimiser = "adamw8bit", trainer.cpu_offload = true, more ranks'
     )
     small = plan(model, Sharding(optimiser="adamw8bit", **_of(sharding)), eight, work)
