@@ -1,8 +1,8 @@
 """The service that averages pseudo-gradients among trainers by another library.
 
 The library runs in a child process under a Python of its own (`peers.outer.backends`). Large data
-lies in files that the jobs name: an *update* is the trainer's pseudo-gradient, flat little-endian
-fp32; a *state* is the file of an outer state. Swarm computes both, and takes the outer step.
+lies in files that the jobs name: an *update* is the file of a trainer's contribution, a *state*
+that of an outer state. Swarm computes both, and takes the outer step.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ PATIENCE_SECONDS = 1800.0
 class AveragingSetup(Setup, frozen=True, kw_only=True):
     run: str
     """Name of the training, the same for all its trainers."""
-    elements: Annotated[int, Meta(ge=1)]
-    """Number of values of an update."""
-    state_bytes: Annotated[int, Meta(ge=1)]
+    shapes: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    """Of an update's tensors, in order."""
+    state_bytes: Annotated[int, Meta(ge=0)] = 0
     """Size of a state's file."""
     join: tuple[str, ...] = ()
     """Multiaddresses of other trainers; empty: this one is the first."""
@@ -50,7 +50,7 @@ class Meet(Job, frozen=True, kw_only=True):
     received: str
     """File to write another trainer's state to."""
     average: str
-    """File to write an average to, if the others end a round meanwhile."""
+    """File to write an average to, as an update, if the others end a round meanwhile."""
 
 
 class AverageRound(Job, frozen=True, kw_only=True):

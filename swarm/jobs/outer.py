@@ -70,8 +70,8 @@ class ReplicaStarted(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     contribution_bytes_max: Count
     """Size of the largest contribution that a trainer of this model can make."""
-    elements: Count = 0
-    """Values of a pseudo-gradient."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    """Of a pseudo-gradient's tensors, in order."""
     sequences: int = 0
     """Sequences of its data, without those held back."""
     data: str = ""
@@ -226,34 +226,9 @@ class DrawModel(SavingJob, frozen=True, kw_only=True):
     seed: int
 
 
-class ToUpdate(SavingJob, frozen=True, kw_only=True):
-    """Write a contribution as an *update*: its values, flat little-endian fp32, for another
-    library to average (`swarm.jobs.averaging`)."""
-
-    contribution: str
-    """A contribution's folder."""
-    update: str
-    """File to write."""
-
-
-class FromUpdate(SavingJob, frozen=True, kw_only=True):
-    """Write an update as a contribution in fp32."""
-
-    update: str
-    folder: str
-
-
 class AloneService(Protocol):
     """The part of the service that `swarm train` uses besides `OuterService`."""
 
     async def draw_model(self, job: DrawModel) -> None:
         """Raises `UserError` for a configuration that is not supported."""
-        ...
-
-    async def to_update(self, job: ToUpdate) -> None:
-        """Raises `UserError` for a contribution that cannot be read."""
-        ...
-
-    async def from_update(self, job: FromUpdate) -> None:
-        """Raises `UserError` for an update of another model, or with a value that is not finite."""
         ...

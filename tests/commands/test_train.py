@@ -16,6 +16,7 @@ import trio
 from peers.engines.demo import make_policy
 from peers.outer.alone.training import Plan, Training, TrainOptions, begin_folder, run_train
 from peers.outer.learning.service import ReplicaService
+from peers.outer.learning.tensor_file import Shapes
 from swarm.errors import UserError
 from swarm.jobs.averaging import AverageRound, AveragingService, Exchanged
 from swarm.jobs.outer import Inner, OuterSetup, StartReplica
@@ -91,8 +92,8 @@ class InOneProcess:
     name: str = "in-process"
 
     @asynccontextmanager
-    async def connect(self, elements: int, state_bytes: int) -> AsyncIterator[AveragingService]:
-        yield InProcess(self.meeting)
+    async def connect(self, shapes: Shapes, state_bytes: int) -> AsyncIterator[AveragingService]:
+        yield InProcess(self.meeting, shapes)
 
 
 @pytest.mark.slow
@@ -154,15 +155,12 @@ class DiesOnce:
     lives: int = 0
 
     @asynccontextmanager
-    async def connect(self, elements: int, state_bytes: int) -> AsyncIterator[AveragingService]:
+    async def connect(self, shapes: Shapes, state_bytes: int) -> AsyncIterator[AveragingService]:
         self.lives += 1
-        yield Dying() if self.lives == 1 else InProcess(Meeting(trainers=1))
+        yield (Dying if self.lives == 1 else InProcess)(Meeting(trainers=1), shapes)
 
 
 class Dying(InProcess):
-    def __init__(self) -> None:
-        super().__init__(Meeting(trainers=1))
-
     async def average(self, job: AverageRound) -> Exchanged:
         if job.round == 2:
             raise ChildDied("child in-process was killed by SIGKILL", "in-process")

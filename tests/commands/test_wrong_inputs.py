@@ -424,7 +424,7 @@ def test_addresses_of_a_backend(run: str, join: str, sentence: str, tmp_path: Pa
     made = Installed(requirements=recipe.requirements, complete=True)
     record_of(recipe.folder(tmp_path)).write_bytes(msgspec.json.encode(made))
     with pytest.raises(UserError, match=re.escape(sentence)):
-        setup = AveragingSetup(run=run, elements=1, state_bytes=1, join=(join,))
+        setup = AveragingSetup(run=run, join=(join,))
         open_backend("hivemind", setup, tmp_path)
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
+import torch
 import trio
+from torch import Tensor
 
+from peers.outer.learning.contribution import Contribution, write_values
+from peers.outer.learning.tensor_file import Shapes
 from swarm.jobs.averaging import (
     AverageRound,
     AveragingService,
@@ -30,7 +33,7 @@ class Meeting:
 
     trainers: int
     updates: dict[int, list[AverageRound]] = field(default_factory=dict)
-    averages: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    averages: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
     state: tuple[int, bytes] = (-1, b"")
     """The newest state that a trainer has begun a round from, and its round."""
     changed: trio.Condition = field(default_factory=trio.Condition)
@@ -39,8 +42,9 @@ class Meeting:
 class InProcess:
     """Implements `AveragingService`. A trainer that is behind gets the state and the average."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: Meeting, shapes: Shapes) -> None:
         self._meeting = meeting
+        self._shapes = shapes
 
     async def open(self) -> list[str]:
         return ["here"]
@@ -61,16 +65,16 @@ class InProcess:
             meeting.state = max(meeting.state, (job.round - 1, read(job.state)))
             if job.round not in meeting.averages and len(given) == meeting.trainers:
                 tokens = sum(each.tokens for each in given)
-                mean = sum(
-                    np.fromfile(each.update, "<f4") * np.float32(each.tokens / tokens)
-                    for each in given
-                )
-                meeting.averages[job.round] = (np.asarray(mean, "<f4").tobytes(), tokens)
+                mean = torch.zeros(())
+                for each in given:
+                    with Contribution(Path(each.update), self._shapes) as update:
+                        mean = mean + update.values() * (each.tokens / tokens)
+                meeting.averages[job.round] = (mean, tokens)
                 meeting.changed.notify_all()
             while job.round not in meeting.averages:
                 await meeting.changed.wait()
         average, tokens = meeting.averages[job.round]
-        write(job.average, average)
+        write_values(average, self._shapes, Path(job.average))
         return Exchanged(round=job.round, trainers=len(given), tokens=tokens, averaged=True)
 
     async def end(self) -> None:

@@ -25,7 +25,7 @@ from peers.outer.learning.compression import (
     encode_piece,
     frame_bytes_max,
 )
-from peers.outer.learning.contribution import Contribution, Header, file_bytes_max
+from peers.outer.learning.contribution import Contribution, Header, file_bytes_max, write_values
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile, begin, merge
 from peers.outer.learning.tensor_file import Shapes
 from swarm.errors import UserError
@@ -161,6 +161,26 @@ def test_the_merge_is_nesterov_on_the_mean_whatever_the_order(
         found = StateFile(path)
         for name, parameter in parameters.items():
             torch.testing.assert_close(found.weight(name), parameter.detach())
+
+
+def test_an_average_leads_to_the_state_that_the_contributions_lead_to(
+    first: StateFile, tmp_path: Path
+) -> None:
+    given_, mean = [], torch.zeros(())
+    for seed, (tokens, code) in enumerate([(200, "fp32"), (200, "int8"), (100, "fp32")]):
+        path = make(tmp_path / f"{seed}", seed, code)
+        given_.append(Given(f"trainer-{seed}", tokens, path))
+        with Contribution(path, first.shapes) as file:
+            mean = mean + file.values() * tokens / 500
+    write_values(mean, first.shapes, tmp_path / "average")
+    with Contribution(tmp_path / "average", first.shapes) as file:
+        assert torch.equal(file.values(), mean)
+    merge(first, given_, OuterOptimiser(), tmp_path / "by-list")
+    average = [Given("average", 500, tmp_path / "average")]
+    merge(first, average, OuterOptimiser(), tmp_path / "by-average")
+    for name in SHAPES:
+        weights = [StateFile(tmp_path / f"by-{how}").weight(name) for how in ("list", "average")]
+        torch.testing.assert_close(*weights)
 
 
 def test_pieces_do_not_change_the_bytes_of_a_state(

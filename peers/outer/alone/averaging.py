@@ -20,19 +20,17 @@ from peers.outer.backends.installed import SERVICES, interpreter_for
 from swarm.errors import UserError
 from swarm.jobs.averaging import AverageRound, AveragingService, AveragingSetup, Exchanged, Meet
 from swarm.jobs.outer import (
-    AloneService,
     CheckState,
     Contributed,
-    FromUpdate,
     OuterService,
-    ToUpdate,
 )
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import sync_path
 
 STATE_FILE = "outer.safetensors"
-"""Name of the file in a state's folder."""
+CONTRIBUTION_FILE = "contribution.swouter"
+"""Names of the files in the folders of a state and of a contribution."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,6 @@ class Averaging(Alone):
     """Trainers whose contributions another library averages, in a child."""
 
     service: AveragingService
-    alone: AloneService
     outer: OuterService
     folder: Path
     """Folder of the training, for the files that are exchanged."""
@@ -88,9 +85,9 @@ class Averaging(Alone):
         found = await self.service.meet(
             Meet(
                 round=done,
-                state=_file(state),
-                received=self._received(),
-                average=str(self._average()),
+                state=str(Path(state) / STATE_FILE),
+                received=self._file_in("received", STATE_FILE),
+                average=self._file_in("averaged", CONTRIBUTION_FILE),
             )
         )
         merge = await self._to_merge(found, state, found.tokens)
@@ -98,16 +95,14 @@ class Averaging(Alone):
 
     async def exchange(self, round: int, state: str, own: Contributed) -> ToMerge:
         """See `Alone.exchange`."""
-        update = str(self.folder / "update")
-        await self.alone.to_update(ToUpdate(contribution=own.folder, update=update))
         found = await self.service.average(
             AverageRound(
                 round=round,
                 tokens=own.tokens,
-                update=update,
-                state=_file(state),
-                average=str(self._average()),
-                received=self._received(),
+                update=str(Path(own.folder) / CONTRIBUTION_FILE),
+                state=str(Path(state) / STATE_FILE),
+                average=self._file_in("averaged", CONTRIBUTION_FILE),
+                received=self._file_in("received", STATE_FILE),
             )
         )
         return await self._to_merge(found, state, max(own.tokens, found.tokens))
@@ -121,7 +116,6 @@ class Averaging(Alone):
             state = await self._checked(found.round)
         if found.averaged:
             folder = str(self.folder / "averaged")
-            await self.alone.from_update(FromUpdate(update=str(self._average()), folder=folder))
             given = [Contributed(trainer="average", folder=folder, tokens=max(1, tokens))]
         figures = {"trainers": found.trainers, "received": found.received}
         if found.attempts > 1:
@@ -140,17 +134,10 @@ class Averaging(Alone):
         sync_path(folder / STATE_FILE)
         return str(folder)
 
-    def _average(self) -> Path:
-        return self.folder / "average"
-
-    def _received(self) -> str:
-        folder = self.folder / "received"
+    def _file_in(self, name: str, file: str) -> str:
+        folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        return str(folder / STATE_FILE)
-
-
-def _file(state: str) -> str:
-    return str(Path(state) / STATE_FILE)
+        return str(folder / file)
 
 
 START_SECONDS = 300.0
@@ -169,11 +156,14 @@ class Library:
     """Without the sizes, which follow from the model."""
 
     @asynccontextmanager
-    async def connect(self, elements: int, state_bytes: int) -> AsyncIterator[AveragingService]:
-        """Begin to take part, with updates and states of these sizes; raises `UserError`."""
+    async def connect(
+        self, shapes: dict[str, tuple[int, ...]], state_bytes: int
+    ) -> AsyncIterator[AveragingService]:
+        """Begin to take part, with tensors of these shapes and states of this size; raises
+        `UserError`."""
         async with LocalCompute().child(
             SERVICES[self.name],
-            msgspec.structs.replace(self.setup, elements=elements, state_bytes=state_bytes),
+            msgspec.structs.replace(self.setup, shapes=shapes, state_bytes=state_bytes),
             name=self.name,
             interpreter=str(self.interpreter),
             start_deadline_seconds=START_SECONDS,

@@ -160,8 +160,6 @@ def train(
     if backend is not None:
         network = AveragingSetup(
             run=run,
-            elements=1,  # it is told the model's, and the state's size, later
-            state_bytes=1,
             join=tuple(join or ()),
             host=host,
             port=port,

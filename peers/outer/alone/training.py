@@ -278,8 +278,8 @@ class Training:
             return
         self._say({"event": "connecting", "backend": backend.name})
         state_bytes = (self._out / f"state-{done}" / STATE_FILE).stat().st_size
-        async with backend.connect(started.elements, state_bytes) as averaging:
-            yield Averaging(averaging, self._alone, self._service, self._out, self._say)
+        async with backend.connect(started.shapes, state_bytes) as averaging:
+            yield Averaging(averaging, self._service, self._out, self._say)
 
     async def _round(self, exchange: Alone, done: Progress) -> Progress:
         """Train the next round, and merge it with the other trainers'; return what is done then."""
@@ -355,8 +355,6 @@ class Training:
             unneeded += [f"state-{before.round}", f"inner-{before.round}"]
         for name in unneeded:
             shutil.rmtree(self._out / name, ignore_errors=True)
-        for name in ("update", "average"):
-            (self._out / name).unlink(missing_ok=True)
         return done
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Sequence
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from hivemind.averaging.partition import AllreduceException
 from hivemind.dht import DHT
 from torch import Tensor
 
+from peers.outer.learning.contribution import Contribution, write_values
 from swarm.errors import UserError
 from swarm.jobs.averaging import (
     AverageRound,
@@ -124,7 +128,7 @@ class HivemindService:
                 f"hivemind's DHT does not start with the peers {list(setup.join) or 'none'} "
                 f"({error}); check --join, and that {setup.host} is an address of this machine"
             ) from error
-        self._values = torch.zeros(setup.elements)
+        self._values = torch.zeros(sum(map(prod, setup.shapes.values())))
         self._averager = _Averager(
             [self._values],
             self._dht,
@@ -174,7 +178,7 @@ class HivemindService:
             weights = self._step(job)
             if weights is not None:
                 with self._averager.get_tensors() as (values,):
-                    _write(job.average, values)
+                    write_values(values.detach(), self._setup.shapes, Path(job.average))
                 return Exchanged(
                     round=job.round,
                     trainers=len(weights),
@@ -182,7 +186,7 @@ class HivemindService:
                     averaged=True,
                     attempts=attempts,
                 )
-        _write(job.average, _read(job.update, "<f4", self._setup.elements))
+        shutil.copyfile(job.update, job.average)
         return Exchanged(
             round=job.round, tokens=job.tokens, averaged=True, attempts=max(1, attempts)
         )
@@ -195,8 +199,11 @@ class HivemindService:
 
     def _step(self, job: AverageRound) -> list[int] | None:
         """Try once to average with others; return the members' tokens, or None."""
-        with self._averager.get_tensors() as (values,):  # a failed attempt has changed them
-            values.copy_(_read(job.update, "<f4", self._setup.elements))
+        with (
+            Contribution(Path(job.update), self._setup.shapes) as update,
+            self._averager.get_tensors() as (values,),  # a failed attempt has changed them
+        ):
+            values.copy_(update.values())
         self._averager.set_group_bits(_bits(job.round))
         try:
             control = self._averager.step(
@@ -218,7 +225,7 @@ class HivemindService:
 
     def _share(self, round_: int, path: str) -> None:
         """Offer the state after a round to trainers that come later, and announce the round."""
-        self._averager.shared = (round_, _read(path, "u1", self._setup.state_bytes))
+        self._averager.shared = (round_, torch.from_numpy(np.fromfile(path, "u1")))
         self._averager.state_sharing_priority = float(round_ + 1)
         self._averager.allow_state_sharing = True
 
@@ -245,7 +252,7 @@ class HivemindService:
             return None
         if not _is_state(tensors[0], self._setup.state_bytes):
             return None
-        _write(job.received, tensors[0])
+        tensors[0].numpy().tofile(job.received)
         return round_
 
 
@@ -257,18 +264,6 @@ def _pause() -> None:
 
 def _bits(round_: int) -> str:
     return format(round_ % (1 << ROUND_BITS), f"0{ROUND_BITS}b")
-
-
-def _read(path: str, dtype: str, count: int) -> Tensor:
-    """The values of an update or a state; raises `UserError` for a file of another size."""
-    values = np.fromfile(path, dtype)
-    if len(values) != count:
-        raise UserError(f"{path} has {len(values)} values, but this model has {count}")
-    return torch.from_numpy(values)
-
-
-def _write(path: str, values: Tensor) -> None:
-    values.detach().contiguous().numpy().tofile(path)
 
 
 def _is_state(values: object, size_bytes: int) -> bool:

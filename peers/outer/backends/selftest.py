@@ -11,21 +11,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
+import torch
 import trio
 
 from peers.outer.backends.installed import SERVICES
+from peers.outer.learning.contribution import Contribution, write_values
 from swarm.jobs.averaging import AverageRound, AveragingSetup
 
-ELEMENTS = 1000
+SHAPES = {"weight": (10, 99), "bias": (10,)}
 
 
 async def check(name: str, folder: Path) -> None:
     """Raises what fails."""
     module, _, service = SERVICES[name].partition(":")
-    setup = AveragingSetup(run="selftest", elements=ELEMENTS, state_bytes=8, trainers=1)
-    update = np.linspace(-1, 1, ELEMENTS, dtype="<f4")
-    update.tofile(folder / "update")
+    setup = AveragingSetup(run="selftest", shapes=SHAPES, state_bytes=8, trainers=1)
+    update = torch.linspace(-1, 1, 1000)
+    write_values(update, SHAPES, folder / "update")
     (folder / "state").write_bytes(bytes(8))
     child = getattr(importlib.import_module(module), service)(setup)
     await child.average(
@@ -38,8 +39,9 @@ async def check(name: str, folder: Path) -> None:
             received=str(folder / "received"),
         )
     )
-    average = np.fromfile(folder / "average", "<f4")
-    assert np.allclose(average, update, rtol=1e-6), f"{name} changed an update of one trainer"
+    with Contribution(folder / "average", SHAPES) as average:
+        same = torch.allclose(average.values(), update, rtol=1e-6)
+    assert same, f"{name} changed an update of one trainer"
     await child.end()
 
 

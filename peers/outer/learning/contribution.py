@@ -16,12 +16,14 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
+from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import torch
 from torch import Tensor
 
 from peers.outer.learning.compression import (
@@ -32,9 +34,11 @@ from peers.outer.learning.compression import (
     encode_piece,
     frame_bytes_max,
 )
-from peers.outer.learning.tensor_file import Shapes
 from swarm.errors import DECODE_ERRORS
 from swarm.world.progress import report
+
+if TYPE_CHECKING:  # its library is not in the environments of other libraries that average
+    from peers.outer.learning.tensor_file import Shapes
 
 MAGIC = b"swouter1"
 
@@ -102,6 +106,16 @@ def write(
         file.write(MAGIC + struct.pack("<I", len(raw)) + raw + lengths.tobytes())
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_values(values: Tensor, shapes: Shapes, path: Path) -> None:
+    """Write flat values, fp32 [all tensors, in order], as a contribution; durably."""
+    starts = dict(zip(shapes, accumulate(map(prod, shapes.values()), initial=0), strict=False))
+
+    def piece_of(name: str, piece: slice) -> Tensor:
+        return values[starts[name] + piece.start : starts[name] + piece.stop]
+
+    write(path, Header("fp32", list(shapes.items())), piece_of, lambda *_: None)
 
 
 class Contribution:
@@ -177,6 +191,11 @@ class Contribution:
             return decode_piece(self._code, self._file.read(length), piece.stop - piece.start)
         except BadContribution as error:
             raise BadContribution(f"tensor {name}: {error}") from error
+
+    def values(self) -> Tensor:
+        """All values, flat fp32, one tensor after the other; raises `BadContribution`."""
+        cut = [(name, each) for name, shape in self.header.tensors for each in pieces(shape)]
+        return torch.cat([self.piece(name, each) for name, each in cut])
 
     def check(self) -> float:
         """Decode everything; return the norm. Raises `BadContribution` for the first fault."""

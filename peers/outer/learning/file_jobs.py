@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from peers.engines import model as policy_model
 from peers.engines.loading import published
 from peers.learning.durable import whole_folder
 from peers.learning.stored import StoredWeights
-from peers.outer.learning import contribution, flat, state
+from peers.outer.learning import contribution, state
 from peers.outer.learning.compression import BadContribution
 from peers.outer.learning.contribution import Contribution
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile
@@ -25,13 +24,11 @@ from swarm.jobs.outer import (
     CheckState,
     ExportState,
     FirstState,
-    FromUpdate,
     InspectContribution,
     LeftOut,
     Merged,
     MergeRound,
     OuterState,
-    ToUpdate,
 )
 from swarm.world.tasks import JobThread
 
@@ -132,22 +129,6 @@ class FileJobs:
 
         return await self._on_files(export)
 
-    async def to_update(self, job: ToUpdate) -> None:
-        def write() -> None:
-            path = Path(job.contribution) / contribution.FILE
-            with _as_user_error(path), Contribution(path, self._model.shapes) as file:
-                flat.write_update(file, self._model.shapes, Path(job.update))
-
-        return await self._on_files(write)
-
-    async def from_update(self, job: FromUpdate) -> None:
-        def write() -> None:
-            path = Path(job.update)
-            with whole_folder(Path(job.folder)) as aside, _as_user_error(path):
-                flat.write_contribution(path, self._model.shapes, aside / contribution.FILE)
-
-        return await self._on_files(write)
-
     async def _on_files(self, work: Callable[[], T]) -> T:
         """Work in the thread for files, while the learner may be training."""
         return await self._files.run(lambda _: work(), None)
@@ -161,14 +142,3 @@ class FileJobs:
             return 0.0, str(error)
         except OSError as error:
             return 0.0, f"the file cannot be read ({error.strerror})"
-
-
-@contextmanager
-def _as_user_error(path: Path) -> Iterator[None]:
-    """Raise what is wrong with a file as a `UserError`."""
-    try:
-        yield
-    except BadContribution as error:
-        raise UserError(f"{path} cannot be merged: {error}") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error

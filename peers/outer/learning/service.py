@@ -15,7 +15,6 @@ from peers.learning.thread import LearnerThread
 from peers.outer.learning import state
 from peers.outer.learning.contribution import file_bytes_max
 from peers.outer.learning.file_jobs import FileJobs, Merging
-from peers.outer.learning.flat import elements_of
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.state import StateFile
 from swarm.jobs.outer import (
@@ -65,7 +64,7 @@ class ReplicaService(FileJobs):
         return ReplicaStarted(
             parameters=policy_model.count_parameters(policy.model),
             contribution_bytes_max=file_bytes_max(shapes, job.compression),
-            elements=elements_of(shapes),
+            shapes=dict(shapes),
             sequences=self._replica.sequences,
             data=self._replica.data,
         )
