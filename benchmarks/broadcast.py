@@ -43,7 +43,7 @@ from simnet.clock import Timeline, run_virtual
 from simnet.flows import Flow, Flows, Link
 from simnet.large_pages import use_large_pages
 from simnet.plot import SUFFIXES as PLOT_SUFFIXES
-from simnet.seeded import source
+from simnet.world import source
 from swarm.errors import UserError
 from swarm.shardcast.manifest import piece_size_for
 from swarm.shardcast.rarity import draw

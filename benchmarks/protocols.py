@@ -19,9 +19,8 @@ from simnet.disk import SimulatedDisk
 from simnet.lines import Line, Weather
 from simnet.network import SimulatedNetwork
 from simnet.scenarios.parts import draw_line, summary
-from simnet.seeded import derive, source
 from simnet.transport import SimulatedTransport
-from simnet.world import EPOCH, SimulatedWorld
+from simnet.world import EPOCH, SimulatedWorld, derive, source
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.gossip.gossip import Gossip

@@ -22,10 +22,9 @@ from simnet.disk import SimulatedDisk
 from simnet.extents import Symbol
 from simnet.lines import REGIONS, Line, Weather
 from simnet.network import SimulatedNetwork
-from simnet.seeded import derive, source
 from simnet.simulation import Trace
 from simnet.transport import SimulatedTransport
-from simnet.world import SimulatedWorld
+from simnet.world import SimulatedWorld, derive, source
 from swarm.events import Event, Events
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have.streams import HaveExchange

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simnet.large_pages import use_large_pages
-from swarm.terminal.streams import speak
+from swarm.terminal.exit import speak
 
 
 def main() -> None:

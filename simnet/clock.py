@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from simnet.seeded import source
+from simnet.world import source
 from swarm.errors import SwarmError
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ import trio
 
 from simnet.bulk import BulkPlane
 from simnet.lines import Line
-from simnet.seeded import derive
+from simnet.world import derive
 from swarm.transport import ConnectionEvent, StreamError, limits
 from swarm.transport.base import Handler
 from swarm.transport.room import Origin, is_full, least_useful, origin_of, surplus

@@ -21,13 +21,18 @@ import trio
 from blake3 import blake3
 
 from simnet.compute.children import SimulatedCompute
-from simnet.compute.policy import PROBE_HASH, TOKENIZER_HASH
-from simnet.compute.setting import Fabricates, Hardware, Setting, Workload
+from simnet.compute.setting import (
+    PROBE_HASH,
+    TOKENIZER_HASH,
+    Fabricates,
+    Hardware,
+    Setting,
+    Workload,
+)
 from simnet.disk import PowerCut, SimulatedDisk
 from simnet.lines import Line
 from simnet.network import SimulatedNetwork
-from simnet.seeded import derive, source
-from simnet.world import EPOCH, SimulatedWorld
+from simnet.world import EPOCH, SimulatedWorld, derive, source
 from swarm.errors import SwarmError, leaf_errors
 from swarm.events import Event, Events
 from swarm.node.assemble import assemble

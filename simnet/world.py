@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
 import trio
 
-from simnet.seeded import source
+from swarm.rollouts.seeds import digest
+
+
+def derive(seed: int, *names: str) -> bytes:
+    """Derive 32 bytes from the seed and the names of a purpose."""
+    return digest("simnet/1", str(seed).encode(), *(name.encode() for name in names))
+
+
+def source(seed: int, *names: str) -> random.Random:
+    """The random source of one purpose: `source(seed, "world", peer)`."""
+    return random.Random(int.from_bytes(derive(seed, *names), "big"))
+
 
 EPOCH = 1_800_000_000.0
 """Wall time of virtual second 0 (15 January 2027) on a correct clock."""

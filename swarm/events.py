@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from swarm.sentences import listed, sentence
 from swarm.terminal.output import plain
-from swarm.terminal.strict_json import to_json as encode
+from swarm.terminal.output import to_json as encode
 from swarm.terminal.untrusted import shown
 from swarm.world import World
 

@@ -35,8 +35,7 @@ from swarm.terminal.options import (
     check_temperature,
     environment_options,
 )
-from swarm.terminal.output import check_writable, write_text
-from swarm.terminal.strict_json import to_json
+from swarm.terminal.output import check_writable, to_json, write_text
 
 if TYPE_CHECKING:
     from peers.environments import Environment, Task

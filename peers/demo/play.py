@@ -20,7 +20,6 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
-from peers.demo.answers import Reader
 from peers.demo.processes import Process, keep_alive, reach
 from peers.demo.recipes import MODEL, PreparationService, Prepare, Recipe
 from peers.demo.setup import (
@@ -36,17 +35,69 @@ from peers.demo.setup import (
 from peers.demo.state import SwarmState
 from peers.demo.summary import write_results
 from peers.engines.demo import save_tokenizer
+from peers.environments import Renderer, task_of
+from peers.environments.collection import Environments
+from peers.environments.interface import messages_of
+from peers.environments.probe import probe_seed
 from peers.environments.run_probe import probe_hashes
 from peers.evaluation.run import accuracies
 from peers.models.find import Model
 from swarm.errors import SwarmError, UserError
-from swarm.jobs.evaluation import Evaluated
+from swarm.jobs.evaluation import Answer, Evaluated
+from swarm.look.rollouts.filters import Filters
+from swarm.look.rollouts.seen import SeenRollout
+from swarm.look.rollouts.sources import open_source
+from swarm.look.rollouts.text import Decoder
 from swarm.run.update import sign_manifest
 from swarm.wire.identity import load_or_create
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 from swarm.world.machine import Machine
 from swarm.world.process import FORK_SERVER_VARIABLE
+
+
+class Answers:
+    """What the swarm's model answers while it learns, from the work in the validator's home: one
+    answer at a time, of the newest submission that was accepted."""
+
+    def __init__(self, home: Path, policy: Path, recipe: Recipe) -> None:
+        """`home`: the validator's. `policy`: a folder with the tokenizer."""
+        self._home, self._policy = home, policy
+        self._decoder = Decoder(policy)
+        self._stops = recipe.sampling.stop_ids
+        environment = Environments(recipe.environments).of(recipe.environments[0])
+        prompt = task_of(environment, probe_seed(0)).prompt
+        text = self._decoder.decode(Renderer(policy).encode_prompt(prompt))
+        # What the chat template writes around every question.
+        self._before, _, self._after = text.rpartition(messages_of(prompt)[-1].content)
+        self._shown: set[Path] = set()
+
+    def newest(self) -> tuple[int, Answer] | None:
+        """(the step that the answer is for, the answer); None if there is no new one."""
+        try:
+            source = open_source(self._home, tokenizer=self._policy)
+        except UserError:  # the home holds none at this moment
+            return None
+        for found in reversed(source.files):
+            if found.path in self._shown:
+                return None
+            source.files = [found]
+            accepted = [each for each in source.rollouts(Filters()) if each.reward is not None]
+            if accepted:
+                self._shown.add(found.path)
+                return found.step, self._answer(accepted[len(self._shown) % len(accepted)])
+        return None
+
+    def _answer(self, seen: SeenRollout) -> Answer:
+        prompt, *turns = seen.turns
+        question = (prompt.text or "").removeprefix(self._before).removesuffix(self._after)
+        written = [
+            self._decoder.decode([token for token in turn.tokens if token not in self._stops])
+            for turn in turns
+            if turn.kind == "model"
+        ]
+        return Answer(question, " ⏎ ".join(written), seen.reward or 0.0)
+
 
 PREPARATION = "peers.demo.warmup:open_preparation"
 START_SECONDS_MAX = 120.0
@@ -203,7 +254,7 @@ class Demo:
 
     async def _show_answers(self) -> None:
         """Show an answer of the newest work that was judged, now and then."""
-        reader = Reader(self._peer("validator").home, self.base, self.recipe)
+        reader = Answers(self._peer("validator").home, self.base, self.recipe)
         while True:
             await trio.sleep(ANSWERS_SECONDS)
             found = await trio.to_thread.run_sync(reader.newest)

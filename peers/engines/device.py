@@ -1,4 +1,4 @@
-"""The device and the dtype a child process computes with, resolved from the settings' `auto`."""
+"""What a child process computes with: the device, the dtype, and what it finds on its machine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from peers.engines.installed import NATIVE
 from swarm.errors import UserError
 from swarm.jobs import Hardware
+from swarm.jobs.inference import InferenceSetup, Surveyed
+from swarm.version import __version__
 from swarm.world.machine import free_memory_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -155,3 +159,32 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return any(words in str(error) for words in MEMORY_WORDS)
+
+
+def survey(setup: InferenceSetup) -> Surveyed:
+    """Report engine and device; raises `UserError` for a device that this machine lacks."""
+    device = find_device(setup.hardware.device)
+    return Surveyed(
+        engine=setup.engine,
+        engine_version=_version_of(setup.engine),
+        torch_version=str(torch.__version__),
+        device=str(device),
+        device_title=title_of(device),
+        driver=driver_of(device),
+        dtype=str(find_dtype(setup.hardware.dtype, device)).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        free_bytes=available_bytes(device),
+        unused_gpu=unused_gpu(device) if setup.hardware.device == "auto" else "",
+    )
+
+
+def _version_of(engine: str) -> str:
+    """The engine's version; empty for an engine whose package has another name."""
+    if engine == NATIVE:
+        return __version__
+    for name in (engine, f"{engine}-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""

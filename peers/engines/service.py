@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -15,15 +14,13 @@ import safetensors.torch
 import torch
 import trio
 
-from peers.engines.asking import AskedQueue
-from peers.engines.device import available_bytes, find_device, use_hardware
+from peers.engines.device import available_bytes, find_device, survey, use_hardware
 from peers.engines.engine import Engine
 from peers.engines.episodes import ContinuedTask, Player, Playing, ServedTask, Work, finish
-from peers.engines.finished import FinishedRollouts
+from peers.engines.making import AskedQueue, FinishedRollouts, Made
 from peers.engines.memory import Need, check_fits, need_of
 from peers.engines.model import read_weights
 from peers.engines.registry import check_engine, make_engine
-from peers.engines.survey import survey
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.prompt_room import ModelFacts, PromptRoom
@@ -50,36 +47,6 @@ from swarm.rollouts.submission_file import Header, write
 from swarm.wire.messages import CheckpointReference
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread, open_guarded
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A submission that is being made."""
-
-    order: SubmissionOrder
-    path: Path
-    prompts: dict[int, bytes]
-    """Signed prompts of the groups of served environments."""
-    finished: FinishedRollouts
-    playing: Playing
-    slots: int
-    """The engine's slots when it began."""
-    policies: set[int]
-    """Numbers of the policies that it may have tokens of."""
-
-    def turns(self) -> list[list[bytes]]:
-        """[rows] Signed turns; the first row of a group has the prompt's, too."""
-        size = self.order.sampling.group_size
-        return [
-            [self.prompts[row // size]] * (row % size == 0 and row // size in self.prompts)
-            + self.finished.turns.get(row, [])
-            for row in range(self.order.rows())
-        ]
-
-    def may_swap(self, policy: CheckpointReference) -> bool:
-        """Whether a policy may sample its next tokens."""
-        later = policy.lineage == self.order.policy.lineage and policy.step > max(self.policies)
-        return later and len(self.policies) <= self.order.sampling.swaps_max
 
 
 class EngineService:
@@ -111,7 +78,7 @@ class EngineService:
         self._policy: CheckpointReference | None = None
         self._seconds_loading = 0.0
         """How long that policy took to load."""
-        self._live: list[_Made] = []
+        self._live: list[Made] = []
         """Submissions in the batch."""
         self._offered: deque[Load] = deque(maxlen=1)
         """The policy to swap to; `swap` adds it, and the job thread takes it."""
@@ -278,7 +245,7 @@ class EngineService:
         self._offered.append(job.load)
         return Swapping(reading=self._reading)
 
-    def _begin(self, job: Generate) -> _Made:
+    def _begin(self, job: Generate) -> Made:
         """Draw a submission's tasks, and put its completions into the batch."""
         order = job.order
         self._check_policy(order)
@@ -322,7 +289,7 @@ class EngineService:
         path: Path,
         groups: Sequence[Work],
         renderer: Renderer,
-    ) -> _Made:
+    ) -> Made:
         """Put a submission's completions into the batch."""
         order = job.order
         self._check_policy(order)  # another may have been loaded since the first look
@@ -335,7 +302,7 @@ class EngineService:
         playing = Playing(renderer, work, rows, key, sampling, finished.add)
         self._player.add(playing)
         prompts = {each.group: each.signed for each in job.prompts}
-        made = _Made(order, path, prompts, finished, playing, self._slots(), {self._policy.step})
+        made = Made(order, path, prompts, finished, playing, self._slots(), {self._policy.step})
         self._live.append(made)
         return made
 
@@ -343,7 +310,7 @@ class EngineService:
         assert self._engine is not None
         return self._engine.capabilities.slots or 0
 
-    def _complete(self, made: _Made) -> Generated:
+    def _complete(self, made: Made) -> Generated:
         """Build the last proofs, and write the file."""
         order, finished = made.order, made.finished
         assert self._policy is not None

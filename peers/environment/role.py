@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import msgspec
 
+from peers.environment.memory import Texts
 from peers.environment.pool import CallFailed, EnvironmentSettings, Pool, TooBusy
-from peers.environment.texts import Texts
 from peers.environment.turns import Asker, SignedTurns
 from peers.sandbox.run import findings as sandbox_findings
 from swarm.errors import SwarmError, UserError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.environment.states import States, is_out_of_memory
+from peers.environment.memory import States, is_out_of_memory
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, Replies, grade_segments
 from peers.environments.interface import Grade, episodes_of

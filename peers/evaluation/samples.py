@@ -20,7 +20,7 @@ import msgspec
 
 from swarm.errors import UserError
 from swarm.jobs.evaluation import Sample
-from swarm.terminal.strict_json import to_json
+from swarm.terminal.output import to_json
 
 FORMAT = 1
 

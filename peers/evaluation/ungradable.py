@@ -10,8 +10,7 @@ from pathlib import Path
 from swarm.errors import UserError
 from swarm.jobs.evaluation import RowsRead, Sample
 from swarm.sentences import numbered
-from swarm.terminal.output import write_text
-from swarm.terminal.strict_json import to_json
+from swarm.terminal.output import to_json, write_text
 
 _VARYING = re.compile(r"(?<!\w)'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\d[\d,.]*|\{.*?\}")
 _PLACE = re.compile(r".*(?:row …|completion …(?: of [^:]*)?): ", re.DOTALL)

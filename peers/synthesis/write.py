@@ -17,7 +17,7 @@ from peers.dataset.similar import shingles, similarity
 from swarm.errors import UserError
 from swarm.look.rollouts.export import COLUMNS, Table, write_card, write_parquet
 from swarm.look.rollouts.filters import Range
-from swarm.terminal.strict_json import to_json
+from swarm.terminal.output import to_json
 from swarm.terminal.untrusted import printable
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from peers.trainer.pool import UNCOUNTED, Accepted
 from peers.trainer.progress import FollowedVersions
 from peers.trainer.settings import TrainerSettings
@@ -38,13 +40,7 @@ def start_training(
 
 
 def training_terms(manifest: RunManifest) -> TrainingTerms:
-    return TrainingTerms(
-        objective=manifest.objective,
-        optimiser=manifest.optimiser,
-        schedule=manifest.schedule,
-        sampling=manifest.sampling,
-        adapter=manifest.adapter,
-    )
+    return msgspec.convert(manifest, TrainingTerms, from_attributes=True)
 
 
 def accepted_submissions(

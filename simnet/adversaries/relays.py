@@ -9,7 +9,7 @@ import msgspec
 
 from peers.relay import RelayRole
 from simnet.adversaries.base import Adversary, Kind, answer_dht, beside
-from simnet.compute.policy import TOKENIZER, WEIGHTS
+from simnet.compute.setting import TOKENIZER, WEIGHTS
 from simnet.disk import SimulatedDisk
 from simnet.extents import Symbol
 from simnet.flows import Link

@@ -9,7 +9,6 @@ finds the same.
 For other rooms:
 
 - `children`: SimulatedCompute
-- `policy`: PROBE_HASH, TOKENIZER, TOKENIZER_HASH, WEIGHTS
 - `rollouts`: SimulatedRollouts, true_rewards, ungradable_groups
-- `setting`: Fabricates, Hardware, Setting, Workload
+- `setting`: Fabricates, Hardware, PROBE_HASH, Setting, TOKENIZER, TOKENIZER_HASH, WEIGHTS, Workload
 """

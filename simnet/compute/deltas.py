@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from simnet.compute.policy import WEIGHTS
-from simnet.compute.setting import Setting
+from simnet.compute.setting import WEIGHTS, Setting
 from simnet.extents import Symbol
 from swarm.shardcast.jobs import DeltaEncoded, EncodeDelta, MakePieces, PiecesMade
 

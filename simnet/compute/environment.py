@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 import trio
 from blake3 import blake3
 
-from simnet.compute.policy import PROBE_HASH
 from simnet.compute.rollouts import (
     SimulatedRollouts,
     rollouts,
     true_rewards,
     ungradable_groups,
 )
-from simnet.compute.setting import Setting
+from simnet.compute.setting import PROBE_HASH, Setting
 from swarm.jobs import SubmissionOrder, environment, inference
 from swarm.rollouts.rollout import Segment
 from swarm.rollouts.signed_turns import check_turns, open_turn

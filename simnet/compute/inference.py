@@ -10,9 +10,8 @@ import trio
 from blake3 import blake3
 
 from simnet.compute.environment import model_segments
-from simnet.compute.policy import PROBE_HASH, WEIGHTS
 from simnet.compute.rollouts import POISON, SimulatedRollouts, rollouts
-from simnet.compute.setting import Setting
+from simnet.compute.setting import PROBE_HASH, WEIGHTS, Setting
 from swarm.jobs import Load, SubmissionOrder, inference
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.rollouts.signed_turns import has_room

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 from simnet.disk import SimulatedDisk
 from swarm.jobs import SubmissionOrder
+from swarm.rollouts.seeds import digest
+
+TOKENIZER = b'{"simulated": "tokenizer"}'
+WEIGHTS = "model.safetensors"
+TOKENIZER_HASH = blake3(TOKENIZER).digest()
+
+PROBE_HASH = digest("simnet/1/probe")
+"""The probe hash of every honest simulated machine."""
 
 
 @dataclass(frozen=True)

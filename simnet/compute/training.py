@@ -8,9 +8,8 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from simnet.compute.policy import TOKENIZER, WEIGHTS
 from simnet.compute.rollouts import SimulatedRollouts, read_rollouts
-from simnet.compute.setting import Setting
+from simnet.compute.setting import TOKENIZER, WEIGHTS, Setting
 from simnet.disk import PowerCut
 from simnet.extents import Symbol
 from swarm.jobs import training

@@ -10,8 +10,8 @@ from typing import Any
 
 from simnet.adversaries import KINDS
 from simnet.scenarios import mixed
-from simnet.seeded import source
 from simnet.simulation import Simulation
+from simnet.world import source
 
 PEERS = 12
 PEERS_MIN = 9

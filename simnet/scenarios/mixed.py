@@ -14,8 +14,8 @@ from simnet.adversaries import disguise
 from simnet.compute.setting import Hardware, Workload
 from simnet.faults import befall, check, draw
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time
-from simnet.seeded import source
 from simnet.simulation import Plan, Simulation
+from simnet.world import source
 
 PEERS = 9
 PEERS_MIN = 8

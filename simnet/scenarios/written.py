@@ -19,8 +19,8 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.faults import AnyFault, Schedule, befall, check, draw
 from simnet.lines import REACHABILITIES, REGIONS, Line
 from simnet.scenarios.parts import draw_line, start_bootstrap, start_over_time, summary
-from simnet.seeded import source
 from simnet.simulation import Peer, Plan, Simulation
+from simnet.world import source
 from swarm.errors import UserError
 from swarm.roles import load_role
 

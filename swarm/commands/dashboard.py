@@ -44,9 +44,8 @@ def dashboard(
     import msgspec
     import trio
 
-    from swarm.look.dashboard.feed import Feed
     from swarm.look.dashboard.server import Dashboard, serve
-    from swarm.look.dashboard.watch import Watcher, watch
+    from swarm.look.dashboard.watch import Feed, Watcher, watch
     from swarm.node.local import visit
     from swarm.terminal.output import print_json
     from swarm.transport.http.local_server import open_listener, required_keys

@@ -19,9 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from swarm.errors import UserError
 from swarm.terminal.crash import foreign_package
-from swarm.terminal.exit import exit_with, exits
+from swarm.terminal.exit import exit_with, exits, speak
 from swarm.terminal.options import Version
-from swarm.terminal.streams import speak
 
 GROUP = "swarm.commands"
 

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from swarm.terminal.exit import exits
+from swarm.terminal.exit import exits, speak
 from swarm.terminal.options import Version
-from swarm.terminal.streams import speak
 
 
 @exits

@@ -4,9 +4,8 @@
 |---|---|
 | `options.py` | options that several commands have, and their checks |
 | `output.py` | text and JSON, and files that are written whole |
-| `exit.py` | exit statuses and error sentences |
+| `exit.py` | exit statuses, error sentences, and output that never ends in a traceback |
 | `interrupt.py` | Ctrl-C |
-| `streams.py` | output that never ends in a traceback |
 | `extras.py` | optional packages that a command needs |
 | `progress.py` | progress bars |
 | `figures.py` | bytes, rates and curves as text |
@@ -14,7 +13,7 @@
 For other rooms:
 
 - `crash`: crashes_reported, foreign_package
-- `exit`: FAILED, exit_with, exits
+- `exit`: FAILED, exit_with, exits, speak
 - `extras`: EXTRA_OF_ROLE, require_extra
 - `figures`: DIM, ROLE_STYLES, STATE_STYLES, figure, readable_bytes, readable_seconds
 - `interrupt`: run_until_interrupted
@@ -22,10 +21,8 @@ For other rooms:
   UNGRADABLE_MAX, UngradableMax, Version, Weights, WhichRun, absolute, check_dtype,
   check_temperature, environment_options
 - `output`: STANDARD_OUTPUT, check_writable, plain, print_json, removed_on_failure, say_event,
-  say_json, write_json, write_text
+  say_json, to_json, write_json, write_text
 - `progress`: progress_bar
-- `streams`: speak
-- `strict_json`: to_json
 - `tables`: option_texts, read_toml, struct_from_mapping
 - `untrusted`: PrintableFormatter, printable, shown
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,7 +14,25 @@ from typing import Any
 import msgspec
 
 from swarm.errors import UserError
-from swarm.terminal.strict_json import to_json
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON that every parser accepts: numbers that are not finite become null."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
 
 STANDARD_OUTPUT = Path("-")
 """File name that stands for standard output. All other output then goes to standard error."""

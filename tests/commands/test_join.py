@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.commands.joining import HEAD, prepare, settings_of
+from swarm.commands.join import HEAD, prepare, settings_of
 from swarm.errors import UserError
 from swarm.run.links import Link, make_link
 from swarm.settings import load_settings

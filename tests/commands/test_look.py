@@ -27,7 +27,7 @@ from swarm.look.why import about_peer, peer_lines
 from swarm.run.members import Standing
 from swarm.run.run import Run
 from swarm.terminal.exit import exit_with
-from swarm.terminal.strict_json import to_json
+from swarm.terminal.output import to_json
 from swarm.wire.messages import (
     Checkpoint,
     CheckpointReference,

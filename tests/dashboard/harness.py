@@ -16,10 +16,10 @@ import pytest
 import trio
 
 from swarm.ledger.entries import CheckpointPublished, TrainingFigures
-from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.history import History
 from swarm.look.dashboard.server import Dashboard, serve
 from swarm.look.dashboard.snapshot import Snapshot, snapshot_of
+from swarm.look.dashboard.watch import Feed
 from swarm.look.onlooker import RunStatus
 from swarm.run.members import Standing
 from swarm.run.run import Run

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import trio
 
-from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.server import Dashboard, serve
 from swarm.look.dashboard.snapshot import Snapshot
+from swarm.look.dashboard.watch import Feed
 from swarm.transport.http import connections
 from swarm.transport.http.local_server import open_listener
 from tests.dashboard.harness import example, serving

@@ -12,11 +12,10 @@ import trio
 
 from peers.trainer.training import logged_figures
 from swarm.ledger.entries import Consumed, TrainingFigures, decode
-from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.history import AHEAD_MAX, STEPS_KEPT, WORKERS_MAX, History
 from swarm.look.dashboard.idle import why_trainer, why_worker
 from swarm.look.dashboard.server import PARTS
-from swarm.look.dashboard.watch import Watcher
+from swarm.look.dashboard.watch import Feed, Watcher
 from swarm.run.run import Run
 from swarm.wire.messages import CheckpointReference
 from tests.commands.harness import complaint

@@ -11,7 +11,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from swarm.look.dashboard.feed import Feed
+from swarm.look.dashboard.watch import Feed
 from tests.dashboard.harness import example, serving
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

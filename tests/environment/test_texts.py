@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.environment.texts import Texts
+from peers.environment.memory import Texts
 from swarm.wire.turns import Turn, pack
 
 

@@ -22,14 +22,13 @@ from swarm.ledger.entries import Consumed, encode
 from swarm.look.archives import write_export
 from swarm.look.rollouts import export as data
 from swarm.look.rollouts.filters import Filters, parse_range
-from swarm.look.rollouts.log import RunLog
 from swarm.look.rollouts.screen import figures, visible_lines
 from swarm.look.rollouts.seen import (
     SeenRollout,
     advantages_of,
     as_row,
 )
-from swarm.look.rollouts.sources import open_source
+from swarm.look.rollouts.sources import RunLog, open_source
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row, parts_of
 from swarm.rollouts.submission_file import Header, write

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.commands.joining import prepare, settings_of
+from swarm.commands.join import prepare, settings_of
 from swarm.errors import UserError
 from swarm.run.links import Link, make_link
 from swarm.settings import load_settings

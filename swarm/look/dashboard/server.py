@@ -21,9 +21,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.errors import PeerError
-from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.reading import read_rollouts
-from swarm.look.dashboard.watch import Watcher
+from swarm.look.dashboard.watch import Feed, Watcher
 from swarm.terminal.untrusted import printable
 from swarm.transport.http.connections import serve_connections
 from swarm.transport.http.local_server import is_addressed_as_loopback, url_of

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from swarm.errors import UserError
 from swarm.look.rollouts.seen import SeenRollout, as_row
-from swarm.terminal.output import removed_on_failure
-from swarm.terminal.strict_json import to_json
+from swarm.terminal.output import removed_on_failure, to_json
 
 ROWS_PER_WRITE = 256
 """Rollouts held in memory while a table is written."""

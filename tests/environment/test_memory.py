@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.engines import demo
+from peers.environment.memory import States
 from peers.environment.service import EnvironmentPeerService
-from peers.environment.states import States
 from peers.environments import Episodes, Generated, Task
 from swarm.jobs.environment import DrawPrompt, EnvironmentSetup, PlayTurn
 from tests.orders import reference, submission_order
