@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarm.errors import PeerError, UserError, leaf_errors
+from swarm.errors import UserError
 from swarm.run.verdict_figures import failed_check, nearest
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
@@ -35,8 +35,7 @@ def ledger(
         Path | None,
         typer.Option(
             "--from",
-            help="Home of a worker (its own receipts), trainer or validator, or an export; "
-            "default: ask the network.",
+            help="Home of a trainer or validator, or an export; default: ask the network.",
         ),
     ] = None,
     last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
@@ -63,7 +62,6 @@ def _show_record(
 ) -> int:
     from swarm.commands.ledger_checks import asked, report
     from swarm.look.archives import leave_out_unsound
-    from swarm.look.kept_proofs import keeps_proofs
     from swarm.look.prefixes import PREFIX_MIN
     from swarm.look.why import about_peer, peer_lines, peer_named
     from swarm.wire.identity import InvalidPeerId, public_key_of
@@ -76,16 +74,9 @@ def _show_record(
         if len(named.removeprefix("…")) < PREFIX_MIN:
             raise UserError(f"--peer: {error}") from error
         is_whole = False
-    try:
-        worker = named if is_whole else ""
-        archive, status = asked(source, bootstrap, run, home=home, worker=worker)
-    except* PeerError as group:
-        if peer is not None or not keeps_proofs(home.expanduser()):
-            raise
-        problem = leaf_errors(group)[0]
-        raise PeerError(f"{problem}; what this home keeps: swarm ledger --from {home}") from None
-    if not archive.home:
-        leave_out_unsound(archive)
+    worker = named if is_whole else ""
+    archive, status = asked(source, bootstrap, run, home=home, worker=worker)
+    leave_out_unsound(archive)
     present = status.present if status is not None else ()
     worker = worker or peer_named(archive, named, present)
     told = about_peer(archive, worker, status) | {"receipts": receipt_rows(worker, archive)}
@@ -113,7 +104,6 @@ def receipt_rows(peer: str, archive: Archive) -> list[dict[str, Any]]:
     from swarm.wire.messages import Verdict
 
     state = archive.state
-    kept = {(each.envelope.sender, each.index): each.log_size for each in archive.receipts}
     receipts = [
         (validator, index, envelope.expect(Verdict))
         for validator in archive.manifest.validator_ids()
@@ -142,7 +132,7 @@ def receipt_rows(peer: str, archive: Archive) -> list[dict[str, Any]]:
                 "recomputed": bool(verdict.recomputed),
                 "submission": verdict.submission.hex(),
                 "by": validator,
-                "proven_under_size": kept.get((validator, index), archive.log(validator).size),
+                "proven_under_size": archive.log(validator).size,
             }
         )
     return rows

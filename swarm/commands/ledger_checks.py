@@ -227,20 +227,17 @@ def asked(
     home: Path | None = None,
     worker: str = "",
 ) -> tuple[Archive, RunStatus | None]:
-    """The logs or a worker's own receipts and, from the network, the run's state now.
+    """The logs and, from the network, the run's state now.
 
     `home`: of the peer whose last bootstrap addresses are asked. `worker`: whose signed verdicts to
     fetch from the network, all by default.
     """
     from swarm.look.archives import fetch_archive, find_archive
-    from swarm.look.kept_proofs import keeps_proofs, kept_archive
     from swarm.look.onlooker import status_of
     from swarm.node.local import last_bootstrap, visit
     from swarm.run.run import Run
     from swarm.terminal.interrupt import run_until_interrupted
 
-    if source is not None and keeps_proofs(source.expanduser()):
-        return kept_archive(source.expanduser(), run), None
     if source is not None:
         return find_archive(source, bootstrap, run), None
 
@@ -257,8 +254,6 @@ def asked(
 
 
 def report(archive: Archive) -> None:
-    """Say which logs are missing, and what a worker's own receipts are."""
-    if archive.home:
-        print(f"note: {archive.where} as of when it last asked", file=sys.stderr)
+    """Say which logs are missing."""
     for problem in archive.problems:
         print(f"not complete: {printable(problem)}", file=sys.stderr)

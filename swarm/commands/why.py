@@ -31,8 +31,7 @@ def why(
         Path | None,
         typer.Option(
             "--from",
-            help="Home of a worker (its own receipts), trainer or validator, or an export; "
-            "default: ask the network.",
+            help="Home of a trainer or validator, or an export; default: ask the network.",
         ),
     ] = None,
     bootstrap: Bootstrap = None,

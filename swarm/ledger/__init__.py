@@ -16,7 +16,7 @@ For other rooms:
 - `log`: Log
 - `merkle`: *
 - `mirror`: Fork, LogMirror, forks_in
-- `proof_file`: *, KEPT_PROOFS, KEPT_PROOFS_OF_RUN, KeptProofs, Proven, file_of, proven_in
+- `proof_file`: *, KEPT_PROOFS, KeptProofs, Proven, file_of, proven_in
 - `receipts`: receipts_from
 - `record`: Rules, Work, share_to_recompute
 - `redeemed_invites`: RedeemedInvites

@@ -18,7 +18,6 @@ from swarm.ledger import merkle
 from swarm.ledger.entries import decode
 from swarm.ledger.epochs import base_of, records_of
 from swarm.ledger.forks import ForkEvidence
-from swarm.ledger.receipts import Receipt
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.ledger.wire import Origin
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
@@ -73,10 +72,6 @@ class Archive:
     """By owner."""
     forks: list[ForkEvidence] = field(default_factory=list)
     """Contradictory heads that trusted peers keep."""
-    home: str = ""
-    """The worker's home whose receipts are all that there is; empty for logs."""
-    receipts: list[Receipt] = field(default_factory=list)
-    """The worker's own receipts."""
     problems: list[str] = field(default_factory=list)
     """One sentence for each copy that could not be had."""
 
@@ -87,12 +82,6 @@ class Archive:
     @property
     def run(self) -> str:
         return self.signed.body.run
-
-    @property
-    def where(self) -> str:
-        """What a sentence calls this archive."""
-        own = f"{self.home}, which has its worker's own receipts only,"
-        return own if self.home else "the ledger"
 
     def log(self, owner: str) -> LogCopy:
         """The copy of a log, empty if there was none."""
@@ -108,7 +97,7 @@ class Archive:
         return [
             records_of(owner, log.origin.start, log.entries)
             for owner, log in sorted(self.logs.items())
-        ] + [[each.record for each in self.receipts]]
+        ]
 
     @cached_property
     def state(self) -> LedgerState:

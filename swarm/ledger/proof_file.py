@@ -99,13 +99,12 @@ def read(data: bytes) -> Proven:
         raise ValueError(f"it holds no receipt ({error})") from error
 
 
-_COLUMNS = (
+KEPT_PROOFS = (
     "SELECT m.envelope, r.verdict, r.entry, r.position, r.head, r.proof "
     "FROM receipts r JOIN proof_manifests m ON m.digest = r.manifest "
+    "WHERE r.submission = ? ORDER BY r.number DESC"
 )
-KEPT_PROOFS = f"{_COLUMNS}WHERE r.submission = ? ORDER BY r.number DESC"
 """Proofs about a submission, the newest first; `proven_in` reads a row."""
-KEPT_PROOFS_OF_RUN = f"{_COLUMNS}WHERE r.run = ? ORDER BY r.validator, r.position"
 
 HASH_BYTES = 32
 

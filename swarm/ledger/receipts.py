@@ -8,7 +8,6 @@ from swarm.errors import PeerError
 from swarm.ledger import merkle
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import Judged, decode, judged
-from swarm.ledger.state import Record
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.messages import LogHead, Verdict
 
@@ -29,11 +28,6 @@ class Receipt:
     @property
     def verdict(self) -> Verdict:
         return self.envelope.expect(Verdict)
-
-    @property
-    def record(self) -> Record:
-        """The entry, as a record of its log."""
-        return Record(self.envelope.sender, self.index, judged(self.verdict))
 
     @property
     def log_size(self) -> int:

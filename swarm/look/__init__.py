@@ -15,12 +15,11 @@ For other rooms:
 - `alarms.raising`: raising
 - `archives`: fetch_archive, find_archive, home_rows, learn_versions, leave_out_unsound,
   write_export
-- `dashboard.feed`: Feed
 - `dashboard.server`: Dashboard, serve
-- `dashboard.watch`: Watcher, watch
+- `dashboard.watch`: Feed, Watcher, watch
 - `doctor.look`: look
 - `health`: beating, examine
-- `kept_proofs`: keeps_proofs, kept_archive, kept_proof
+- `kept_proofs`: kept_proof
 - `metrics.server`: MetricsServer
 - `networks`: Listed, runs_of
 - `newest_policy`: from_peers

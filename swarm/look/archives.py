@@ -127,7 +127,10 @@ def archive_in_home(home: Path, run: str | None) -> Archive:
     """Read the logs from the home of a trusted peer, also while it runs."""
     check_format(home)
     if not (home / "ledger.sqlite").exists():
-        raise UserError(f"{home} has no ledger.sqlite; only trainers and validators keep logs")
+        raise UserError(
+            f"{home} has no ledger.sqlite; only trainers and validators keep logs, and of a worker "
+            "swarm ledger prove reads the receipts"
+        )
     manifests: dict[str, Envelope] = {}
     for (raw,) in home_rows(
         home / "peer.sqlite", "SELECT envelope FROM manifests ORDER BY version"

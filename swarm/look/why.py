@@ -35,7 +35,7 @@ def submission_named(archive: Archive, prefix: str) -> bytes:
         for record in archive.records
         if isinstance(record.entry, Judged)
     }
-    return bytes.fromhex(resolve(prefix.lower(), names, "submission", archive.where))
+    return bytes.fromhex(resolve(prefix.lower(), names, "submission"))
 
 
 def peer_named(archive: Archive, prefix: str, present: Iterable[str] = ()) -> str:
@@ -46,7 +46,7 @@ def peer_named(archive: Archive, prefix: str, present: Iterable[str] = ()) -> st
             names.add(record.entry.worker)
         elif isinstance(record.entry, (Evicted, Reinstated)):
             names.add(record.entry.peer)
-    return resolve(prefix, names, "peer", archive.where)
+    return resolve(prefix, names, "peer")
 
 
 # --- a submission ----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -336,31 +335,6 @@ def test_a_changed_proof_proves_nothing(archive: Archive, kept: list[Receipt]) -
     )
     with pytest.raises(ValueError, match="it holds no receipt"):
         proof_file.read(b"{}")
-
-
-def test_a_worker_reads_its_receipts_without_the_network(
-    archive: Archive, kept: list[Receipt], worker: Path, tmp_path: Path
-) -> None:
-    some = kept[1:3]
-    names = [receipt.verdict.submission.hex() for receipt in some]
-    keep(worker, archive, [])
-    assert "keeps no receipt yet" in complaint("ledger", "--from", worker)
-    keep(worker, archive, some)
-    outcome = swarm("ledger", "--from", worker, "--json")
-    assert outcome.status == 0
-    told = json.loads(outcome.output)
-    assert [row["submission"] for row in told["receipts"]] == names
-    explained = swarm("why", names[0], "--from", worker)
-    assert explained.status == 0 and ALICE.peer_id in explained.output
-    assert "has its worker's own receipts only, as of when it last asked" in explained.errors
-    keep(worker, archive, [dataclasses.replace(some[0], proof=[LIE]), some[1]])
-    outcome = swarm("ledger", "--from", worker, "--json")
-    rows = json.loads(outcome.output)["receipts"]
-    assert [row["submission"] for row in rows] == names[1:]
-    assert "1 of the receipts in" in outcome.errors
-    other = tmp_path / "other"
-    other.mkdir()
-    assert "whose record? no peer has used" in complaint("ledger", "--from", other)
 
 
 # --- why -------------------------------------------------------------------------------------
