@@ -84,6 +84,8 @@ class Invariants:
         """(worker, lineage, step, number) of each submission ever trained on, by hex digest."""
         self._evicted_at: dict[tuple[str, str], float] = {}
         """When a peer last learned of another peer's eviction."""
+        self._batches: set[tuple[Any, ...]] = set()
+        """(step, digests) of each batch that a trainer has trained on."""
         self._random = source(simulation.seed, "invariants")
         self._turn = 0
         simulation.listeners.append(self._hear)
@@ -95,8 +97,11 @@ class Invariants:
         if peer.plan.acts is not None:
             return  # an adversary may harm itself
         if what == "trained":
+            batch = (facts["step"], *(submission.digest for submission, _ in facts["rollouts"]))
+            repeats = batch in self._batches
+            self._batches.add(batch)
             for submission, rollouts in facts["rollouts"]:
-                self._trained(peer, submission, rollouts)
+                self._trained(peer, submission, rollouts, repeats)
         elif what == "saved":
             twice = [name for name, times in Counter(facts["consumed"]).items() if times > 1]
             if twice:
@@ -122,7 +127,7 @@ class Invariants:
             self._loaded(peer, facts["policy"], facts["weights"])
 
     def _trained(
-        self, peer: Peer, submission: AcceptedSubmission, rollouts: SimulatedRollouts
+        self, peer: Peer, submission: AcceptedSubmission, rollouts: SimulatedRollouts, repeats: bool
     ) -> None:
         digest, ungraded = submission.digest, submission.ungraded
         short = digest.hex()[:12]
@@ -147,7 +152,8 @@ class Invariants:
                 f"{peer.name} trains on a group of submission {short} that nobody has graded",
             )
         part = peer.part
-        if part is not None and part.run.evicted(rollouts.worker) is not None:
+        # A resumed trainer repeats its recorded steps as they were, whatever it has heard since.
+        if part is not None and part.run.evicted(rollouts.worker) is not None and not repeats:
             self._broken(
                 "an evicted peer's rollouts are not trained on",
                 f"{peer.name} trains on submission {short} of {self._name(rollouts.worker)}, "
