@@ -2,6 +2,7 @@
 
     python -m benchmarks.studies asynchrony --seeds 5 --steps 250
     python -m benchmarks.studies clipping --seeds 5 --steps 250
+    python -m benchmarks.studies mismatch --seeds 5 --steps 150
 
 Prints one JSON object: for each variant the reward's curve over the seeds, the final reward, the
 effective sample size as a share of the tokens, the gradient norm before clipping, and the share of
@@ -11,16 +12,20 @@ seeds that collapse (a final reward below half of the best mean over ten steps).
   denominators of the ratio (`old`). Published: up to 4 is as good as none (INTELLECT-2, §5).
 - `clipping`: δ = 4 (two-sided) against none (one-sided), on rollouts six steps old and at twice the
   demo's learning rate, so that ratios leave the clipping range.
+- `mismatch`: an engine that computes otherwise than the trainer (in bf16, hidden states rounded as
+  fp8, noise on a tenth of the positions' logits), with and without the corrections that use what
+  the engine reports (`objective.behaviour = "engine"`, arXiv 2605.14220).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +37,7 @@ from benchmarks.common import at_least, load_average, spread
 from benchmarks.recipe import Sampler, train
 from peers.demo.recipes import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.demo.warmup import prepare_base
+from peers.engines.native import NativeEngine
 from peers.environments import load as load_environment
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
@@ -45,6 +51,26 @@ ONE_SIDED = 1e9
 """A δ that no ratio reaches: log-ratios are clamped at 20."""
 
 
+BLURRED_SHARE = 0.1
+"""Share of the positions whose logits have noise."""
+
+
+class Blurred(NativeEngine):
+    """An engine whose logits are off by normal noise of `nats`, or whose states are rounded."""
+
+    def __init__(self, folder: Path, nats: float = 0.0) -> None:
+        super().__init__(folder)
+        self._nats, self._generator = nats, torch.Generator().manual_seed(0)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        if not self._nats:
+            return super().logits(states.to(torch.float8_e4m3fn).to(states.dtype))
+        exact = super().logits(states)
+        noisy = torch.rand(len(exact), 1, generator=self._generator) < BLURRED_SHARE
+        noise = torch.randn(exact.shape, generator=self._generator)
+        return exact + noisy * self._nats * noise
+
+
 @dataclass(frozen=True)
 class Variant:
     """One variant of the recipe."""
@@ -54,6 +80,9 @@ class Variant:
     old: str = "generation"
     staleness: int = SCHEDULE.asynchrony
     """Age of the generating policy, in steps."""
+    engine: Callable[[Path], NativeEngine] = NativeEngine
+    log_difference_max: float = 20.0
+    """What a run's thresholds would allow: here, all that the engines do."""
 
     def settings(self, seed: int, steps: int) -> LearnerSettings:
         schedule = Schedule(
@@ -69,8 +98,25 @@ class Variant:
             seed,
             optimiser=self.optimiser,
             completion_tokens_max=SAMPLING.max_new_tokens,
+            log_difference_max=self.log_difference_max,
         )
 
+
+ENGINES: dict[str, Callable[[Path], NativeEngine]] = {
+    "fp32": NativeEngine,
+    "bf16": functools.partial(NativeEngine, dtype=torch.bfloat16),
+    "fp8 states": Blurred,
+    **{f"{nats:g} nats": functools.partial(Blurred, nats=nats) for nats in (0.1, 0.5, 2.5)},
+}
+CORRECTIONS = {
+    "grpo": ("grpo", "trainer", "generation"),
+    "grpo, engine": ("grpo", "engine", "generation"),
+    "tis, trainer": ("tis", "trainer", "step_start"),
+    "tis, engine": ("tis", "engine", "step_start"),
+    "icepop, engine": ("icepop", "engine", "step_start"),
+    "dppo, engine": ("dppo", "engine", "generation"),
+}
+"""Objective, whose μ it sees, and the ratio's denominator."""
 
 _FAST = structs.replace(OPTIMISER, learning_rate=2 * OPTIMISER.learning_rate)
 STUDIES = {
@@ -82,6 +128,13 @@ STUDIES = {
     "clipping": {
         side: Variant(structs.replace(OBJECTIVE, delta=delta), _FAST, staleness=6)
         for side, delta in (("two-sided", OBJECTIVE.delta), ("one-sided", ONE_SIDED))
+    },
+    "mismatch": {
+        f"{made}; {label}": Variant(
+            structs.replace(OBJECTIVE, name=name, behaviour=behaviour), old=old, engine=engine
+        )
+        for made, engine in ENGINES.items()
+        for label, (name, behaviour, old) in CORRECTIONS.items()
     },
 }
 
@@ -115,7 +168,9 @@ def learn(base: Path, seed: int, variant: Variant, steps: int) -> Curve:
         folder = Path(name)
         shutil.copytree(base, folder / "0")
         learner = Learner(folder / "0", settings)
-        sampler = Sampler(folder / "0", [environment], SAMPLING, spread_only=True)
+        sampler = Sampler(
+            folder / "0", [environment], SAMPLING, engine=variant.engine, spread_only=True
+        )
         schedule = settings.schedule
         rewards, metrics = train(learner, sampler, folder, seed, schedule, name="study")
     return Curve(
@@ -158,6 +213,7 @@ def main() -> None:
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--seeds", type=at_least(1), default=2, help="how many seeds, from 0")
     parser.add_argument("--steps", type=at_least(1), default=100)
+    parser.add_argument("--only", default="", help="variants whose names begin so")
     given = parser.parse_args()
     torch.set_num_threads(1)
     report: dict[str, Any] = {**vars(given), "load_average": load_average(), "variants": {}}
@@ -167,6 +223,8 @@ def main() -> None:
         for seed, base in enumerate(bases):
             prepare_base(base, seed)
         for label, variant in STUDIES[given.study].items():
+            if not label.startswith(given.only):
+                continue
             curves = [learn(base, seed, variant, given.steps) for seed, base in enumerate(bases)]
             report["variants"][label] = summary(curves)
     print_json({**report, "cpu_seconds": round(time.process_time() - began, 1)})

@@ -28,6 +28,7 @@ PROPOSED = (
     "margin_max",
     "honest_proof_error",
     "honest_outliers",
+    "log_difference_max",
     "measured_tokens",
     "measured_dtypes",
 )
@@ -158,8 +159,10 @@ def measure_pairs(
             if row in found:
                 continue
             checkpoint()
+            judged = find(engine, work, sampling, given)
+            apart = np.abs(judged.log_probabilities - given.log_probabilities)
             lengths = [len(tokens) for tokens in given.completions]
-            found[row] = Sample(find(engine, work, sampling, given), lengths)
+            found[row] = Sample(judged, lengths, differences=apart)
             advance(len(found), len(classes) ** 2)
             show(_row(row, found[row]))
     return found

@@ -32,6 +32,9 @@ LEAST_EXACT = Thresholds(honest_margin=2e-5, margin_max=0.05)
 HONEST_ERROR_MIN = 0.002
 """Least bound on the mean error of proofs: a quarter of the last bit of each bf16 value."""
 
+LOG_DIFFERENCE_MIN = 0.01
+"""Least bound on the difference of two engines' log-probabilities, in nats."""
+
 RUN_TOKENS = 1e9
 """Tokens among which no honest margin should exceed the bound on a single one."""
 
@@ -57,6 +60,7 @@ def propose(honest: Sequence[Sequence[Sample]], base: Thresholds | None = None) 
     )
     error = max(_bound([part for each in pair for part in _errors(each)]) for pair in honest)
     largest = max(_largest(np.concatenate([each.found.margins for each in p])) for p in honest)
+    apart = max(_largest(each.differences) for pair in honest for each in pair)
     tokens = sum(each.tokens for pair in honest for each in pair)
     least = LEAST if largest else LEAST_EXACT
     lowest = min(min(exponents), float(np.mean(exponents) - DEVIATIONS * np.std(exponents)))
@@ -71,6 +75,7 @@ def propose(honest: Sequence[Sequence[Sample]], base: Thresholds | None = None) 
         margin_max=_digits(max(least.margin_max, SAFETY * largest)),
         honest_proof_error=_digits(max(HONEST_ERROR_MIN, ERROR_SAFETY * error)),
         honest_outliers=_digits(max(1e-6, 3 / tokens)),
+        log_difference_max=_digits(min(20.0, max(LOG_DIFFERENCE_MIN, SAFETY * apart))),
         measured_tokens=tokens,
     )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from peers.engines.batch import generate, requests_for
@@ -93,6 +95,8 @@ class HandedIn:
 
     completions: list[list[int]]
     proofs: list[list[bytes]]
+    log_probabilities: list[float] = field(default_factory=list)
+    """[tokens] As the engine reports them, of all completions end to end."""
 
 
 def hand_in(engine: Engine, work: Work, sampling: Sampling) -> HandedIn:
@@ -109,7 +113,8 @@ def hand_in(engine: Engine, work: Work, sampling: Sampling) -> HandedIn:
         ),
     )
     proofs = prove([each.prompt_hidden for each in pieces], [each.hidden for each in pieces])
-    return HandedIn([piece.tokens for piece in pieces], proofs)
+    reported = [value for each in pieces for value in each.log_probabilities.tolist()]
+    return HandedIn([piece.tokens for piece in pieces], proofs, reported)
 
 
 def prove(prompt_hidden: Sequence[Tensor], hidden: Sequence[Tensor]) -> list[list[bytes]]:
@@ -126,6 +131,8 @@ class Sample:
     found: Found
     lengths: Sequence[int]
     """Tokens of each rollout."""
+    differences: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), kw_only=True)
+    """[tokens] Between the log-probabilities that worker and validator have for each token."""
 
     @property
     def tokens(self) -> int:

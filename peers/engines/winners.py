@@ -113,19 +113,20 @@ def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Ten
     )
 
 
-def margins(
-    logits: Tensor, tokens: Tensor, temperature: float, drawn: Drawn
-) -> tuple[Tensor, Tensor]:
-    """Margin and gap of claimed tokens int64 [n], as `judge_margins` gives them."""
+def margins(logits: Tensor, tokens: Tensor, temperature: float, drawn: Drawn) -> Judgement:
+    """Compare claimed tokens int64 [n] with logits, as `judge_margins` does."""
     if not pays(logits):
-        judged = judge_margins(logits, tokens, temperature, drawn.noise(logits.shape[-1]))
-        return judged.margin, judged.gap
+        return judge_margins(logits, tokens, temperature, drawn.noise(logits.shape[-1]))
     scaled = logits.float() / temperature
     best, second = largest(scaled, drawn, 2)[0].unbind(-1)
     rows = np.arange(len(scaled))
     hashes = _hash(drawn, rows, tokens.numpy())
     claimed = _perturb(scaled.numpy(), rows, tokens.numpy(), hashes)
-    return best - torch.from_numpy(claimed.values), best - second
+    return Judgement(
+        margin=best - torch.from_numpy(claimed.values),
+        gap=best - second,
+        log_probability=scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1),
+    )
 
 
 def _noisy(logits: Floats, drawn: Drawn, limit: int) -> _Entries:

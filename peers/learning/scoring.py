@@ -97,7 +97,10 @@ class ScoredBatch:
     log_reference: Tensor | None
     """Log-probabilities under the reference, for the KL term and process rewards, fp32 [n]."""
     reported: Tensor
-    """Log-probabilities that the engines reported, else NaN, fp32 [n]; never trained on."""
+    """Log-probabilities that the engines reported, else NaN, fp32 [n]."""
+    trusted_within: float
+    """Largest difference, in nats, between log μ and what the engine reported up to which the
+    objective sees the report instead; below 0 it never does."""
     advantage: Tensor
     """Advantage of each token, fp32 [n]; in most runs that of its completion."""
     completion: Tensor
@@ -109,6 +112,9 @@ class ScoredBatch:
         # Kept for later: metrics compare them with what the engines reported.
         log_mu = torch.where(self.on_policy[here], log_pi.detach(), self.log_mu[here])
         self.log_mu[here] = log_mu
+        reported = self.reported.to(log_mu.device)[here]
+        near = (reported - log_mu).abs() <= self.trusted_within  # NaN, where none was, is not
+        log_mu = torch.where(near, reported, log_mu)
         if self.old_is_generator:
             log_old = log_mu
         else:
@@ -174,6 +180,7 @@ def assemble(
         log_start=log_start,
         log_reference=joined("log_reference", none) if objective.needs_reference else None,
         reported=joined("reported", none),
+        trusted_within=settings.log_difference_max if objective.behaviour == "engine" else -1.0,
         advantage=joined("token_advantage", of_completions).to(device),
         completion=batch.per_token(torch.arange(len(batch))).to(device),
     )

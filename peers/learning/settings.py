@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
-from swarm.wire.manifest import Adapter, Objective, Optimiser, Schedule
+from swarm.wire.manifest import Adapter, Objective, Optimiser, Schedule, Thresholds
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class LearnerSettings:
     completion_tokens_max: int = 0
     """The run's length limit; only the objective `dr_grpo` needs it."""
     adapter: Adapter = field(default_factory=Adapter)
+    log_difference_max: float = Thresholds().log_difference_max
+    """As in the run's thresholds; only `objective.behaviour = "engine"` needs it."""
     sharding: Sharding = field(default_factory=Sharding)
     attention: str | None = None
     """One of `attention.ATTENTIONS`; None: the fastest on the device."""

@@ -7,7 +7,7 @@ The figures of both are what the statistical checks and the worker's evidence re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,8 @@ class Found:
     """[rollouts] Each rollout's near ties by position, True where the claimed token lost the tie.
 
     A tie is a position where claimed and likeliest other token differ by less than `TIE_WIDTH`."""
+    log_probabilities: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """[tokens] Of the claimed tokens, under the policy."""
 
 
 @torch.inference_mode()
@@ -97,7 +99,7 @@ def recompute(
         [tokens[index] for index in indices]
         for tokens, indices in zip(given.sequences, given.sampled, strict=True)
     ]
-    missed, gaps = judge_sampling(
+    missed, gaps, log_probabilities = judge_sampling(
         engine, prefill, completions, given.rows, key, temperature, starts=given.starts
     )
     ends = np.cumsum([len(completion) for completion in completions])[:-1]
@@ -106,7 +108,8 @@ def recompute(
         lost[tied].tolist()
         for lost, tied in zip(np.split(missed > 0, ends), np.split(near, ends), strict=True)
     ]
-    return Found(results, np.array([result.error for result in results]), missed, ties)
+    errors = np.array([result.error for result in results])
+    return Found(results, errors, missed, ties, log_probabilities)
 
 
 @torch.inference_mode()
@@ -119,8 +122,14 @@ def judge_sampling(
     temperature: float,
     entries_max: int = ENTRIES_MAX,
     starts: Sequence[int] = (),
+<<<<<<< HEAD
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Margins and gaps [tokens] (`peers.engines.winners.Judgement`), `entries_max` at a time.
+=======
+) -> npt.NDArray[np.float64]:
+    """Margins, gaps and log-probabilities [3, tokens] (`peers.engines.sampling.Judgement`),
+    `entries_max` entries at a time.
+>>>>>>> 88397bbf (An objective may see what the engine reported, within a bound that the run has measured)
 
     Every token is judged, so both a stop token and its absence are: stop ids compete like others.
     """
@@ -142,9 +151,9 @@ def judge_sampling(
         here = slice(start, start + step)
         drawn = Drawn(key, row_index[here], positions[here])
         found = margins(engine.logits(states[here]), tokens[here], temperature, drawn)
-        parts.append(torch.stack(found))
-    both = torch.cat(parts, dim=1).clamp(max=MARGIN_CAP).cpu().numpy().astype(np.float64)
-    return both[0], both[1]
+        parts.append(torch.stack([found.margin, found.gap, found.log_probability]))
+    capped = torch.cat(parts, dim=1).clamp(-MARGIN_CAP, MARGIN_CAP)
+    return capped.cpu().numpy().astype(np.float64)
 
 
 def proof_figures(results: Sequence[toploc.ChunkResult]) -> ProofFigures:

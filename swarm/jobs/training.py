@@ -8,7 +8,7 @@ import msgspec
 
 from swarm.jobs import Hardware, LoadingJob, SavingJob, TrainingJob
 from swarm.jobs.memory import MemoryPlan
-from swarm.wire.manifest import Adapter, Objective, Optimiser, Sampling, Schedule
+from swarm.wire.manifest import Adapter, Objective, Optimiser, Sampling, Schedule, Thresholds
 from swarm.wire.messages import Digest, Rewards
 from swarm.world import Job, Setup
 
@@ -27,6 +27,7 @@ class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Schedule
     sampling: Sampling
     adapter: Adapter = Adapter()
+    thresholds: Thresholds = Thresholds()
 
 
 class Sharding(msgspec.Struct, frozen=True, kw_only=True):

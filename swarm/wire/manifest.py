@@ -185,6 +185,10 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """What a completion's reward is compared with. group: the mean of its group. rloo: the mean of
     the group's other completions, never divided by a standard deviation."""
     process: ProcessRewards = ProcessRewards()
+    behaviour: Literal["trainer", "engine"] = "trainer"
+    """Whose log μ counts as the generating policy's. trainer: its own, computed with its own copy
+    of that policy. engine: what the engine that sampled reported, where it lies within
+    `thresholds.log_difference_max` of the trainer's; else the trainer's."""
 
     @property
     def learns(self) -> bool:
@@ -338,6 +342,10 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     for statistics."""
     measured_dtypes: Annotated[list[Name], Meta(max_length=16)] = []
     """Precisions of workers and validators whose honest work was measured, in every pair."""
+    log_difference_max: Annotated[float, Meta(gt=0, le=20)] = 0.5
+    """Upper bound, in nats, on the difference between two honest engines' log-probabilities of a
+    sampled token. With `objective.behaviour = "engine"` nobody's report moves a token's importance
+    weight by more than this factor e^…, since beyond it the trainer's own value counts."""
 
     @property
     def observes(self) -> bool:

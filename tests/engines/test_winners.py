@@ -70,10 +70,11 @@ def test_margins_are_those_of_all_the_noise(shape: str, seed: int) -> None:
     drawn = Drawn((seed, 1), torch.arange(3), torch.arange(3) * 7)
     tokens = torch.tensor([0, seed % VOCABULARY_MIN, 1])
     tokens[2] = largest(logits / 0.7, drawn)[1][2, 0]
-    margin, gap = margins(logits, tokens, 0.7, drawn)
+    found = margins(logits, tokens, 0.7, drawn)
     known = judge_margins(logits, tokens, 0.7, drawn.noise(VOCABULARY_MIN))
-    assert torch.equal(margin, known.margin) and torch.equal(gap, known.gap)
-    assert margin[2] == 0
+    assert torch.equal(found.margin, known.margin) and torch.equal(found.gap, known.gap)
+    assert torch.allclose(found.log_probability, known.log_probability, atol=1e-5)
+    assert found.margin[2] == 0
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -61,6 +62,40 @@ def test_groups_scored_ahead_teach_the_same_to_the_last_bit(base: Path) -> None:
             taught.append(metrics)
         assert taught[0] == taught[1]
         assert same(weights_of(inside), weights_of(ahead))
+
+
+def test_a_report_counts_only_near_the_trainers_own_value(base: Path) -> None:
+    """A worker reports chosen log-probabilities, for the objectives that use the engine's.
+
+    Harmless: a report further from the trainer's own value than the run's
+    `thresholds.log_difference_max` is replaced by that value, so a token's importance weight moves
+    by at most a factor e^`log_difference_max` (docs/decisions/0061-what-the-engine-said.md).
+
+    Cost: the swarm none, since the trainer computes every value itself; the cheat's share of its
+    own rollouts' gradient, within that factor.
+    """
+    bound = 0.3
+    groups = random_groups(2, policy=0)
+    for behaviour in ("trainer", "engine"):
+        chosen = replace(settings(behaviour=behaviour), log_difference_max=bound)
+        learner = Learner(base, chosen)
+        given = as_accepted(groups)
+        score(given, learner.policy, learner.past, chosen, step=1)
+        part = [(each, each.informative) for each in given]
+        own = assemble(part, learner.policy, chosen).log_mu.clone()
+        lies = torch.tensor([0.0, 0.29, -0.29, 0.31, -5.0, torch.nan]).repeat(len(own))[: len(own)]
+        for each in given:
+            each.reported = each.log_mu + lies[: len(each.reported)]
+        batch = assemble(part, learner.policy, chosen)
+        for rows in batch.passes:
+            tokens = batch.tokens(rows, *learner.policy.scorer(rows))
+            here, lie = own[rows.index], batch.reported[rows.index] - own[rows.index]
+            near = lie.abs() <= bound
+            expected = torch.where(near, here + lie, here) if behaviour == "engine" else here
+            torch.testing.assert_close(tokens.log_mu, expected, atol=1e-6, rtol=0)
+            assert near.any() and not near.all()
+            assert (tokens.log_mu - here).abs().max() <= bound + 1e-6
+        assert torch.equal(batch.log_mu, own), "metrics compare with the trainer's own"
 
 
 def test_a_token_can_have_an_advantage_of_its_own(base: Path) -> None:

@@ -78,7 +78,7 @@ def test_memory_is_that_of_a_slice_whatever_the_vocabulary(tmp_path: Path) -> No
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
     before = resident_bytes("VmRSS")
     prefill = prefill_completions(engine, prompts, completions)
-    margins, _ = judge_sampling(engine, prefill, completions, range(8), (0, 0), 1.0)
+    margins, *_ = judge_sampling(engine, prefill, completions, range(8), (0, 0), 1.0)
     assert len(margins) == 256
     assert resident_bytes("VmHWM") - before < 420e6
 
