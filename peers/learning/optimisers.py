@@ -1,4 +1,4 @@
-"""AdamW, with its moments in fp32 or in 8 bits.
+"""AdamW, with its moments in fp32 or in 8 bits, and Muon.
 
 Those in 8 bits take a step piece by piece: a piece's moments become fp32, torch's fused AdamW steps
 them, and they are rounded again. So both compute the same formula.
@@ -6,15 +6,18 @@ them, and they are rounded again. So both compute the same formula.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from torch.optim import _muon as muon
 from torch.optim.adamw import adamw
 
 from peers.learning.gradients import by_mesh
-from peers.learning.sharding import local
+from peers.learning.sharding import local, whole
+from peers.learning.stored import slices_of
 from swarm.errors import UserError
 from swarm.wire.manifest import Optimiser
 
@@ -29,6 +32,10 @@ QUANTISED_MIN = 4096
 
 EPSILON = 1e-8
 """AdamW's ε, torch's default."""
+
+MUON_MOMENTUM = 0.95
+MUON_STEPS = (muon.DEFAULT_A, muon.DEFAULT_B, muon.DEFAULT_C)
+"""Coefficients of the Newton-Schulz iteration, torch's defaults."""
 
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}
 """AdamW's moments, and whether each is signed."""
@@ -128,28 +135,81 @@ class PiecewiseAdamW(torch.optim.Optimizer):
             state.update(self.memory.begin(parameter))
         assert parameter.grad is not None
         weights, gradients = part.view(-1), local(parameter.grad).reshape(-1)
-        beta1, beta2 = numbers["betas"]
         for piece in _pieces(part.numel()):
             moments = [self.memory.read(state, moment, piece, part.device) for moment in MOMENTS]
-            adamw(
-                [weights[piece]],
-                [gradients[piece]],
-                [moments[0]],
-                [moments[1]],
-                [],
-                [state["step"].clone()],  # each piece would count it
-                fused=True,
-                amsgrad=False,
-                beta1=beta1,
-                beta2=beta2,
-                lr=numbers["lr"],
-                weight_decay=numbers["weight_decay"],
-                eps=EPSILON,
-                maximize=False,
-            )
+            count = state["step"].clone()  # each piece would count it
+            _adamw([weights[piece], gradients[piece], count, *moments], numbers)
             for moment, value in zip(MOMENTS, moments, strict=True):
                 self.memory.write(state, moment, piece, value)
         state["step"] += 1
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the matrices of the layers, AdamW for all else, at AdamW's learning rates.
+
+    A matrix moves by its momentum, orthogonalised (Jordan et al. 2024) and scaled to the size of
+    AdamW's updates (Liu et al. 2025, 2502.16982, eq. 4): torch's `Muon` with `match_rms_adamw`. Of
+    a divided matrix every rank gathers the whole update, and keeps its own part of the momentum.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], apart: Sequence[Tensor], **numbers: Any):
+        given = list(parameters)
+        left = {id(each) for each in apart}
+        matrices = [each for each in given if each.ndim == 2 and id(each) not in left]
+        left = {id(each) for each in given} - {id(each) for each in matrices}
+        groups = [
+            {"params": matrices, "matrices": True},
+            {"params": [each for each in given if id(each) in left]},
+        ]
+        super().__init__(groups, {"matrices": False, **numbers})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state: State = self.state[parameter]
+                if not state:
+                    state.update(begin_state(self, parameter))
+                if group["matrices"]:
+                    self._turn(parameter, state["momentum"], group)
+                else:
+                    values = [local(parameter), local(parameter.grad), *map(local, state.values())]
+                    _adamw(values, group)
+
+    def _turn(self, parameter: Tensor, momentum: Tensor, numbers: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        momentum.lerp_(parameter.grad, 1 - MUON_MOMENTUM)
+        nesterov = whole(parameter.grad.lerp(momentum, MUON_MOMENTUM))
+        update = muon._zeropower_via_newtonschulz(nesterov, MUON_STEPS, 5, muon.EPS)
+        size = 0.2 * math.sqrt(max(parameter.shape)) * numbers["lr"]
+        part = local(parameter)
+        part.mul_(1 - numbers["lr"] * numbers["weight_decay"])
+        part.add_(update[slices_of(parameter)], alpha=-size)
+
+
+def _adamw(values: Sequence[Tensor], numbers: dict[str, Any]) -> None:
+    """Step a parameter: its values, gradient, step and moments; the step is counted."""
+    weights, gradient, step, *moments = values
+    beta1, beta2 = numbers["betas"]
+    adamw(
+        [weights],
+        [gradient],
+        [moments[0]],
+        [moments[1]],
+        [],
+        [step],
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=numbers["lr"],
+        weight_decay=numbers["weight_decay"],
+        eps=EPSILON,
+        maximize=False,
+    )
 
 
 def _pieces(count: int) -> Iterator[slice]:
@@ -158,9 +218,12 @@ def _pieces(count: int) -> Iterator[slice]:
 
 
 def make_optimiser(
-    name: str, parameters: Iterable[Tensor], numbers: Optimiser
+    name: str, parameters: Iterable[Tensor], numbers: Optimiser, apart: Sequence[Tensor] = ()
 ) -> torch.optim.Optimizer:
-    """The optimiser of this name in the trainer's settings; raises `UserError`."""
+    """The optimiser of this name in the trainer's settings; raises `UserError`.
+
+    `apart`: matrices that Muon leaves to AdamW, which are embedding and head.
+    """
     chosen = _Numbers(
         lr=numbers.learning_rate,
         betas=(numbers.beta1, numbers.beta2),
@@ -168,6 +231,8 @@ def make_optimiser(
     )
     if name == "adamw8bit":
         return PiecewiseAdamW(parameters, **chosen)
+    if name == "muon":
+        return Muon(parameters, apart, **chosen)
     groups = [{"params": group} for group in by_mesh(parameters)]
     return torch.optim.AdamW(groups, **chosen, eps=EPSILON, fused=True)
 
@@ -175,6 +240,9 @@ def make_optimiser(
 def begin_state(optimiser: torch.optim.Optimizer, parameter: Tensor) -> State:
     """The state that the optimiser's first step would make for a parameter, of zeros."""
     step = torch.zeros((), device=local(parameter).device)
+    matrices = optimiser.param_groups[0]
+    if matrices.get("matrices") and any(parameter is each for each in matrices["params"]):
+        return {"momentum": torch.zeros_like(parameter)}
     if isinstance(optimiser, PiecewiseAdamW):
         return {"step": step, **optimiser.memory.begin(parameter)}
     return {"step": step, **{moment: torch.zeros_like(parameter) for moment in MOMENTS}}

@@ -39,7 +39,7 @@ PROCESS_BYTES = {"cpu": GB // 2, "cuda": 3 * GB}
 CONTEXT_BYTES = 2 * GB
 """Memory of a GPU that CUDA, NCCL and the allocator's gaps take. An estimate."""
 
-PIECE_BYTES = {"adamw": 0, "adamw8bit": 44}
+PIECE_BYTES = {"adamw": 0, "adamw8bit": 44, "muon": 0}
 """Bytes on the device per element of the piece that an optimiser steps (`optimisers.PIECE`): two
 fp32 moments; quantising adds the indices of its search, in 64 bits."""
 

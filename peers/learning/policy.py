@@ -83,7 +83,10 @@ class TrainedPolicy:
         self._adapter, self._seed = settings.adapter, settings.seed
         self._read_base()
         self.optimiser = make_optimiser(
-            settings.sharding.optimiser, self.trained().values(), settings.optimiser
+            settings.sharding.optimiser,
+            self.trained().values(),
+            settings.optimiser,
+            apart=[model.get_input_embeddings().weight, model.get_output_embeddings().weight],
         )
         if not self.scorer.packs or ranks.sharing is not None:
             half = settings.sharding.mixed_precision

@@ -50,9 +50,10 @@ class TrainerSettings(EvaluationSettings):
     """Attention implementation; set it for a device on which the fastest one fails."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser in main memory."""
-    optimiser: Literal["adamw", "adamw8bit"] = "adamw"
-    """AdamW's moments: adamw keeps them in float32 (8 bytes per parameter), adamw8bit in 8 bits (2
-    bytes; needs the extra `adamw8bit`)."""
+    optimiser: Literal["adamw", "adamw8bit", "muon"] = "adamw"
+    """adamw keeps AdamW's moments in float32 (8 bytes per parameter), adamw8bit in 8 bits (2 bytes;
+    needs the extra `adamw8bit`). muon steps the layers' matrices by an orthogonalised momentum (4
+    bytes) at AdamW's learning rates, and all else by AdamW."""
     save_steps: int = pydantic.Field(default=5, ge=1, le=1000)
     """Steps between training states, and so the most that a crash loses: the trainer repeats them
     from their recorded batches. It keeps the policies that these need, `max_staleness` and as many

@@ -43,7 +43,7 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     activation_checkpointing: bool = False
     compile: bool = False
     cpu_offload: bool = False
-    optimiser: Literal["adamw", "adamw8bit"] = "adamw"
+    optimiser: Literal["adamw", "adamw8bit", "muon"] = "adamw"
     pass_tokens: int = 0
 
 

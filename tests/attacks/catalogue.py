@@ -64,6 +64,13 @@ ELSEWHERE = [
             "tests/trainer/test_role.py",
         ),
         (
+            "text", "a_report_counts_only_near_the_trainers_own_value", "Log-probabilities that "
+            "the engine did not have, where `objective.behaviour` is `engine`.",
+            "Harmless: the trainer takes its own value of a token from which the report differs by "
+            "more than `thresholds.log_difference_max`, so a token's importance weight moves by a "
+            "factor of at most e to that power.", "none.", "tests/trainer/test_scoring.py",
+        ),
+        (
             "text", "spans_that_lie", "In a run with swaps in flight: another policy, or another "
             "token, than the one at which the weights were swapped.", "Caught by `proofs`: each "
             "span is recomputed with its own policy.", "the swarm recomputes the submission with "

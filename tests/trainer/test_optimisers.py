@@ -1,4 +1,4 @@
-"""AdamW with its moments in host memory, or in 8 bits."""
+"""AdamW with its moments in 8 bits, and Muon."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from peers.learning import optimisers
 from peers.learning.learner import Learner
 from peers.learning.optimisers import BLOCK, make_optimiser
 from peers.learning.ranks import Ranks
 from peers.learning.settings import LearnerSettings
+from peers.learning.sharding import whole
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Optimiser
@@ -34,16 +37,23 @@ def chosen(optimiser: Any) -> LearnerSettings:
     )
 
 
-def descend(name: str, steps: int = 4) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
-    """Steps on random gradients of two parameters, one of them too small for 8 bits."""
+def descend(
+    name: str, steps: int = 4, divide: DeviceMesh | None = None
+) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
+    """Steps on random gradients of two parameters, one of them too small for 8 bits; `divide`: each
+    is divided by rows over these ranks."""
     generator = torch.Generator().manual_seed(1)
-    parameters = [
-        torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((96, 128), (7,))
-    ]
+
+    def random(shape: tuple[int, ...]) -> torch.Tensor:
+        drawn = torch.randn(shape, generator=generator)
+        return drawn if divide is None else distribute_tensor(drawn, divide, [Shard(0)])
+
+    shapes = ((96, 128), (7,))
+    parameters = [torch.nn.Parameter(random(shape)) for shape in shapes]
     optimiser = make_optimiser(name, parameters, WITH_DECAY)
     for _ in range(steps):
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        for parameter, shape in zip(parameters, shapes, strict=True):
+            parameter.grad = random(shape)
         optimiser.step()
     return [parameter.detach() for parameter in parameters], optimiser
 
@@ -90,14 +100,41 @@ def test_8_bit_moments_are_torchaos() -> None:
         assert torch.equal(found, theirs.dequantize().view(-1))
 
 
-@needs_torchao
-def test_a_learner_with_8_bit_moments_resumes_to_the_last_bit(base: Path, tmp_path: Path) -> None:
-    through = Learner(base, chosen("adamw8bit"))
+def test_muon_is_torchs_on_matrices_and_adamw_on_all_else() -> None:
+    matrix, other = descend("muon")[0]
+    assert torch.equal(other, descend("adamw")[0][1])
+    generator = torch.Generator().manual_seed(1)
+    expected = torch.nn.Parameter(torch.randn((96, 128), generator=generator))
+    torch.randn(7, generator=generator)
+    theirs = torch.optim.Muon([expected], lr=1e-3, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        expected.grad = torch.randn((96, 128), generator=generator)
+        torch.randn(7, generator=generator)
+        theirs.step()
+    torch.testing.assert_close(matrix, expected.detach(), atol=1e-7, rtol=1e-6)
+
+
+def test_muon_on_two_ranks_is_muon_on_one(tmp_path: Path) -> None:
+    """To the last bit, given the same gradients. (Those of a batch are summed in another order, and
+    Muon makes what rounding adds as large as all else where a gradient has a low rank.)"""
+    expected, _ = descend("muon")
+
+    def work(ranks: Ranks) -> list[torch.Tensor]:
+        mesh = init_device_mesh("cpu", (ranks.world,))
+        return [whole(each) for each in descend("muon", divide=mesh)[0]]
+
+    for found in run_ranks(2, tmp_path, work):
+        assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("name", [pytest.param("adamw8bit", marks=needs_torchao), "muon"])
+def test_a_learner_resumes_to_the_last_bit(name: str, base: Path, tmp_path: Path) -> None:
+    through = Learner(base, chosen(name))
     run_steps(through, [0, 1])
     through.export(tmp_path / "policy-2")
     through.save(tmp_path / "state")
     expected = run_steps(through, [2])
-    resumed = Learner(base, chosen("adamw8bit"))
+    resumed = Learner(base, chosen(name))
     resumed.load(tmp_path / "state", {0: base, 2: tmp_path / "policy-2"})
     assert run_steps(resumed, [2]) == expected
     assert same(weights_of(resumed), weights_of(through))

@@ -65,15 +65,7 @@ def test_groups_scored_ahead_teach_the_same_to_the_last_bit(base: Path) -> None:
 
 
 def test_a_report_counts_only_near_the_trainers_own_value(base: Path) -> None:
-    """A worker reports chosen log-probabilities, for the objectives that use the engine's.
-
-    Harmless: a report further from the trainer's own value than the run's
-    `thresholds.log_difference_max` is replaced by that value, so a token's importance weight moves
-    by at most a factor e^`log_difference_max` (docs/decisions/0061-what-the-engine-said.md).
-
-    Cost: the swarm none, since the trainer computes every value itself; the cheat's share of its
-    own rollouts' gradient, within that factor.
-    """
+    """So what a worker reports moves a token's importance weight by a bounded factor."""
     bound = 0.3
     groups = random_groups(2, policy=0)
     for behaviour in ("trainer", "engine"):
