@@ -100,7 +100,7 @@ class ScoredBatch:
     """Log-probabilities that the engines reported, else NaN, fp32 [n]."""
     trusted_within: float
     """Largest difference, in nats, between log μ and what the engine reported up to which the
-    objective sees the report instead; below 0 it never does."""
+    objective sees the report instead; 0: it never does."""
     advantage: Tensor
     """Advantage of each token, fp32 [n]; in most runs that of its completion."""
     completion: Tensor
@@ -112,9 +112,10 @@ class ScoredBatch:
         # Kept for later: metrics compare them with what the engines reported.
         log_mu = torch.where(self.on_policy[here], log_pi.detach(), self.log_mu[here])
         self.log_mu[here] = log_mu
-        reported = self.reported.to(log_mu.device)[here]
-        near = (reported - log_mu).abs() <= self.trusted_within  # NaN, where none was, is not
-        log_mu = torch.where(near, reported, log_mu)
+        if self.trusted_within > 0:
+            reported = self.reported[here.cpu()].to(log_mu.device)
+            near = (reported - log_mu).abs() <= self.trusted_within  # NaN, where none was, is not
+            log_mu = torch.where(near, reported, log_mu)
         if self.old_is_generator:
             log_old = log_mu
         else:
@@ -180,7 +181,7 @@ def assemble(
         log_start=log_start,
         log_reference=joined("log_reference", none) if objective.needs_reference else None,
         reported=joined("reported", none),
-        trusted_within=settings.log_difference_max if objective.behaviour == "engine" else -1.0,
+        trusted_within=settings.log_difference_max if objective.behaviour == "engine" else 0.0,
         advantage=joined("token_advantage", of_completions).to(device),
         completion=batch.per_token(torch.arange(len(batch))).to(device),
     )

@@ -235,6 +235,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def setup_type(make: Callable[..., Any]) -> Any:
     """The type of setup that a service is made with; None if it takes none."""
+    if getattr(make, "__init__", None) is object.__init__:
+        return None  # and no parser of signatures in text, which takes long to load
     parameter = inspect.signature(make, eval_str=True).parameters.get("setup")
     return None if parameter is None else parameter.annotation
 

@@ -8,6 +8,7 @@ closed, too; folders that exist keep all that comes into them.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -104,8 +105,9 @@ def close_files(closed: set[Path]) -> None:
     handled = ctypes.c_uint64(_READ_FILE | _REFER)
     rules = _checked(libc.syscall(_CREATE, ctypes.byref(handled), ctypes.c_size_t(8), 0))
     try:
-        _allow(rules, Path("/"), _REFER)
-        for path, is_folder in _others(Path("/"), closed):
+        _allow(rules, "/", _REFER)
+        ways = {str(parent) for each in closed for parent in each.parents}
+        for path, is_folder in _others("/", ways, set(map(str, closed))):
             _allow(rules, path, _READ_FILE | _REFER if is_folder else _READ_FILE)
         one, zero = ctypes.c_ulong(1), ctypes.c_ulong(0)
         _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, one, zero, zero, zero))
@@ -114,21 +116,19 @@ def close_files(closed: set[Path]) -> None:
         os.close(rules)
 
 
-def _others(folder: Path, closed: set[Path]) -> Iterator[tuple[Path, bool]]:
+def _others(folder: str, ways: set[str], closed: set[str]) -> Iterator[tuple[str, bool]]:
     """What is to stay readable in `folder`, which holds closed files; links lead elsewhere."""
-    ways = {parent for each in closed for parent in each.parents}
     with os.scandir(folder) as entries:
         for entry in entries:
-            path = Path(entry.path)
-            if path in closed or entry.is_symlink():
+            if entry.path in closed or entry.is_symlink():
                 continue
-            if path in ways:
-                yield from _others(path, closed)
+            if entry.path in ways:
+                yield from _others(entry.path, ways, closed)
             else:
-                yield path, entry.is_dir(follow_symlinks=False)
+                yield entry.path, entry.is_dir(follow_symlinks=False)
 
 
-def _allow(rules: int, path: Path, access: int) -> None:
+def _allow(rules: int, path: str, access: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # it is gone, or closed to this user anyway
@@ -147,5 +147,6 @@ def _checked(result: int) -> int:
     return result
 
 
+@functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
