@@ -122,14 +122,9 @@ def judge_sampling(
     temperature: float,
     entries_max: int = ENTRIES_MAX,
     starts: Sequence[int] = (),
-<<<<<<< HEAD
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Margins and gaps [tokens] (`peers.engines.winners.Judgement`), `entries_max` at a time.
-=======
 ) -> npt.NDArray[np.float64]:
-    """Margins, gaps and log-probabilities [3, tokens] (`peers.engines.sampling.Judgement`),
+    """Margins, gaps and log-probabilities [3, tokens] (`peers.engines.winners.Judgement`),
     `entries_max` entries at a time.
->>>>>>> 88397bbf (An objective may see what the engine reported, within a bound that the run has measured)
 
     Every token is judged, so both a stop token and its absence are: stop ids compete like others.
     """
