@@ -157,7 +157,7 @@ class Muon(torch.optim.Optimizer):
         left = {id(each) for each in apart}
         matrices = [each for each in given if each.ndim == 2 and id(each) not in left]
         left = {id(each) for each in given} - {id(each) for each in matrices}
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": matrices, "matrices": True},
             {"params": [each for each in given if id(each) in left]},
         ]

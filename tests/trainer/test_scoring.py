@@ -77,6 +77,7 @@ def test_a_report_counts_only_near_the_trainers_own_value(base: Path) -> None:
         own = assemble(part, learner.policy, chosen).log_mu.clone()
         lies = torch.tensor([0.0, 0.29, -0.29, 0.31, -5.0, torch.nan]).repeat(len(own))[: len(own)]
         for each in given:
+            assert each.log_mu is not None
             each.reported = each.log_mu + lies[: len(each.reported)]
         batch = assemble(part, learner.policy, chosen)
         for rows in batch.passes:
