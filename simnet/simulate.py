@@ -16,10 +16,9 @@ from simnet.clock import run_virtual
 from simnet.faults import Schedule
 from simnet.invariants import Invariants
 from simnet.observations import Observations
-from simnet.report import readable_event
+from simnet.report import Progress, readable_event
 from simnet.scenarios import Scenario
 from simnet.simulation import Simulation
-from simnet.watch import Progress
 from swarm.errors import UserError, user_error_in
 from swarm.terminal.extras import require_extra
 

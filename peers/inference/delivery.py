@@ -15,7 +15,7 @@ import trio
 from peers.inference.outbox import Made, Outbox
 from swarm.errors import PeerError
 from swarm.node.run_node import RunNode
-from swarm.run.verdict_figures import failed_check, nearest
+from swarm.run.heard_verdicts import failed_check, nearest
 from swarm.run.work import judges_of, receipt_in
 from swarm.transport import BlobReference, Source
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope

@@ -5,7 +5,6 @@ For other rooms:
 - `adapters`: *
 - `attention`: why_not
 - `batch`: AcceptedGroups, Batch
-- `compiling`: check_compiler
 - `data_files`: find_files
 - `descent`: descend
 - `durable`: delete_unfinished, whole_folder
@@ -19,16 +18,15 @@ For other rooms:
 - `packing`: *, Rows, lay_out
 - `plan`: *, CONTEXT_BYTES, Machine, Model, PROCESS_BYTES, Workload, fit
 - `policy`: TrainedPolicy, blank_model, score_passes
-- `ranks`: Launch, Ranks
+- `ranks`: Launch, LearnerThread, Ranks
 - `reading`: check_file, read_groups
 - `records`: Records
 - `scorer`: Scorer
 - `settings`: LearnerSettings, learning_rate
-- `sharding`: local, rest, whole
+- `sharding`: check_compiler, local, rest, whole
 - `state_format`: STATES
 - `states`: *
 - `stored`: Slices, StoredWeights, slices_of
-- `thread`: LearnerThread
 - `token_file`: Tokens, tokenized
 - `values`: give_values
 """

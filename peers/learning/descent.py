@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from peers.learning.gradients import clip_gradients
+from peers.learning.optimisers import clip_gradients
 from peers.learning.policy import TrainedPolicy
 
 

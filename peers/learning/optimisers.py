@@ -12,10 +12,10 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import _muon as muon
 from torch.optim.adamw import adamw
 
-from peers.learning.gradients import by_mesh
 from peers.learning.sharding import local, whole
 from peers.learning.stored import slices_of
 from swarm.errors import UserError
@@ -246,3 +246,27 @@ def begin_state(optimiser: torch.optim.Optimizer, parameter: Tensor) -> State:
     if isinstance(optimiser, PiecewiseAdamW):
         return {"step": step, **optimiser.memory.begin(parameter)}
     return {"step": step, **{moment: torch.zeros_like(parameter) for moment in MOMENTS}}
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group tensors by the ranks that they are divided over: torch's fused operations take tensors
+    of one mesh only."""
+    found: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        found.setdefault(mesh, []).append(tensor)
+    return list(found.values())
+
+
+def clip_gradients(parameters: Iterable[Tensor], norm_max: float) -> Tensor:
+    """Scale the gradients down to a norm of at most `norm_max`, as torch's `clip_grad_norm_`;
+    return the norm before."""
+    parameters = list(parameters)
+    groups = by_mesh([each.grad for each in parameters if each.grad is not None])
+    if len(groups) < 2:
+        return whole(torch.nn.utils.clip_grad_norm_(parameters, norm_max))
+    norms = [whole(torch.nn.utils.get_total_norm(group)) for group in groups]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    scale = (norm_max / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_([local(each) for group in groups for each in group], scale)
+    return norm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,6 +13,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from swarm.errors import SwarmError, UserError
+from swarm.world.tasks import J, JobThread, R
 
 dist: Any = torch.distributed  # its type stubs lack some names
 Store = Any
@@ -178,3 +179,19 @@ def _backend(device: torch.device) -> str:
     """The libraries of collectives. gloo serves what lies in host memory, as `cpu_offload` puts
     weights there."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+class LearnerThread(JobThread):
+    """Collectives must come in the same order on every rank, on its own device."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self._device = ranks.device
+
+    async def run(self, work: Callable[[J], R], job: J) -> R:
+        def on_device(job: J) -> R:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # each thread has its own
+            return work(job)
+
+        return await super().run(on_device, job)

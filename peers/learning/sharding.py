@@ -11,14 +11,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp import fully_shard as fsdp2
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
+from transformers.distributed.tensor_parallel import EpDispatchExpertsParallel
 
-from peers.learning.compiling import compile_layer
-from peers.learning.expert_parallel import divide_experts
 from peers.learning.ranks import Ranks
 from peers.learning.tensor_parallel import divide
 from swarm.errors import UserError
@@ -141,3 +142,64 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """The whole parameter, on every rank: a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def compile_layer(layer: Any) -> None:
+    """Have a layer run compiled, in place; it is compiled at its first pass.
+
+    Sizes are symbols from the beginning: passes differ in rows and tokens, and each new size would
+    compile again. Compiled code takes other kernels, so results differ by rounding.
+    """
+    layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise `UserError` if torch.compile cannot make code for this device."""
+    reason = ""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            reason = "Triton cannot compile for this GPU"
+    else:
+        from torch._inductor import cpp_builder, exc
+
+        try:
+            cpp_builder.get_cpp_compiler()
+        except exc.InvalidCxxCompiler:
+            reason = "no C++ compiler was found (g++ or clang++)"
+    if reason:
+        raise UserError(f"trainer.compile: {reason}; install it, or omit the setting")
+
+
+def divide_experts(layers: list[Any], mesh: DeviceMesh, **fsdp: Any) -> None:
+    """Divide the experts of each layer over the ranks of a copy, in place; raises `UserError`.
+
+    Tokens travel to the ranks of their experts and back, by transformers' dispatch. So the experts'
+    weights, most of a mixture, are never gathered; every other weight is, as without this.
+    `mesh` is that of `Ranks.make_mesh`. FSDP2, with the options `fsdp`, shards each rank's experts
+    over the copies.
+    """
+    found = [
+        layer.mlp.experts for layer in layers if hasattr(getattr(layer, "mlp", None), "experts")
+    ]
+    ranks = mesh["shard"].size()
+    if not found:
+        raise UserError("trainer.expert_parallel is on, and the model has no experts; omit it")
+    for experts in found:
+        if experts.num_experts % ranks:
+            raise UserError(
+                f"trainer.expert_parallel is on, and the model's {experts.num_experts} experts "
+                f"cannot be divided over the {ranks} ranks of a copy; omit it"
+            )
+        for name, weight in list(experts.named_parameters(recurse=False)):
+            part = distribute_tensor(weight.data, mesh["shard"], [Shard(0)])
+            experts._parameters[name] = nn.Parameter(part, weight.requires_grad)
+        experts.num_experts //= ranks
+        EpDispatchExpertsParallel().install_forward(experts, mesh["shard"])
+        fsdp2(experts, mesh=mesh["replicate"], **fsdp)
+        # A rank's gradients are sums over the tokens of its whole copy.
+        experts.set_gradient_divide_factor(float(mesh.size()))
+        copies = mesh["replicate"]
+        if copies.size() > 1 and dist.get_backend(copies.get_group()) != "nccl":
+            experts.set_force_sum_reduction_for_comms(True)  # gloo cannot divide while it sums

@@ -15,13 +15,12 @@ from peers.engines.device import use_hardware
 from peers.learning import metrics
 from peers.learning.attention import why_not
 from peers.learning.batch import AcceptedGroups
-from peers.learning.compiling import check_compiler
 from peers.learning.lead import lead
 from peers.learning.learner import Learner
-from peers.learning.ranks import Ranks
+from peers.learning.ranks import LearnerThread, Ranks
 from peers.learning.reading import check_file, read_groups
 from peers.learning.settings import LearnerSettings
-from peers.learning.thread import LearnerThread
+from peers.learning.sharding import check_compiler
 from peers.learning.values import give_values
 from peers.trainer.planning import plan_training, sharding_of
 from swarm.errors import UserError

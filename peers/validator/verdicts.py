@@ -21,8 +21,7 @@ from swarm.ledger.ruling import binds, settles
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 from swarm.rollouts.rollouts import mean_parts, parts_in
-from swarm.run.heard_verdicts import report_contradictions, verdict_in
-from swarm.run.verdict_figures import failed_check, nearest
+from swarm.run.heard_verdicts import failed_check, nearest, report_contradictions, verdict_in
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Evidence, Verdict

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarm.errors import UserError
-from swarm.run.verdict_figures import failed_check, nearest
+from swarm.run.heard_verdicts import failed_check, nearest
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.figures import figure

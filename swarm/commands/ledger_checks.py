@@ -164,7 +164,7 @@ def prove(
     `swarm ledger verify FILE.json` checks it offline. The validator may have deleted the entry.
     """
     from swarm.ledger.proof_file import file_of
-    from swarm.look.kept_proofs import kept_proof
+    from swarm.look.archives import kept_proof
 
     check_writable("--out", out, () if out == Path("-") else (".json",))
     proof = file_of(kept_proof(home.expanduser(), submission))

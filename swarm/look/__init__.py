@@ -3,7 +3,7 @@
 | Part | What it does |
 |---|---|
 | `onlooker.py` | ask a run's trusted peers for its status and for one worker's record |
-| `archives.py`, `kept_proofs.py` | logs and proofs |
+| `archives.py` | logs and proofs |
 | `newest_policy.py`, `networks.py` | a run's policy, a network's runs |
 | `why.py`, `trace.py`, `refusals.py`, `prefixes.py` | what happened, and why |
 | `dashboard/`, `metrics/`, `alarms/`, `health.py` | the page, Prometheus, alarms, health checks |
@@ -13,13 +13,12 @@
 For other rooms:
 
 - `alarms.raising`: raising
-- `archives`: fetch_archive, find_archive, home_rows, learn_versions, leave_out_unsound,
+- `archives`: fetch_archive, find_archive, home_rows, kept_proof, learn_versions, leave_out_unsound,
   write_export
 - `dashboard.server`: Dashboard, serve
 - `dashboard.watch`: Feed, Watcher, watch
 - `doctor.look`: look
 - `health`: beating, examine
-- `kept_proofs`: kept_proof
 - `metrics.server`: MetricsServer
 - `networks`: Listed, runs_of
 - `newest_policy`: from_peers

@@ -1,4 +1,5 @@
-"""Where commands get copies of a run's logs: the network, a trusted peer's home, or an export."""
+"""Where commands get copies of a run's logs: the network, a trusted peer's home, or an export; and
+the proofs that a worker keeps of its own work."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.forks import ForkEvidence
+from swarm.ledger.proof_file import KEPT_PROOFS, Proven, proven_in
 from swarm.ledger.wire import Origin
 from swarm.look.onlooker import ask_all
+from swarm.look.prefixes import resolve
 from swarm.node.local import last_bootstrap, visit
 from swarm.node.node import Node
 from swarm.run.choice import choose_run
@@ -228,3 +231,32 @@ def read_export(path: Path) -> Archive:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no export of a ledger: {error}") from error
+
+
+def kept_proof(home: Path, prefix: str) -> Proven:
+    """The proof of the submission that a hexadecimal prefix names; raises `UserError`.
+
+    Of several validators' verdicts, the newest acceptance, else the newest.
+    """
+    database = _proofs_in(home)
+    names = {name for (name,) in home_rows(database, "SELECT lower(hex(submission)) FROM receipts")}
+    if not names:
+        raise UserError(
+            f"{home} keeps no proof yet: a worker asks for them a few seconds after each verdict"
+        )
+    submission = bytes.fromhex(resolve(prefix.lower(), names, "submission", str(home)))
+    try:
+        found = [proven_in(row) for row in home_rows(database, KEPT_PROOFS, submission)]
+    except Dropped as dropped:
+        raise UserError(f"the proof in {database} is damaged ({dropped})") from dropped
+    accepted = (each for each in found if each.receipt.verdict.outcome == "accepted")
+    return next(accepted, found[0])
+
+
+def _proofs_in(home: Path) -> Path:
+    """The file that holds a worker's proofs; raises `UserError` if it holds none."""
+    check_format(home)
+    database = home / "peer.sqlite"
+    if not home_rows(database, "SELECT 1 FROM sqlite_master WHERE name = 'receipts'"):
+        raise UserError(f"{home} keeps no proofs: only workers keep them")
+    return database

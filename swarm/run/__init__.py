@@ -12,7 +12,7 @@ For other rooms:
 - `choice`: check_joined, choose_run, joined_runs, pin_owner
 - `clock`: TrustedClock
 - `findings`: *, Finding, Work, attempt, lines, within
-- `heard_verdicts`: HeardVerdicts, Key, report_contradictions, verdict_in
+- `heard_verdicts`: HeardVerdicts, Key, failed_check, nearest, report_contradictions, verdict_in
 - `invites`: Invites, check_token, invite_in, make_invite
 - `lease`: GOODBYE_SECONDS, HEARTBEAT_SECONDS, LeaseKeeper
 - `links`: Link, invite_of, make_link, parse_link
@@ -26,7 +26,6 @@ For other rooms:
 - `terms`: terms, topics
 - `toml`: RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 - `update`: check_update, hand_over, listed, sign_manifest, sign_takeover, signed_before
-- `verdict_figures`: failed_check, nearest
 - `work`: ORDER_WAIT_SECONDS, OrderBook, check_rendering, judges_of, receipt_in, renders_otherwise,
   submission_order
 """

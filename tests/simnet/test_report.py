@@ -73,7 +73,7 @@ def test_the_plot_shows_the_broadcast(broadcast: tuple[dict[str, Any], Path]) ->
 def test_looking_on_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("simnet.watch.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("simnet.report.LINE_SECONDS", 0.0)
     watched = simulate("join", peers=10, shows_progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 3

@@ -11,11 +11,10 @@ import trio
 from torch._inductor import config as inductor
 
 from peers.engines.loading import load
-from peers.learning.compiling import check_compiler
 from peers.learning.packing import lay_out
 from peers.learning.ranks import Ranks
 from peers.learning.scorer import Scorer
-from peers.learning.sharding import shard
+from peers.learning.sharding import check_compiler, shard
 from peers.trainer.service import TrainerService
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding

@@ -9,7 +9,7 @@ from peers.validator.checks.base import run as run_checks
 from peers.validator.checks.history import Record, rising
 from swarm.jobs.validation import Report
 from swarm.ledger.evidence import Standing
-from swarm.run.verdict_figures import failed_check, nearest
+from swarm.run.heard_verdicts import failed_check, nearest
 from swarm.wire.manifest import Thresholds
 from swarm.wire.messages import Check
 from tests.simnet.test_audits import run

@@ -32,8 +32,7 @@ def recipe_of(name: str) -> Recipe:
     """The recipe of a backend; raises `UserError` for an unknown one."""
     if name not in RECIPES:
         raise UserError(
-            f"backend {name!r} cannot be installed; there are: {', '.join(sorted(RECIPES))}, and "
-            "shardcast, which needs no installation"
+            f"backend {name!r} cannot be installed; there are: {', '.join(sorted(RECIPES))}"
         )
     return RECIPES[name]
 

@@ -10,8 +10,7 @@ from peers.engines import model as policy_model
 from peers.engines.device import use_hardware
 from peers.learning.durable import delete_unfinished, whole_folder
 from peers.learning.lead import lead
-from peers.learning.ranks import Ranks
-from peers.learning.thread import LearnerThread
+from peers.learning.ranks import LearnerThread, Ranks
 from peers.outer.learning import state
 from peers.outer.learning.contribution import file_bytes_max
 from peers.outer.learning.file_jobs import FileJobs, Merging
