@@ -19,7 +19,8 @@ FILES_KEPT = 5
 _PYTHON = (sysconfig.get_path("stdlib") + os.sep, "<")
 """Beginnings of the names of Python's own files, which say nothing about a fault."""
 PACKAGES = frozenset({"swarm", "peers", "simnet"})
-GROUPS = tuple(f"swarm.{each}" for each in ("roles", "commands", "environments", "engines"))
+_KINDS = ("roles", "commands", "environments", "engines", "objectives")
+GROUPS = tuple(f"swarm.{each}" for each in _KINDS)
 """Groups of entry points by which other packages add to Swarm."""
 
 
