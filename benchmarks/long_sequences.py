@@ -29,8 +29,8 @@ import msgspec
 import torch
 
 from benchmarks.common import at_least
+from benchmarks.groups import Group, as_accepted
 from peers.engines.native import NativeEngine
-from peers.learning.groups import Group, as_accepted
 from peers.learning.learner import Learner
 from peers.learning.ranks import Launch, Ranks
 from peers.learning.settings import LearnerSettings

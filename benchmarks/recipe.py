@@ -30,6 +30,7 @@ import torch
 import trio
 from msgspec.structs import replace
 
+from benchmarks.groups import Group, as_accepted
 from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe, recipe_of
 from peers.demo.warmup import prepare_base
 from peers.engines.adapter_config import is_adapter
@@ -40,7 +41,6 @@ from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import grade_segments
 from peers.evaluation.run import accuracies
-from peers.learning.groups import Group, as_accepted
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError

@@ -39,7 +39,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.common import spread
-from peers.learning.groups import Group, as_accepted
+from benchmarks.groups import Group, as_accepted
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 from swarm.rollouts.rollout import Rollout

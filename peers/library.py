@@ -22,8 +22,10 @@ from peers.environments.interface import Environment, Grade, Prompt, Split, Task
 from peers.environments.registry import load_any
 from peers.environments.renderer import Renderer, stop_ids_of
 from peers.learning import objective as objectives
-from peers.learning.groups import Group, make_batch
-from peers.learning.objective import Tokens, Totals
+from peers.learning.advantages import Completions, advantages
+from peers.learning.batch import check_rewards, rollout_batch
+from peers.learning.formulas import Tokens
+from peers.learning.objective import Totals
 from peers.learning.packing import lay_out
 from peers.learning.policy import score_passes
 from peers.learning.scorer import Scorer
@@ -156,32 +158,25 @@ def loss(
         raise UserError("there is no completion to learn from: groups is empty, or one of them is")
     if [len(group) for group in groups] != [len(each) for each in rewards]:
         raise UserError("rewards must have a list for each group, with a number per completion")
+    completions = [each for group in groups for each in group]
     try:
-        batch = make_batch(
-            [
-                Group(
-                    [each.rollout for each in group],
-                    given,
-                    policy=0,
-                    temperature=group[0].temperature,
-                )
-                for group, given in zip(groups, rewards, strict=True)
-            ],
-            objective,
-        )
+        check_rewards(rewards, [True for _ in rewards], len(completions))
     except ValueError as error:
         raise UserError(f"these groups have no loss: {error}") from error
-    completions = [each for group in groups for each in group]
+    temperatures = [each.temperature for each in completions]
+    batch = rollout_batch([each.rollout for each in completions], temperatures)
     log_mu = torch.tensor([v for each in completions for v in each.rollout.log_probabilities or ()])
     completion = batch.per_token(torch.arange(len(batch)))
-    advantage = batch.per_token(batch.advantage)
+    limit = int(batch.completion_lengths.max())
+    some = Completions.of(rewards, batch.completion_lengths)
+    advantage = batch.per_token(advantages(objective, some, limit))
     scorer = Scorer(model)
     passes = lay_out(batch) if scorer.packs else lay_out(batch, "padded")
     passes = [rows.to(model.device) for rows in passes]
     log_reference = None
     if objective.needs_reference:
         log_reference = score_passes(Scorer(model if reference is None else reference), passes)
-    totals = Totals(batch.token_count(), len(batch), int(batch.completion_lengths.max()))
+    totals = Totals(batch.token_count(), len(batch), limit)
     total = torch.zeros((), device=model.device)
     sums: dict[str, float] = {}
     for rows in passes:

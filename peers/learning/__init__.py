@@ -3,18 +3,19 @@
 For other rooms:
 
 - `adapters`: *
+- `advantages`: Completions, advantages
 - `attention`: why_not
-- `batch`: AcceptedGroups, Batch
+- `batch`: AcceptedGroups, Batch, check_rewards, rollout_batch, share_rows
 - `data_files`: find_files
 - `descent`: descend
 - `durable`: delete_unfinished, whole_folder
 - `examples`: Encoder, draw_tasks, encode_examples, read_examples, rows_of, stop_id
-- `groups`: Group, as_accepted, make_batch
+- `formulas`: Tokens
 - `lead`: follow, lead
 - `learner`: Learner
 - `metrics`: *
 - `mixture`: Mixture, Place, shares
-- `objective`: *, Tokens, Totals
+- `objective`: *, Totals
 - `packing`: *, Rows, lay_out
 - `plan`: *, CONTEXT_BYTES, Machine, Model, PROCESS_BYTES, Workload, fit
 - `policy`: TrainedPolicy, blank_model, score_passes
@@ -28,5 +29,6 @@ For other rooms:
 - `states`: *
 - `stored`: Slices, StoredWeights, slices_of
 - `token_file`: Tokens, tokenized
+- `trial`: with_digest
 - `values`: give_values
 """

@@ -11,12 +11,14 @@ import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from peers.learning.objective import advantages
+from peers.learning.advantages import Completions
 from peers.learning.ranks import Ranks
-from swarm.wire.manifest import Objective
+from swarm.rollouts.rollout import Rollout
+from swarm.wire.messages import RewardParts
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,6 @@ class Batch:
     """Tokens of each sequence, int64 [B]."""
     completion_lengths: Tensor
     """Sampled tokens of each sequence, int64 [B]."""
-    advantage: Tensor
-    """Advantage of each sequence, fp32 [B]."""
     temperature: Tensor
     """Sampling temperature of each sequence, fp64 [B]."""
 
@@ -65,16 +65,16 @@ def join(batches: Sequence[Batch]) -> Batch:
 _FIELDS = tuple(Batch.__dataclass_fields__)
 
 
-@dataclass(frozen=True)
-class Completions:
-    """N completions on all ranks together, the same on each; B of them are this rank's."""
-
-    reward: Tensor
-    """fp32 [N]"""
-    group: Tensor
-    """Index of each one's group, int64 [N]."""
-    here: Tensor
-    """Indices of this rank's, int64 [B], ascending."""
+def rollout_batch(rollouts: Sequence[Rollout], temperatures: Sequence[float]) -> Batch:
+    """A batch with one sequence per rollout, in order."""
+    flat = [each for rollout in rollouts for each in rollout.segments]
+    return Batch(
+        tokens=torch.tensor([token for each in flat for token in each.tokens]).long(),
+        sampled=torch.tensor([each.kind == "model" for each in flat for _ in each.tokens]).bool(),
+        lengths=torch.tensor([len(each.tokens) for each in rollouts]).long(),
+        completion_lengths=torch.tensor([len(each.model_tokens) for each in rollouts]).long(),
+        temperature=torch.tensor(temperatures, dtype=torch.float64),
+    )
 
 
 @dataclass(eq=False)
@@ -97,6 +97,10 @@ class AcceptedGroups:
     """[groups] False if the online filter excludes the group."""
     ungraded: Sequence[int] = field(default_factory=list, kw_only=True)
     """Indices of groups whose rewards mean nothing."""
+    parts: RewardParts = field(default_factory=RewardParts, kw_only=True)
+    """What the rewards are made of, from the verdict."""
+    left_out: Tensor | None = field(default=None, kw_only=True)
+    """Sequences that no rank holds though their group teaches, bool [all]; None: no sequence."""
     all_completion_lengths: Tensor
     """Sampled tokens of every sequence of the submission, int64 [all]."""
     rows: Tensor
@@ -123,7 +127,7 @@ class AcceptedGroups:
     completion's, which follows from the group's rewards."""
 
     def __post_init__(self) -> None:
-        self.informative = informative(self.rewards, self.kept)
+        self.informative = informative(self.rewards, self.kept, self.left_out)
         """Indices of the groups to train on."""
         self._group = _group_of_row(self.rewards)
         self._completion_lengths = self.all_completion_lengths[self.rows]
@@ -141,23 +145,19 @@ class AcceptedGroups:
         self.scored.add(policy)
 
     def tokens_in(self, groups: Collection[int]) -> int:
-        """Completion tokens of some groups, on all ranks together."""
-        return int(self.all_completion_lengths[_among(self._group, groups)].sum())
+        """Completion tokens of some groups to train on, on all ranks together."""
+        trained = _trained(self._group, groups, self.left_out)
+        return int(self.all_completion_lengths[trained].sum())
 
-    def batch(self, groups: Collection[int], objective: Objective) -> Batch:
+    def batch(self, groups: Collection[int]) -> Batch:
         """This rank's sequences of some of the informative groups."""
         here = _among(self._group[self.rows], groups)
         in_tokens = here.repeat_interleave(self.lengths)
-        advantage = torch.zeros(len(self._group))
-        for group in groups:
-            rewards = torch.tensor(self.rewards[group]).float()
-            advantage[self._group == group] = advantages(rewards, objective)
         return Batch(
             tokens=self.tokens[in_tokens].long(),
             sampled=self.sampled[in_tokens],
             lengths=self.lengths[here],
             completion_lengths=self._completion_lengths[here],
-            advantage=advantage[self.rows[here]],
             temperature=torch.full((int(here.sum()),), self.temperature, dtype=torch.float64),
         )
 
@@ -166,8 +166,17 @@ class AcceptedGroups:
         chosen = _among(self._group, groups)
         rewards = torch.tensor([reward for group in self.rewards for reward in group])
         here = self.rows[_among(self._group[self.rows], groups)]
+        names, count = self.parts.names, len(rewards)
+        fits = len(self.parts.values) == 4 * len(names) * count
+        values = torch.tensor(np.frombuffer(self.parts.values, "<f4")) if fits else rewards[:0]
         return Completions(
-            reward=rewards[chosen], group=self._group[chosen], here=(chosen.cumsum(0) - 1)[here]
+            reward=rewards[chosen],
+            group=self._group[chosen],
+            here=(chosen.cumsum(0) - 1)[here],
+            length=self.all_completion_lengths[chosen],
+            parts={name: values[at * count :][:count][chosen] for at, name in enumerate(names)}
+            if fits
+            else {},
         )
 
     def of(self, groups: Collection[int], values: Tensor) -> Tensor:
@@ -177,15 +186,19 @@ class AcceptedGroups:
         return values[tokens.to(values.device)]
 
 
-def informative(rewards: Sequence[Sequence[float]], kept: Sequence[bool]) -> list[int]:
-    """Indices of the groups to train on: kept by the filter, and with rewards that differ.
+def informative(
+    rewards: Sequence[Sequence[float]], kept: Sequence[bool], left_out: Tensor | None = None
+) -> list[int]:
+    """Indices of the groups to train on: kept by the filter, with rewards that differ, and with a
+    sequence that is not left out.
 
     In the other groups every advantage, and so the gradient, is 0.
     """
+    groups = _group_of_row(rewards)
     return [
         index
         for index, (group, keep) in enumerate(zip(rewards, kept, strict=True))
-        if keep and max(group) > min(group)
+        if keep and max(group) > min(group) and _trained(groups, [index], left_out).any()
     ]
 
 
@@ -206,6 +219,7 @@ def share_rows(
     kept: Sequence[bool],
     lengths: Tensor,
     ranks: Ranks,
+    left_out: Tensor | None = None,
 ) -> Tensor:
     """Indices of a submission's sequences that this rank computes: int64, ascending.
 
@@ -214,7 +228,8 @@ def share_rows(
     different submissions begin it at different ranks.
     """
     group = _group_of_row(rewards)
-    rows = _among(group, informative(rewards, kept)).nonzero()[:, 0]
+    chosen = informative(rewards, kept, left_out)
+    rows = _trained(group, chosen, left_out).nonzero()[:, 0]
     order = rows[torch.argsort(lengths[rows], descending=True, stable=True)]
     order = order[torch.argsort(group[order], stable=True)]
     mine = ranks.share(lengths[order].tolist(), first=zlib.crc32(name.encode()))
@@ -225,6 +240,12 @@ def _group_of_row(rewards: Sequence[Sequence[float]]) -> Tensor:
     """Index of each sequence's group, int64 [all]."""
     sizes = torch.tensor([len(group) for group in rewards])
     return torch.arange(len(rewards)).repeat_interleave(sizes)
+
+
+def _trained(group: Tensor, groups: Collection[int], left_out: Tensor | None) -> Tensor:
+    """Sequences of some groups that are not left out, bool [all]."""
+    among = _among(group, groups)
+    return among if left_out is None else among & ~left_out
 
 
 def _among(group: Tensor, groups: Collection[int]) -> Tensor:

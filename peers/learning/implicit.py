@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
-from peers.learning.batch import Completions
+from peers.learning.advantages import Completions
 from peers.learning.descent import descend
 from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
-from peers.learning.scoring import Part, ScoredBatch
+from peers.learning.scoring import Part, ScoredBatch, completions_of
 from peers.learning.settings import LearnerSettings
 from swarm.world.progress import report
 
@@ -144,26 +144,11 @@ def process_advantages(rewards: Tensor, lengths: Tensor, some: Completions, rank
     means = torch.zeros(len(some.reward), dtype=torch.float64)
     means[some.here] = (sums / lengths).cpu()
     means = torch.tensor(ranks.sum(means.tolist()), dtype=torch.float64)
-    size = torch.bincount(some.group)[some.group]
-    group = torch.zeros(int(some.group.max()) + 1, dtype=torch.float64)
-    group.index_add_(0, some.group, means)
-    baseline = (group[some.group] - means) / (size - 1)  # [N]
+    baseline = (some.mean(means) * some.size - means) / (some.size - 1)  # [N]
     centred = values - baseline[some.here].to(rewards.device)[completion]
     before = centred.cumsum(0)
     ends = before[lengths.cumsum(0) - 1]
     return (ends[completion] - before + centred).float()
-
-
-def completions_of(part: Part) -> Completions:
-    """The completions of one optimiser step's part, in the order of its batch."""
-    found = [each.completions(groups) for each, groups in part]
-    counts = [len(each.reward) for each in found]
-    groups = [int(each.group.max()) + 1 for each in found]
-    return Completions(
-        reward=torch.cat([each.reward for each in found]),
-        group=torch.cat([each.group + sum(groups[:index]) for index, each in enumerate(found)]),
-        here=torch.cat([each.here + sum(counts[:index]) for index, each in enumerate(found)]),
-    )
 
 
 def _reference(batch: ScoredBatch) -> Tensor:

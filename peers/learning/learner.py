@@ -56,6 +56,8 @@ class Learner:
         self._generator = torch.Generator().manual_seed(settings.seed)
         self.process: ProcessModel | None = None
         """The model of process rewards, if the objective has them; part of the state."""
+        self.problems: list[str] = []
+        """Why formulas of other packages failed in the last step, whose parts were skipped."""
         self._refer()
         self._remember()
 
@@ -112,9 +114,9 @@ class Learner:
         self._check_turn(given, step)
         metrics = _describe(given, step)
         metrics |= NO_WORK
-        metrics |= GrpoStep(self.policy, self.past, self.settings, step, self.process).take(
-            self._cut(given)
-        )
+        taken = GrpoStep(self.policy, self.past, self.settings, step, self.process)
+        metrics |= taken.take(self._cut(given))
+        self.problems = list(dict.fromkeys(taken.problems))
         names = dict.fromkeys(each.name for each in given if each.name)
         self.consumed[step] = [*self.consumed.get(step, []), *names]
         self.step += 1

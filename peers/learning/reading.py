@@ -18,7 +18,7 @@ from torch import Tensor
 from peers.learning.batch import AcceptedGroups, check_rewards, share_rows
 from peers.learning.ranks import Ranks
 from swarm.jobs.training import AcceptedSubmission
-from swarm.rollouts.rollouts import MODEL, Rollouts, check_digest
+from swarm.rollouts.rollouts import FINISHES, MODEL, Rollouts, check_digest
 
 
 def check_file(submission: AcceptedSubmission) -> None:
@@ -51,7 +51,10 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
     rewards, kept, name = submission.rewards, submission.kept, submission.digest.hex()
     check_rewards(rewards, kept, len(token_offsets) - 1)
     lengths = torch.from_numpy(np.diff(token_offsets))
-    rows = share_rows(name, rewards, kept, lengths, ranks)
+    left_out = None
+    if submission.leaves_out_truncated:
+        left_out = torch.from_numpy(_truncated(file, segment_offsets))
+    rows = share_rows(name, rewards, kept, lengths, ranks, left_out)
 
     def mine(array: str, offsets: Any) -> Tensor:
         """The rows' values in a flat array; neighbouring rows are read together."""
@@ -67,6 +70,8 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
         rewards=rewards,
         kept=kept,
         ungraded=submission.ungraded,
+        parts=submission.parts,
+        left_out=left_out,
         all_completion_lengths=torch.from_numpy(np.diff(model_offsets)),
         rows=rows,
         tokens=mine("tokens", token_offsets),
@@ -77,6 +82,12 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
         .repeat_interleave(mine("span_lengths", span_offsets)),
         reported=mine("log_probabilities", model_offsets),
     )
+
+
+def _truncated(file: Any, segment_offsets: Any) -> Any:
+    """Whether the length limit cut off each sequence, bool [all]: only its last segment can say."""
+    finishes = file.get_tensor("segment_finishes")
+    return finishes[segment_offsets[1:] - 1] == FINISHES.index("length")
 
 
 def _runs(rows: Tensor) -> Iterator[tuple[int, int]]:

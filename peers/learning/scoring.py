@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from peers.learning import objective as objectives
+from peers.learning.advantages import Completions, advantages
 from peers.learning.batch import AcceptedGroups, Batch, join
-from peers.learning.objective import Tokens, Totals
+from peers.learning.formulas import Tokens
+from peers.learning.objective import Totals
 from peers.learning.packing import Rows
 from peers.learning.past import PastPolicies
 from peers.learning.policy import TrainedPolicy
@@ -47,8 +49,7 @@ def score(
 
     def passes(each: AcceptedGroups) -> list[Rows]:
         if id(each) not in laid_out:
-            batch = each.batch(each.informative, settings.objective)
-            laid_out[id(each)] = policy.passes(batch)
+            laid_out[id(each)] = policy.passes(each.batch(each.informative))
         return laid_out[id(each)]
 
     for number in sorted({policy for each in given for policy in each.policies} - {own}):
@@ -133,24 +134,33 @@ class ScoredBatch:
 
 
 def assemble(
-    part: Part, policy: TrainedPolicy, settings: LearnerSettings, *, current: int | None = None
+    part: Part,
+    policy: TrainedPolicy,
+    settings: LearnerSettings,
+    *,
+    current: int | None = None,
+    problems: list[str] | None = None,
 ) -> ScoredBatch:
     """Make an optimiser step's batch of scored submissions.
 
     `current`: the learner's number, if no weights move before this batch is trained on. The
-    learner's own log-probabilities are then left to the training pass.
+    learner's own log-probabilities are then left to the training pass. `problems` is as in
+    `peers.learning.advantages.advantages`.
     """
     device = policy.ranks.device
     objective = settings.objective
-    batches = [each.batch(groups, objective) for each, groups in part]
+    batches = [each.batch(groups) for each, groups in part]
     batch = join(batches)
+    some = completions_of(part)
+    advantage = advantages(objective, some, settings.completion_tokens_max, problems)[some.here]
     passes = policy.passes(batch)
     learner = current if current is not None and _publishes_exactly(policy) else -1
     on_policy = torch.cat(
         [each.of(groups, each.token_policies) == learner for each, groups in part]
     )
-    none = [torch.zeros(each.token_count(), device=device) for each in batches]
-    of_completions = [each.per_token(each.advantage) for each in batches]
+    counts = [each.token_count() for each in batches]
+    none = [torch.zeros(count, device=device) for count in counts]
+    of_completions = batch.per_token(advantage).split(counts)  # type: ignore[no-untyped-call]
 
     def joined(name: str, missing: Sequence[Tensor]) -> Tensor:
         """A value of each token, [n]; where a submission has none, `missing`."""
@@ -184,6 +194,25 @@ def assemble(
         trusted_within=settings.log_difference_max if objective.behaviour == "engine" else 0.0,
         advantage=joined("token_advantage", of_completions).to(device),
         completion=batch.per_token(torch.arange(len(batch))).to(device),
+    )
+
+
+def completions_of(part: Part) -> Completions:
+    """The completions of one optimiser step's part, in the order of its batch."""
+    found = [each.completions(groups) for each, groups in part]
+    counts = [len(each.reward) for each in found]
+    groups = [int(each.group.max()) + 1 for each in found]
+    return Completions(
+        reward=torch.cat([each.reward for each in found]),
+        group=torch.cat([each.group + sum(groups[:index]) for index, each in enumerate(found)]),
+        here=torch.cat([each.here + sum(counts[:index]) for index, each in enumerate(found)]),
+        length=torch.cat([each.length for each in found]),
+        parts={
+            name: torch.cat(
+                [each.parts.get(name, torch.full_like(each.reward, torch.nan)) for each in found]
+            )
+            for name in sorted({name for each in found for name in each.parts})
+        },
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from peers.learning.trial import check_formulas
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Adapter, Objective, Optimiser, Schedule, Thresholds
@@ -19,7 +20,7 @@ class LearnerSettings:
     seed: int = 0
     optimiser: Optimiser = field(default_factory=Optimiser)
     completion_tokens_max: int = 0
-    """The run's length limit; only the objective `dr_grpo` needs it."""
+    """The run's length limit."""
     adapter: Adapter = field(default_factory=Adapter)
     log_difference_max: float = Thresholds().log_difference_max
     """As in the run's thresholds; only `objective.behaviour = "engine"` needs it."""
@@ -30,10 +31,12 @@ class LearnerSettings:
     """Pack one long row per pass on a CPU too, as on CUDA; it is slower there."""
 
     def __post_init__(self) -> None:
-        """Raise `UserError` when objective and schedule contradict each other."""
+        """Raise `UserError` when objective and schedule contradict each other, or a formula is not
+        installed here as the owner signed it."""
         problem = self.objective.problem(self.schedule)
         if problem is not None:
             raise UserError(problem)
+        check_formulas(self.objective)
 
     def learning_rate(self, optimiser_step: int) -> float:
         """Learning rate of one optimiser step, counted from 0 over the whole run."""

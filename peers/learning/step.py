@@ -8,7 +8,7 @@ log-probabilities under fixed policies (`scoring.py`) are computed before any we
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -34,6 +34,9 @@ class GrpoStep:
     """Number of the rollout step, and of the policy before it."""
     process: ProcessModel | None = None
     """The model of process rewards, if the objective has them."""
+    problems: list[str] = field(default_factory=list)
+    """Gets a sentence for each formula of another package that fails: its optimiser step is
+    skipped."""
 
     def take(self, parts: Sequence[Part]) -> dict[str, float]:
         """Take one optimiser step per part; return the mean metrics, and sums of the work done."""
@@ -41,7 +44,13 @@ class GrpoStep:
         given = list(dict.fromkeys(each for part in parts for each, _ in part))
         score(given, self.policy, self.past, self.settings, self.step)
         batches = [
-            assemble(part, self.policy, self.settings, current=None if index else self.step)
+            assemble(
+                part,
+                self.policy,
+                self.settings,
+                current=None if index else self.step,
+                problems=self.problems,
+            )
             for index, part in enumerate(parts)
         ]
         if not batches:
@@ -77,7 +86,7 @@ class GrpoStep:
                 rows, entropy_gradient=bool(goal.entropy_coefficient)
             )
             tokens = batch.tokens(rows, log_pi, entropy)
-            loss, metrics = objectives.loss(goal, tokens, batch.totals)
+            loss, metrics = objectives.loss(goal, tokens, batch.totals, self.problems)
             # Each rank's loss is its share of the batch's; FSDP averages the gradients.
             (loss * ranks.parts).backward()  # type: ignore[no-untyped-call]
             for name, value in metrics.items():

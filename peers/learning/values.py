@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from peers.learning.advantages import divisor
 from peers.learning.batch import AcceptedGroups
-from peers.learning.objective import divisor
 from swarm.jobs.training import StateValue
 from swarm.wire.manifest import Objective
 
@@ -51,7 +51,7 @@ def token_advantages(
     """Advantages of a rollout's `length` model tokens, fp32 [length].
 
     `rewards` are the group's. Divided as the group's advantages are
-    (`peers.learning.objective.divisor`), so that rollouts with and without values have one
+    (`peers.learning.advantages.divisor`), so that rollouts with and without values have one
     scale. Values at positions outside 1 to `length` - 1 are ignored, and of several at one
     position the last counts.
     """

@@ -55,6 +55,9 @@ def accepted_submissions(
             rewards=accepted.verdict.rewards,
             sampling=versions.manifest_of(accepted.verdict.step).sampling,
             kept=[label == "kept" for label in accepted.labels],
+            parts=accepted.verdict.parts,
+            leaves_out_truncated=versions.manifest_of(accepted.verdict.step).objective.truncated
+            == "leave_out",
             ungraded=[n for n, each in enumerate(accepted.labels) if each in UNCOUNTED],
         )
         for accepted in batch

@@ -156,6 +156,7 @@ class TrainerService:
             for each in (terms.objective, terms.optimiser, terms.schedule):
                 config |= msgspec.structs.asdict(each)
             config["process"] = msgspec.structs.asdict(terms.objective.process)
+            config["digest"] = terms.objective.digest.hex()
             self._metrics = metrics.Metrics(job.tensorboard, job.wandb, job.run, config)
         return self._ranks.world
 
@@ -195,6 +196,7 @@ class TrainerService:
         ]
         return Trained(
             figures={**found, **metrics.speed(found, seconds, peak)},
+            problems=learner.problems,
             outcomes=[
                 [
                     "consumed" if group in used[index] else "zero-advantage"

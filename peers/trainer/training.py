@@ -132,6 +132,8 @@ class Training:
         else:
             return None
         times.trained = self._world.now()
+        for problem in result.problems:
+            self._peer.node.events.emit("trainer.formula_failed", step=step, reason=problem)
         self._accepted.log.filtered(batch)
         consumed = [
             Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])

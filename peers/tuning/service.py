@@ -24,10 +24,9 @@ from torch.nn.functional import logsigmoid
 from peers.engines.model import count_parameters
 from peers.environments import load as load_environment
 from peers.learning import states
-from peers.learning.batch import Batch
+from peers.learning.batch import Batch, rollout_batch
 from peers.learning.descent import descend
 from peers.learning.examples import Encoder, draw_tasks, encode_examples, read_examples, rows_of
-from peers.learning.groups import Group, make_batch
 from peers.learning.mixture import Mixture
 from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
@@ -354,4 +353,4 @@ def _read(job: StartTuning, data: str, tokens_max: int) -> tuple[list[Example], 
 def batch_of(examples: Sequence[Example]) -> Batch:
     """A batch of the episodes of some examples, in order."""
     rollouts = [rollout for example in examples for rollout in example.rollouts]
-    return make_batch([Group([each], [0.0], policy=0) for each in rollouts], Objective())
+    return rollout_batch(rollouts, [1.0 for _ in rollouts])

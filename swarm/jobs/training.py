@@ -9,7 +9,7 @@ import msgspec
 from swarm.jobs import Hardware, LoadingJob, SavingJob, TrainingJob
 from swarm.jobs.memory import MemoryPlan
 from swarm.wire.manifest import Adapter, Objective, Optimiser, Sampling, Schedule, Thresholds
-from swarm.wire.messages import Digest, Rewards
+from swarm.wire.messages import Digest, RewardParts, Rewards
 from swarm.world import Job, Setup
 
 Figures = dict[str, int | float]
@@ -119,6 +119,10 @@ class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """[groups] False if the online filter excludes the group."""
     ungraded: list[int] = []
     """Groups without grades, whose rewards mean nothing, and those that continue states."""
+    parts: RewardParts = RewardParts()
+    """What the rewards are made of, from the verdict."""
+    leaves_out_truncated: bool = False
+    """Whether completions that the length limit cut off are not trained on."""
 
 
 class StateValue(msgspec.Struct, array_like=True, frozen=True):
@@ -168,6 +172,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     group_tokens: list[list[int]] = []
     """[submissions][groups] Completion tokens."""
     unreadable: list[Unreadable] = []
+    problems: list[str] = []
+    """Why parts of the step were skipped: formulas of other packages that failed."""
 
 
 class BeginSave(SavingJob, frozen=True, kw_only=True):

@@ -5,12 +5,6 @@ Every problem is a `UserError` that names the field, its value and a remedy.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from operator import attrgetter
-
-import msgspec
-
 from swarm.errors import UserError
 from swarm.wire.identity import InvalidPeerId, public_key_of
 from swarm.wire.manifest import RunManifest
@@ -29,25 +23,23 @@ proof early."""
 
 def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
     """Raise `UserError` for a manifest that cannot work with any model."""
-    for name, value in _floats(manifest):
-        if not math.isfinite(value):
-            raise UserError(f"{where}: {name} is {value}; it must be a finite number")
-    for name, fits, words in _RANGES:
-        value = attrgetter(name)(manifest)
-        if not fits(value):
-            raise UserError(f"{where}: {name} is {value:g}; it must be {words}")
     _check_trusted(manifest, where)
     _check_admissions(manifest, where)
     problem = (
         manifest.objective.problem(manifest.schedule)
         or manifest.adapter.problem()
-        or manifest.outer.problem()
         or manifest.values.problem(manifest.sampling, manifest.schedule, manifest.objective)
     )
     if problem is not None:
         raise UserError(f"{where}: {problem}")
     _check_environments(manifest, where)
     _check_submissions(manifest, where)
+    if manifest.objective.overlong_tokens > manifest.sampling.max_new_tokens:
+        raise UserError(
+            f"{where}: objective.overlong_tokens is {manifest.objective.overlong_tokens}, more "
+            f"than sampling.max_new_tokens ({manifest.sampling.max_new_tokens}), before which it "
+            "lies; make it smaller"
+        )
     if manifest.schedule.max_staleness < manifest.schedule.asynchrony:
         raise UserError(
             f"{where}: schedule.max_staleness is {manifest.schedule.max_staleness}, less than "
@@ -76,53 +68,6 @@ def check_batch(manifest: RunManifest, where: str) -> None:
             f"{where}: schedule.groups_per_step is {groups}, which optimiser.optimiser_steps "
             f"({manifest.optimiser.optimiser_steps}) does not divide"
         )
-
-
-_Range = tuple[str, Callable[[float], bool], str]
-_SHARE = "between 0 and 1"
-_RANGES: tuple[_Range, ...] = (
-    ("optimiser.learning_rate", lambda v: 0 < v <= 1, "above 0 and at most 1"),
-    ("optimiser.final_learning_rate_share", lambda v: 0 <= v <= 1, _SHARE),
-    ("objective.kl_coefficient", lambda v: v >= 0, "0 or more"),
-    ("objective.entropy_coefficient", lambda v: v >= 0, "0 or more"),
-    ("objective.process.weight", lambda v: v >= 0, "0 or more"),
-    ("objective.process.beta", lambda v: v > 0, "above 0"),
-    ("objective.process.learning_rate", lambda v: 0 < v <= 1, "above 0 and at most 1"),
-    ("optimiser.gradient_norm_max", lambda v: v > 0, "above 0"),
-    ("optimiser.beta1", lambda v: 0 <= v < 1, "0 or more and below 1"),
-    ("optimiser.beta2", lambda v: 0 <= v < 1, "0 or more and below 1"),
-    ("optimiser.weight_decay", lambda v: v >= 0, "0 or more"),
-    ("thresholds.proof_mantissa_mean_max", lambda v: v >= 0, "0 or more"),
-    ("thresholds.proof_mantissa_median_max", lambda v: v >= 0, "0 or more"),
-    ("thresholds.proof_chunks_share_min", lambda v: 0 <= v <= 1, _SHARE),
-    ("thresholds.honest_margin", lambda v: 0 < v < 1, "above 0 and below 1"),
-    ("thresholds.margin_max", lambda v: v > 0, "above 0"),
-    ("thresholds.honest_proof_error", lambda v: 0 < v < 1, "above 0 and below 1"),
-    ("thresholds.honest_outliers", lambda v: 0 < v < 1, "above 0 and below 1"),
-    ("thresholds.refusal_p_value", lambda v: 0 < v < 1, "above 0 and below 1"),
-    ("thresholds.eviction_p_value", lambda v: 0 <= v < 1, "0 or more and below 1"),
-    ("thresholds.recompute_safety", lambda v: v >= 1, "at least 1"),
-    ("thresholds.recompute_share_min", lambda v: 0 < v <= 1, "above 0 and at most 1"),
-    ("limits.submissions_unjudged_max", lambda v: v >= 1, "at least 1"),
-    ("limits.acknowledgement_seconds", lambda v: v > 0, "above 0"),
-    ("limits.verdict_seconds", lambda v: v > 0, "above 0"),
-    ("limits.grading_seconds", lambda v: 1 <= v <= 86_400, "between 1 and 86400"),
-)
-"""Bounds that the message types do not check: field, test, and the test in words."""
-
-
-def _floats(struct: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the name and value of every float in a structure, nested ones included."""
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
-        if isinstance(value, msgspec.Struct):
-            yield from _floats(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                if isinstance(item, msgspec.Struct):
-                    yield from _floats(item, f"{prefix}{name}[{index}].")
-        elif isinstance(value, float):
-            yield prefix + name, value
 
 
 def _check_environments(manifest: RunManifest, where: str) -> None:
@@ -186,13 +131,6 @@ def _check_admissions(manifest: RunManifest, where: str) -> None:
         raise UserError(
             f"{where}: admissions.unproven_max is 0, so nobody new could ever take part; make it "
             'at least 1, or admissions.policy "allow-list"'
-        )
-    thresholds = manifest.thresholds
-    if admissions.trial and max(thresholds.recompute_safety, thresholds.recompute_share_min) == 0:
-        raise UserError(
-            f"{where}: admissions.trial is true, but thresholds.recompute_safety and "
-            "recompute_share_min are 0, so no work is ever verified and no trial would end; raise "
-            "one of them, or make admissions.trial false"
         )
     if admissions.policy == "allow-list" and not admissions.allowed:
         raise UserError(

@@ -127,7 +127,7 @@ def _shown(value: Any) -> str:
             f" (from version {value.from_version})" if value.from_version > 1 else ""
         )
     if isinstance(value, bytes):
-        return value.hex()[:16]
+        return value.hex()[:16] or "none"
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)

@@ -54,6 +54,10 @@ def describe_run(path: Path) -> RunDescription:
     for entry in entries:
         if isinstance(entry, dict) and isinstance(entry.get("options"), dict):
             entry["options"] = option_texts(entry["options"])
+    objective = table.get("objective")
+    for field in ("options", "advantage_options"):
+        if isinstance(objective, dict) and isinstance(objective.get(field), dict):
+            objective[field] = option_texts(objective[field])
     environments = [
         struct_from_mapping(EnvironmentReference, entry, f"{path}: environments[{index}]")
         for index, entry in enumerate(entries)

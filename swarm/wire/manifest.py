@@ -20,12 +20,20 @@ from swarm.wire.messages import (
     Name,
     Role,
     Seconds,
+    Share,
     StateMessage,
 )
 from swarm.wire.protocol import ProtocolVersion
 
 VERSION_MAX = 1 << 53
 """Highest version of a run's manifest."""
+
+NotNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+OneOrMore = Annotated[float, Meta(ge=1, le=sys.float_info.max)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
+WithinOne = Annotated[float, Meta(gt=0, lt=1)]
 
 
 class TrustedKey(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -108,11 +116,11 @@ STEP_START_OBJECTIVES = ("icepop", "tis", "decoupled_ppo")
 class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """AdamW and its learning rate (defaults: the INTELLECT-2 recipe)."""
 
-    learning_rate: Finite = 3e-7
-    beta1: Finite = 0.9
-    beta2: Finite = 0.99
-    weight_decay: Finite = 0.0
-    gradient_norm_max: Finite = 0.1
+    learning_rate: Share = 3e-7
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.99
+    weight_decay: NotNegative = 0.0
+    gradient_norm_max: Positive = 0.1
     """Larger gradients are scaled down to this norm."""
     warmup_steps: Count = 25
     """Optimiser steps over which the learning rate rises."""
@@ -120,7 +128,7 @@ class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Schedule after the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
     decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """Share of all optimiser steps over which wsd decays."""
-    final_learning_rate_share: Finite = 1.0
+    final_learning_rate_share: Fraction = 1.0
     """Share of the learning rate at the end of the decay; 1 keeps the rate constant."""
     optimiser_steps: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Optimiser steps per rollout step."""
@@ -130,50 +138,59 @@ class ProcessRewards(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     """Rewards of single tokens by a second model, which learns from outcomes alone (PRIME, arXiv
     2502.01456)."""
 
-    weight: Finite = 0.0
+    weight: NotNegative = 0.0
     """Factor of these rewards' advantages, which are added to those of the outcomes. 0: no second
     model."""
-    beta: Finite = 0.05
+    beta: Positive = 0.05
     """A token's reward is beta times the log-ratio of the second model to the base."""
-    learning_rate: Finite = 1e-6
+    learning_rate: Share = 1e-6
     """AdamW's rate for the second model, constant over the run."""
     outcome_min: Finite = 0.5
     """A completion with at least this reward is one that the second model learns as right."""
 
 
+FormulaName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,39}\Z")]
+FormulaOptions = Annotated[dict[OptionName, OptionValue], Meta(max_length=32)]
+
+OF_COMPLETIONS = ("gspo", "gmpo", "luspo", "vespo", "synthesis")
+"""Objectives that judge whole completions, or nothing."""
+
+OBJECTIVES = (
+    *("grpo", "dr_grpo", "dapo", "sapo", "cispo", "clip_cov", "kl_cov", "dppo"),
+    *STEP_START_OBJECTIVES,
+    *OF_COMPLETIONS,
+)
+"""Names of the objectives that are built in."""
+
+OF_GROUPS = ("group", "rloo")
+"""Advantages that divide by a number of the group."""
+
+ADVANTAGES = (*OF_GROUPS, "maxrl", "batch", "reinforce_pp", "gdpo")
+"""Names of the advantages that are built in."""
+
+
 class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The objective and its coefficients (defaults: the INTELLECT-2 recipe)."""
 
-    epsilon: Finite = 0.2
+    epsilon: WithinOne = 0.2
     """The ratio is clipped to 1 ± epsilon."""
     delta: Finite = 4.0
     """Upper bound of the ratio for negative advantages; every objective but `cispo`."""
-    kl_coefficient: Finite = 0.001
-    entropy_coefficient: Finite = 0.0001
+    kl_coefficient: NotNegative = 0.001
+    entropy_coefficient: NotNegative = 0.0001
     normalise_by_std: bool = True
-    name: Literal[
-        "grpo",
-        "dr_grpo",
-        "dapo",
-        "gspo",
-        "cispo",
-        "icepop",
-        "tis",
-        "decoupled_ppo",
-        "dppo",
-        "synthesis",
-    ] = "grpo"
-    """Formula and source of each: `peers/learning/objective.py`. `synthesis` trains
+    name: FormulaName = "grpo"
+    """One of `OBJECTIVES`, or the objective of a package that the trainers have. `synthesis` trains
     nothing: the policy stays as it is, and the trainer keeps the consumed rollouts."""
-    epsilon_high: Finite = 0.0
+    epsilon_high: NotNegative = 0.0
     """The upper clip of the ratio is 1 + epsilon_high; 0 means epsilon."""
-    weight_max: Finite = 2.0
+    weight_max: OneOrMore = 2.0
     """Upper bound of an importance weight; `cispo`, `tis`."""
-    band_low: Finite = 0.5
+    band_low: BelowOne = 0.5
     """Tokens with a smaller importance weight are masked; `icepop`."""
-    band_high: Finite = 5.0
+    band_high: OneOrMore = 5.0
     """Tokens with a larger importance weight are masked; `icepop`."""
-    change_max: Finite = 0.2
+    change_max: Share = 0.2
     """Tokens whose probability has already changed by more in the advantage's direction are
     masked; `dppo`."""
     kl_by_ratio: bool = False
@@ -181,14 +198,40 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     that of KL(policy ‖ base). By default it is that of KL(base ‖ policy)."""
     reserved: bool = False
     """False: earlier builds replayed the routing of mixtures of experts where it was true."""
-    advantage: Literal["group", "rloo"] = "group"
-    """What a completion's reward is compared with. group: the mean of its group. rloo: the mean of
-    the group's other completions, never divided by a standard deviation."""
+    advantage: FormulaName = "group"
+    """What a completion's reward is compared with: one of `ADVANTAGES`, or the advantage of a
+    package that the trainers have."""
     process: ProcessRewards = ProcessRewards()
     behaviour: Literal["trainer", "engine"] = "trainer"
     """Whose log μ counts as the generating policy's. trainer: its own, computed with its own copy
     of that policy. engine: what the engine that sampled reported, where it lies within
     `thresholds.log_difference_max` of the trainer's; else the trainer's."""
+    options: FormulaOptions = {}
+    """Options of the formula `name`."""
+    advantage_options: FormulaOptions = {}
+    """Options of the formula `advantage`."""
+    average: Literal["published", "tokens", "completions", "sums", "limit"] = "published"
+    """Divisor of the policy loss. tokens: those of the batch. completions: each completion's mean
+    over its tokens, then the mean over those. sums: the mean of each completion's sum. limit:
+    completions times the length limit. published: the formula's; of a package's, tokens."""
+    digest: Annotated[bytes, Meta(max_length=32)] = b""
+    """Hash of the packages of `name` and `advantage`, computed by `swarm run create`; empty: both
+    are built in."""
+    truncated: Literal["train", "leave_out"] = "train"
+    """Whether completions that the length limit cut off are trained on. They count in their group
+    either way (overlong filtering of DAPO, arXiv 2503.14476)."""
+    overlong_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """The last tokens before the length limit, over which a reward falls by `overlong_penalty`; 0:
+    none (soft overlong punishment of DAPO)."""
+    overlong_penalty: NotNegative = 1.0
+    kl_estimate: Literal["k3", "k2"] = "k3"
+    """The KL term of a token. k3: e^d - d - 1, d = log(base / policy). k2: d squared / 2."""
+    sampler_kl_coefficient: NotNegative = 0.0
+    """Coefficient of the squared log-ratio of the policy to the generating policy (Kimi K2.5, arXiv
+    2602.02276)."""
+    drift_max: NotNegative = 0.0
+    """Completions with a negative advantage are masked if the generating policy is above the policy
+    by more than this on average, in nats per token (DeepSeek-V3.2, arXiv 2512.02556); 0: none."""
 
     @property
     def learns(self) -> bool:
@@ -208,25 +251,10 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     def problem(self, schedule: Schedule) -> str | None:
         """One sentence about the first invalid coefficient, or None."""
         high = self.epsilon_high or self.epsilon
-        if not 0 < self.epsilon < 1 or self.epsilon_high < 0:
-            return (
-                f"objective.epsilon is {self.epsilon:g} and objective.epsilon_high "
-                f"{self.epsilon_high:g}; epsilon must lie in (0, 1), and epsilon_high be 0 or more"
-            )
         if not self.delta > 1 + high:
             return (
                 f"objective.delta is {self.delta:g}; it must be greater than "
                 f"1 + epsilon = {1 + high:g}"
-            )
-        if not 0 <= self.band_low < 1 < self.band_high:
-            return (
-                f"objective.band_low is {self.band_low:g} and objective.band_high "
-                f"{self.band_high:g}; the band must hold 1, the weight of an unchanged token"
-            )
-        if not (self.weight_max >= 1 and 0 < self.change_max <= 1):
-            return (
-                f"objective.weight_max is {self.weight_max:g} and objective.change_max "
-                f"{self.change_max:g}; weight_max must be at least 1, change_max lie in (0, 1]"
             )
         if self.name in STEP_START_OBJECTIVES and schedule.old != "step_start":
             return (
@@ -235,7 +263,17 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
             )
         if self.reserved:
             return "objective.reserved is true; no build replays the routing of experts any more"
-        if self.process.weight and self.name in ("gspo", "synthesis"):
+        if self.kl_by_ratio and self.kl_estimate == "k2":
+            return (
+                'objective.kl_by_ratio is true and objective.kl_estimate "k2", whose gradient is '
+                'the exact one without it; make it false, or the estimate "k3"'
+            )
+        if self.truncated != "train" and self.has_process:
+            return (
+                'objective.truncated is "leave_out", but process rewards compare a completion with '
+                'all others of its group; make it "train", or objective.process.weight 0'
+            )
+        if self.process.weight and self.name in OF_COMPLETIONS:
             return (
                 f"objective.name is {self.name!r} and objective.process.weight "
                 f"{self.process.weight:g}; it has no advantages of single tokens, so make the "
@@ -305,22 +343,22 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 113
     """Exponents, of a proof's 128, that must agree."""
-    proof_mantissa_mean_max: Finite = 10.0
-    proof_mantissa_median_max: Finite = 4.0
-    proof_chunks_share_min: Finite = 1.0
+    proof_mantissa_mean_max: NotNegative = 10.0
+    proof_mantissa_median_max: NotNegative = 4.0
+    proof_chunks_share_min: Fraction = 1.0
     """Share of a submission's checked chunks that must pass."""
-    honest_margin: Finite = 0.0002
+    honest_margin: WithinOne = 0.0002
     """Upper bound on an honest peer's mean of min(margin, 1) over all tokens."""
-    margin_max: Finite = 1.4
+    margin_max: Positive = 1.4
     """Upper bound on every single margin, the stop token's included."""
-    honest_proof_error: Finite = 0.03
+    honest_proof_error: WithinOne = 0.03
     """Upper bound on an honest peer's mean error of proofs. An entry's error is 1 if its exponent
     or sign differs, else the distance of the mantissas over 128."""
-    eviction_p_value: Finite = 1e-9
+    eviction_p_value: BelowOne = 1e-9
     """Upper bound on the probability that an honest worker is ever evicted for its statistics."""
-    recompute_safety: Finite = 3.0
+    recompute_safety: OneOrMore = 3.0
     """Expected loss from a fake submission, in multiples of what it would earn, plus 1."""
-    recompute_share_min: Finite = 0.05
+    recompute_share_min: Share = 0.05
     """Smallest share of a worker's submissions that are recomputed."""
     audit_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """Share of the accepted submissions that were not recomputed at once to recompute later."""
@@ -328,9 +366,9 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Steps whose recomputed work is a worker's stake."""
     proven_tokens: Count = 4096
     """Stake from which a worker is proven: it needs no slot."""
-    honest_outliers: Finite = 1e-5
+    honest_outliers: WithinOne = 1e-5
     """Upper bound on an honest peer's share of tokens with a margin above `margin_max`."""
-    refusal_p_value: Finite = 1e-6
+    refusal_p_value: WithinOne = 1e-6
     """Upper bound on the probability that one of the pooled checks refuses an honest submission."""
     second_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Share of judged submissions that a second validator recomputes, drawn after the verdict."""
@@ -381,16 +419,16 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Bounds that protect peers from floods, and the deadlines of validators."""
 
     submission_bytes_max: Count = 64 << 20
-    submissions_unjudged_max: Count = 8
+    submissions_unjudged_max: Annotated[int, Meta(ge=1, le=1 << 53)] = 8
     """Most submissions of one worker that wait for a verdict."""
-    acknowledgement_seconds: Finite = 5.0
+    acknowledgement_seconds: Positive = 5.0
     """Without an acknowledgement by then, the worker asks the next validator in rank."""
-    verdict_seconds: Finite = 30.0
+    verdict_seconds: Positive = 30.0
     """Without a verdict by then, the worker announces its file again to the validator that has it;
     after the fourth time it asks the next in rank."""
     epoch_entries: Count = 20_000
     """New entries of all logs together after which they are sealed, and pruned; 0: never."""
-    grading_seconds: Finite = 120.0
+    grading_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 120.0
     """Time that a validator spends on the replays and grades of one submission, and on asking
     environment peers for them: a restarted one is back within this time. Then the groups that
     remain are quarantined: credited, and not trained on."""
@@ -410,16 +448,16 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Rounds of the whole run; 0: the run has no outer loop."""
     inner_steps: Annotated[int, Meta(ge=1, le=1 << 20)] = 100
     """Optimiser steps of each trainer in a round."""
-    momentum: Finite = 0.9
+    momentum: BelowOne = 0.9
     """Nesterov momentum of the outer optimiser."""
-    learning_rate: Finite = 0.7
+    learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     """Learning rate of the outer optimiser."""
     quorum: Annotated[int, Meta(ge=1, le=TRAINERS_MAX)] = 2
     """Contributions with which the grace window of a round begins; fewer if fewer trainers are
     present."""
     grace_seconds: Seconds = 120.0
     """Time that a round with a quorum waits for the other trainers that are present."""
-    deadline_seconds: Finite = 3600.0
+    deadline_seconds: Positive = 3600.0
     """Longest wait for a quorum; then the round closes with the contributions that it has."""
     staleness_max: Annotated[int, Meta(ge=0, le=16)] = 1
     """Rounds by which the base of a contribution may be older than the newest outer state."""
@@ -432,16 +470,6 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     def contribution_tokens_max(self) -> int:
         """Most tokens that the inner steps of one contribution can train on."""
         return self.inner_steps * self.step_tokens_max
-
-    def problem(self) -> str | None:
-        """One sentence about the first invalid number, or None."""
-        if not 0 <= self.momentum < 1:
-            return f"outer.momentum is {self.momentum:g}; it must be 0 or more and below 1"
-        if not 0 < self.learning_rate <= 2:
-            return f"outer.learning_rate is {self.learning_rate:g}; it must lie in (0, 2]"
-        if not self.deadline_seconds > 0:
-            return f"outer.deadline_seconds is {self.deadline_seconds:g}; it must be above 0"
-        return None
 
 
 class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -478,7 +506,12 @@ class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
                 f"{sampling.max_new_tokens} tokens (sampling.max_new_tokens), so no state would "
                 'lie within one; make it smaller, or values.estimate "group"'
             )
-        if objective.name in ("gspo", "synthesis") or objective.has_process:
+        if objective.advantage not in OF_GROUPS:
+            return (
+                f'values.estimate is "continuations", but objective.advantage is '
+                f"{objective.advantage!r}; it must be one of {', '.join(OF_GROUPS)}"
+            )
+        if objective.name in OF_COMPLETIONS or objective.has_process:
             also = " with process rewards" if objective.has_process else ""
             return (
                 f'values.estimate is "continuations", but objective.name {objective.name!r}{also} '

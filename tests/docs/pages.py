@@ -99,8 +99,9 @@ def _range(info: Any) -> str:
         low = f"[{_number(info.ge)}"
     elif info.gt is not None:
         low = f"({_number(info.gt)}"
-    endless = info.le in (None, sys.float_info.max)
-    high = "∞)" if endless else f"{_number(info.le)}]"
+    endless = info.lt is None and info.le in (None, sys.float_info.max)
+    below = f"{_number(info.le)}]" if info.lt is None else f"{_number(info.lt)})"
+    high = "∞)" if endless else below
     return f" {low}, {high}"
 
 

@@ -88,9 +88,9 @@ def test_a_recipe_sets_tables_in_tables_and_each_environment(run_file: Path) -> 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("weight = -1.0", "objective.process.weight is -1; it must be 0 or more"),
-        ("beta = 0.0", "objective.process.beta is 0; it must be above 0"),
-        ("learning_rate = 2.0", "objective.process.learning_rate is 2; it must be above 0 and at"),
+        ("weight = -1.0", "objective: process: weight is -1.0: Expected `float` >= 0"),
+        ("beta = 0.0", "objective: process: beta is 0.0: Expected `float` > 0"),
+        ("learning_rate = 2.0", "learning_rate is 2.0: Expected `float` <= 1"),
     ],
 )
 def test_impossible_process_rewards_are_refused(run_file: Path, value: str, words: str) -> None:

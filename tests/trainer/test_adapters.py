@@ -10,11 +10,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from benchmarks.groups import make_batch
 from peers.engines.adapter import WEIGHTS_FILE
 from peers.engines.engine import Engine
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
-from peers.learning.groups import make_batch
 from peers.learning.learner import Learner
 from peers.learning.ranks import Ranks
 from peers.learning.settings import LearnerSettings
@@ -47,7 +47,7 @@ def engine_sees_what_the_learner_scores(engine: Engine, learner: Learner) -> Non
     groups = random_groups(5, policy=2)
     rollout = groups[0].rollouts[0]
     count = len(rollout.model_tokens)
-    passes = learner.policy.passes(make_batch(groups, learner.settings.objective))
+    passes = learner.policy.passes(make_batch(groups))
     found = learner.policy.score(passes)[:count]
     indices = range(len(rollout.tokens) - count, len(rollout.tokens))
     states = engine.prefill([rollout.tokens], [indices]).states[0]
@@ -90,7 +90,7 @@ def test_past_policies_and_the_reference_are_adapters_on_one_base(base: Path) ->
     sizes = {sum(value.nbytes for value in weights.values()) for weights in held.values()}
     assert sizes == {sum(value.nbytes for value in learner.policy.weights().values())}
 
-    passes = learner.policy.passes(make_batch(random_groups(5, policy=1), adapted().objective))
+    passes = learner.policy.passes(make_batch(random_groups(5, policy=1)))
     newest = learner.policy.score(passes)
     plain = Learner(base, settings()).policy.score(passes)
     for number, weights in held.items():

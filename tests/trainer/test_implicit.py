@@ -14,15 +14,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.groups import Group, as_accepted
 from peers.engines.loading import load as load_model
 from peers.learning import packing
-from peers.learning.groups import Group, as_accepted
-from peers.learning.implicit import ProcessModel, completions_of, process_advantages
+from peers.learning.advantages import Completions, advantages
+from peers.learning.implicit import ProcessModel, process_advantages
 from peers.learning.learner import Learner
-from peers.learning.objective import advantages
 from peers.learning.plan import Model, plan
 from peers.learning.ranks import Ranks
-from peers.learning.scoring import Part, ScoredBatch, assemble, score
+from peers.learning.scoring import Part, ScoredBatch, assemble, completions_of, score
 from peers.learning.settings import LearnerSettings
 from peers.learning.sharding import whole
 from swarm.jobs.training import Sharding
@@ -108,7 +108,7 @@ def test_advantages_of_process_rewards_are_those_of_the_formula(
 
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=8))
 def test_outcomes_are_compared_with_the_others_of_their_group(rewards: list[float]) -> None:
-    found = advantages(torch.tensor(rewards), Objective(advantage="rloo"))
+    found = advantages(Objective(advantage="rloo"), Completions.of([rewards]))
     wanted = [
         reward - statistics.fmean(rewards[:index] + rewards[index + 1 :])
         for index, reward in enumerate(rewards)
@@ -163,7 +163,7 @@ def test_a_step_of_the_second_model_follows_the_cross_entropy_of_outcomes(
     assert max(abs(r) for row in rewards for r in row) > 1e-2
     outcome = torch.cat(
         [
-            advantages(torch.tensor(g.rewards), learner.settings.objective).repeat_interleave(
+            advantages(learner.settings.objective, Completions.of([g.rewards])).repeat_interleave(
                 torch.tensor([len(rollout.model_tokens) for rollout in g.rollouts])
             )
             for g in groups[:-1]

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from benchmarks.groups import Group, as_accepted, make_batch
 from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
 from peers.learning import packing
 from peers.learning.batch import Batch
-from peers.learning.groups import Group, as_accepted, make_batch
 from peers.learning.learner import Learner
 from peers.learning.packing import lay_out
 from peers.learning.scorer import Scorer
@@ -100,7 +100,7 @@ def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(2, 5))
 def test_batch_holds_every_token_once(seed: int, count: int, size: int) -> None:
     groups = random_groups(seed, policy=1, count=count, size=size)
-    batch = make_batch(groups, Objective())
+    batch = make_batch(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rows = [rollout.tokens for rollout in rollouts]
     lengths = [len(rollout.model_tokens) for rollout in rollouts]
@@ -186,11 +186,11 @@ def test_mixed_policies_in_one_batch_each_get_their_own_log_mu(base: Path) -> No
 def test_learning_raises_the_probability_of_rewarded_completions(base: Path) -> None:
     groups = random_groups(5, policy=0, count=2)[:1]
     learner = Learner(base, settings(warmup_steps=0))
-    batch = make_batch(groups, Objective())
+    batch = make_batch(groups)
     before = log_probabilities(learner.model, batch)
     teach(learner, groups, 0)
     after = log_probabilities(learner.model, batch)
-    good = batch.per_token(batch.advantage) > 0
+    good = batch.per_token(torch.tensor(groups[0].rewards)) > 0
     assert float((after - before)[good].mean()) > 0 > float((after - before)[~good].mean())
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmarks.groups import Group
 from peers.engines.loading import load
-from peers.learning.groups import Group
 from peers.learning.learner import Learner
 from peers.learning.metrics import Metrics, idle_shares, speed
 from peers.learning.work import model_flops

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.groups import Group, make_batch
 from peers.engines.loading import load as load_model
 from peers.engines.native import NativeEngine
 from peers.learning import packing, scorer
@@ -23,8 +24,8 @@ from peers.learning.attention import (
     why_not,
 )
 from peers.learning.batch import Batch
-from peers.learning.groups import Group, make_batch
-from peers.learning.objective import Tokens, Totals, loss
+from peers.learning.formulas import Tokens
+from peers.learning.objective import Totals, loss
 from peers.learning.packing import Layout, Rows, first_fit, lay_out
 from peers.learning.scorer import Scorer
 from swarm.rollouts.rollout import Rollout, Segment, Span
@@ -69,7 +70,7 @@ def spread_batch(seed: int, count: int = 14, longest: int = 40) -> Batch:
                 temperature=TEMPERATURE,
             )
         )
-    return make_batch(groups, Objective())
+    return make_batch(groups)
 
 
 def scores(
@@ -79,7 +80,7 @@ def scores(
     model.zero_grad()
     scorer = Scorer(model)
     log_pi, entropy = torch.empty(batch.token_count()), torch.empty(batch.token_count())
-    advantage = batch.per_token(batch.advantage)
+    advantage = torch.linspace(-1, 1, batch.token_count())
     completion = batch.per_token(torch.arange(len(batch)))
     log_old = torch.linspace(-6, -2, batch.token_count())
     objective = Objective(kl_coefficient=0, entropy_coefficient=0.01)
@@ -112,7 +113,7 @@ def alone(batch: Batch) -> list[Rows]:
             sampled=batch.split(batch.sampled)[number],
             **{
                 name: getattr(batch, name)[number : number + 1]
-                for name in ("lengths", "completion_lengths", "advantage", "temperature")
+                for name in ("lengths", "completion_lengths", "temperature")
             },
         )
         (rows,) = lay_out(one)
@@ -402,7 +403,7 @@ def test_equal_tokens_of_other_turns_are_other_sequences(model: Any) -> None:
     one = Rollout.single_turn([4, 5], [6, 7, 8, 9])
     other = two_turns([4, 5], [6, 9], [7, 8])
     assert one.tokens == other.tokens
-    batch = make_batch([Group([one, other], [0.0, 1.0], 0)], Objective())
+    batch = make_batch([Group([one, other], [0.0, 1.0], 0)])
     assert batch.token_count() == 6
     for layout in ("padded", "packed"):
         log_pi = scores(model, batch, lay_out(batch, layout))[0]
@@ -424,7 +425,7 @@ def test_the_layout_is_chosen_by_the_spread_of_lengths() -> None:
             )
             for number, length in enumerate(lengths)
         ]
-        return make_batch(groups, Objective())
+        return make_batch(groups)
 
     assert not any(rows.packed for rows in lay_out(batch_of([40] * 30)))
     assert all(rows.packed for rows in lay_out(batch_of([300, *[3] * 40])))

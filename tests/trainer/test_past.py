@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.groups import make_batch
 from peers.engines.loading import load as load_model
-from peers.learning.groups import make_batch
 from peers.learning.host import PAGE_BYTES, HostMemory, host_tensor
 from peers.learning.learner import Learner
 from peers.learning.scorer import Scorer
@@ -28,7 +28,7 @@ def spare_bytes(learner: Learner) -> int:
 def test_scores_are_those_of_a_model_of_its_own(base: Path) -> None:
     learner = Learner(base, SETTINGS)
     run_steps(learner, [0, 1])
-    batch = make_batch(random_groups(5, policy=1), SETTINGS.objective)
+    batch = make_batch(random_groups(5, policy=1))
     passes = learner.policy.passes(batch)
     model = load_model(base).float().eval()
     for policy in (0, 1, 2):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from blake3 import blake3
@@ -11,15 +14,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from benchmarks.groups import Group, as_accepted
 from peers.demo.recipes import SAMPLING
 from peers.learning.batch import AcceptedGroups
-from peers.learning.groups import Group, as_accepted
 from peers.learning.ranks import Launch, Ranks
 from peers.learning.reading import read_groups
+from peers.learning.scoring import completions_of
 from swarm.jobs.training import AcceptedSubmission
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
-from swarm.wire.manifest import Objective
+from swarm.wire.messages import RewardParts
 
 NAME = bytes(range(32))
 
@@ -116,4 +120,37 @@ def test_a_group_is_divided_evenly_whichever_groups_a_step_trains_on() -> None:
     for rank in range(2):
         (found,) = as_accepted(groups, "x", Ranks(Launch(rank, 2, rank)))
         for index in range(3):
-            assert len(found.batch([index], Objective())) == 2
+            assert len(found.batch([index])) == 2
+
+
+def test_what_the_limit_cut_off_counts_in_its_group_and_is_not_trained_on(tmp_path: Path) -> None:
+    def made(length: int, finish: Literal["stop", "length"]) -> Rollout:
+        tokens = [5] * length
+        return Rollout.single_turn([4], tokens, finish=finish, log_probabilities=[-1.0] * length)
+
+    cut, whole = made(5, "length"), made(3, "stop")
+    groups = [
+        Group([cut, whole, whole], [0.0, 1.0, 0.5], policy=0),
+        Group([cut, cut, cut], [0.0, 1.0, 0.5], policy=0),  # nothing to train on is left
+        Group([whole, whole, cut], [0.0, 0.25, 1.0], policy=0),
+    ]
+    values = np.arange(9, dtype="<f4")
+    given = msgspec.structs.replace(
+        submission(groups, tmp_path / "rollouts"),
+        policy=0,
+        leaves_out_truncated=True,
+        parts=RewardParts(names=["form"], values=values.tobytes()),
+    )
+    rows = []
+    for rank in range(2):
+        found = read_groups(given, Ranks(Launch(rank, 2, rank)))
+        assert found.informative == [0, 2] and found.tokens_in([0, 2]) == 4 * 3
+        some = completions_of([(found, [2]), (found, [0])])
+        assert some.reward.tolist() == [0.0, 0.25, 1.0, 0.0, 1.0, 0.5]
+        assert some.parts["form"].tolist() == [6, 7, 8, 0, 1, 2]
+        assert some.length.tolist() == [3, 3, 5, 5, 3, 3]
+        kept = [row for row in found.rows.tolist() if row > 5], [r for r in found.rows if r < 6]
+        expected = [row - 6 for row in kept[0]] + [int(row) + 3 for row in kept[1]]
+        assert some.here.tolist() == expected
+        rows += found.rows.tolist()
+    assert sorted(rows) == [1, 2, 6, 7]

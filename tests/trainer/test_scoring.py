@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from peers.learning.groups import as_accepted
+from benchmarks.groups import as_accepted
+from peers.learning.advantages import advantages as advantages_of
 from peers.learning.learner import Learner
-from peers.learning.scoring import ScoredBatch, assemble, score
+from peers.learning.scoring import ScoredBatch, assemble, completions_of, score
 from tests.trainer.test_learner import (
     SETTINGS,
     random_groups,
@@ -102,8 +103,9 @@ def test_a_token_can_have_an_advantage_of_its_own(base: Path) -> None:
 
     before = advantages()
     for each in given:
-        whole = each.batch(each.informative, SETTINGS.objective)
-        each.token_advantage = whole.per_token(whole.advantage)
+        some = completions_of([(each, each.informative)])
+        whole = each.batch(each.informative)
+        each.token_advantage = whole.per_token(advantages_of(SETTINGS.objective, some))
     assert torch.equal(advantages(), before)
     for each in given:
         assert each.token_advantage is not None

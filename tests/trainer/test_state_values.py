@@ -6,15 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.groups import Group, as_accepted
 from peers.demo.recipes import OBJECTIVE, SAMPLING, SCHEDULE
-from peers.learning.groups import Group, as_accepted
-from peers.learning.objective import advantages
+from peers.learning.advantages import Completions, advantages
 from peers.learning.values import give_values, token_advantages
 from peers.trainer.pool import Accepted
 from peers.trainer.state_values import StateValues, boundaries
@@ -70,7 +69,7 @@ def test_a_token_has_the_difference_of_the_values_around_it(
 def test_without_values_every_token_has_its_groups_advantage(
     rewards: list[float], objective: Objective
 ) -> None:
-    own = advantages(torch.tensor(rewards).float(), objective)
+    own = advantages(objective, Completions.of([rewards]))
     for row, reward in enumerate(rewards):
         found = token_advantages([], 3, reward, rewards, objective)
         assert found.tolist() == pytest.approx([float(own[row])] * 3, rel=1e-2, abs=1e-2)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.groups import Group, as_accepted
 from peers.learning.batch import AcceptedGroups
-from peers.learning.groups import Group, as_accepted
 from peers.learning.learner import Learner
 from swarm.rollouts.rollout import Rollout, Span
 from tests.trainer.test_learner import SETTINGS, random_groups

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.groups import Group, as_accepted
 from peers.engines.device import find_device
 from peers.engines.loading import load as load_model
 from peers.learning.attention import why_not
-from peers.learning.groups import Group, as_accepted
 from peers.learning.host import HostMemory, host_tensor
 from peers.learning.learner import Learner
 from peers.learning.packing import lay_out

@@ -11,7 +11,7 @@ import numpy as np
 from swarm.ledger.entries import Outcome
 from swarm.rollouts.rollout import Finish, Kind
 from swarm.rollouts.rollouts import parts_in
-from swarm.wire.manifest import Objective
+from swarm.wire.manifest import OF_GROUPS, Objective
 from swarm.wire.messages import Verdict
 
 STD_EPSILON = 1e-6
@@ -138,6 +138,8 @@ def grades_of(verdict: Verdict, group: int, objective: Objective) -> Grades:
 def advantages_of(rewards: Sequence[float], objective: Objective) -> list[float]:
     """The advantages that the trainer gives a group's completions, computed without torch; without
     what process rewards add to those of single tokens."""
+    if objective.advantage not in OF_GROUPS or objective.overlong_tokens:
+        return []  # it depends on the rest of the batch, or on lengths
     values = np.array(rewards, np.float64)
     centred = values - values.mean()
     if objective.advantage == "rloo" and len(values) > 1:

@@ -1,4 +1,4 @@
-"""Groups whose rollouts are in memory, as fine-tuning, benchmarks and tests make them."""
+"""Groups whose rollouts are in memory, as benchmarks and tests make them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peers.learning.batch import AcceptedGroups, Batch, check_rewards, share_rows
-from peers.learning.objective import advantages
+from peers.learning.batch import AcceptedGroups, Batch, check_rewards, rollout_batch, share_rows
 from peers.learning.ranks import Ranks
 from swarm.rollouts.rollout import Rollout
-from swarm.wire.manifest import Objective
 
 
 @dataclass(frozen=True)
@@ -34,22 +32,10 @@ class Group:
         check_rewards([self.rewards], [self.kept], len(self.rollouts))
 
 
-def make_batch(groups: Sequence[Group], objective: Objective) -> Batch:
-    """Make a batch with one sequence per rollout, groups in order; `ValueError` if none."""
-    if not groups:
-        raise ValueError("a batch needs a group")
+def make_batch(groups: Sequence[Group]) -> Batch:
+    """A batch with one sequence per rollout, groups in order."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    temperatures = [group.temperature for group in groups for _ in group.rollouts]
-    return Batch(
-        tokens=_tokens(rollouts),
-        sampled=_sampled(rollouts),
-        lengths=_lengths(rollouts),
-        completion_lengths=_completion_lengths(rollouts),
-        advantage=torch.cat(
-            [advantages(torch.tensor(g.rewards).float(), objective) for g in groups]
-        ),
-        temperature=torch.tensor(temperatures, dtype=torch.float64),
-    )
+    return rollout_batch(rollouts, [group.temperature for group in groups for _ in group.rollouts])
 
 
 def as_accepted(
@@ -66,32 +52,24 @@ def as_accepted(
 def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroups:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards, kept = [group.rewards for group in groups], [group.kept for group in groups]
-    rows = share_rows(name, rewards, kept, _lengths(rollouts), ranks)
+    whole = make_batch(groups)
+    rows = share_rows(name, rewards, kept, whole.lengths, ranks)
     mine = [rollouts[row] for row in rows.tolist()]
-    policy = groups[0].policy
+    here, policy = rollout_batch(mine, [1.0 for _ in mine]), groups[0].policy
     return AcceptedGroups(
         name=name,
         policies=sorted(set(_policies(rollouts, policy).tolist())),
         temperature=groups[0].temperature,
         rewards=rewards,
         kept=kept,
-        all_completion_lengths=_completion_lengths(rollouts),
+        all_completion_lengths=whole.completion_lengths,
         rows=rows,
-        tokens=_tokens(mine),
-        sampled=_sampled(mine),
-        lengths=_lengths(mine),
+        tokens=here.tokens,
+        sampled=here.sampled,
+        lengths=here.lengths,
         token_policies=_policies(mine, policy),
         reported=_reported(mine),
     )
-
-
-def _tokens(rollouts: Sequence[Rollout]) -> Tensor:
-    return torch.tensor([token for rollout in rollouts for token in rollout.tokens]).long()
-
-
-def _sampled(rollouts: Sequence[Rollout]) -> Tensor:
-    flat = (segment for rollout in rollouts for segment in rollout.segments)
-    return torch.tensor([each.kind == "model" for each in flat for _ in each.tokens]).bool()
 
 
 def _policies(rollouts: Sequence[Rollout], policy: int) -> Tensor:
@@ -104,14 +82,6 @@ def _policies(rollouts: Sequence[Rollout], policy: int) -> Tensor:
         else:
             numbers += [policy] * len(rollout.model_tokens)
     return torch.tensor(numbers).long()
-
-
-def _lengths(rollouts: Sequence[Rollout]) -> Tensor:
-    return torch.tensor([len(rollout.tokens) for rollout in rollouts]).long()
-
-
-def _completion_lengths(rollouts: Sequence[Rollout]) -> Tensor:
-    return torch.tensor([len(rollout.model_tokens) for rollout in rollouts]).long()
 
 
 def _reported(rollouts: Sequence[Rollout]) -> Tensor:
