@@ -114,9 +114,8 @@ def k3(log_other: Tensor, log_pi: Tensor) -> Tensor:
 
 def _averaged(objective: Objective, share: Tensor, tokens: Tokens, totals: Totals) -> Tensor:
     """The part's sum of shares, divided as `Objective.average` says."""
-    average = objective.average
-    if average == "published":
-        average = AVERAGES.get(objective.name, "tokens")
+    published = AVERAGES.get(objective.name, "tokens")
+    average = published if objective.average == "published" else objective.average
     if average == "tokens":
         return share.sum() / totals.tokens
     if average == "completions":

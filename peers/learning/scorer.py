@@ -195,7 +195,6 @@ def _random_batch(config: Any, lengths: Sequence[int]) -> Batch:
         sampled=torch.cat([torch.arange(length) > 0 for length in lengths]),
         lengths=counts,
         completion_lengths=counts - 1,
-        advantage=torch.zeros(len(lengths)),
         temperature=torch.ones(len(lengths), dtype=torch.float64),
     )
 

@@ -516,7 +516,7 @@ REWARDS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=6)
 def test_advantages_are_those_of_the_formulas(
     groups: list[list[float]], name: str, by_std: bool
 ) -> None:
-    options = {"weights": ["b=3.0"]} if name == "gdpo" else {}
+    options: Any = {"weights": ["b=3.0"]} if name == "gdpo" else {}
     g = Objective(advantage=name, normalise_by_std=by_std, advantage_options=options)
     some = Completions.of(groups)
     parts = {"a": some.reward, "b": some.reward.flip(0)}

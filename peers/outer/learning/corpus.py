@@ -84,7 +84,6 @@ class TextBlocks:
             sampled=sampled.flatten(),
             lengths=torch.full((count,), self._width),
             completion_lengths=torch.full((count,), stride),
-            advantage=torch.zeros(count),
             temperature=torch.ones(count, dtype=torch.float64),
         )
 
