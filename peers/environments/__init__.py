@@ -6,8 +6,8 @@ For other rooms:
   task_of
 - `chat_template`: ChatTemplate, ChatTokens
 - `collection`: Environments, GroupTask, labels
-- `columns`: Row, value_of
-- `dataset`: DataOptions, OfRows, prompt_in, text_in
+- `columns`: Row, flat, value_of
+- `dataset`: DataOptions, OfRows, prompt_columns, prompt_in, prompt_of, text_in
 - `episodes`: EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of
 - `interface`: Conversation, Environment, Episodes, Grade, Message, NotGradable, Prompt, SingleTurn,
   Split, Task, Tasks, ToolMessage, Transcript, UnusableTask, Wrapper, as_text, episodes_of,
@@ -22,7 +22,7 @@ For other rooms:
 - `row_check`: first_rows
 - `rows`: Rows, SUFFIXES, chosen_files, located
 - `run_probe`: described, model_of, probe_hashes, try_grading
-- `tasks`: Generated
+- `tasks`: Generated, indexed
 """
 
 from peers.environments.interface import (

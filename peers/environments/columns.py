@@ -60,7 +60,9 @@ def value_of(row: Row, name: str) -> Any:
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(map(_text, value))
-    return _text(value.get("content")) if isinstance(value, dict) else str(value or "")
+    if isinstance(value, dict):  # a message, or a part of one
+        return _text(value.get("content", value.get("text")))
+    return str(value or "")
 
 
 def _script(text: str) -> str:

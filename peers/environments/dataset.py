@@ -175,8 +175,8 @@ class Dataset(OfRows):
                 raise UserError(f"{where}: {name} is {column!r:.60}; it must name a column")
         self._prompt = self._data.pop("prompt", "prompt")
         self._answer = self._data.pop("answer", "answer")
-        prompts = FIELD.findall(self._prompt) or [self._prompt]
-        self._names = [*prompts, *filter(None, [self._answer]), *self._data.values()]
+        answers = filter(None, [self._answer])
+        self._names = [*prompt_columns(self._prompt), *answers, *self._data.values()]
         self.rows.check_columns(self._names, where)
         self._grader = make_grader(
             options.grader,
@@ -191,15 +191,23 @@ class Dataset(OfRows):
         data = {name: row[column] for name, column in self._data.items()}
         if len(answers) > 1:
             data[ACCEPTED] = answers
-        return Task(self._prompt_of(row, where), self._grader.completion(answers[0]), data)
-
-    def _prompt_of(self, row: Row, where: str) -> Prompt:
-        if FIELD.search(self._prompt):
-            return FIELD.sub(lambda found: text_in(row, found.group(1), where), self._prompt)
-        return prompt_in(row, self._prompt, where)
+        prompt = prompt_of(self._prompt, row, where)
+        return Task(prompt, self._grader.completion(answers[0]), data)
 
     def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:
         return self._grader, task.data
+
+
+def prompt_columns(prompt: str) -> list[str]:
+    """The columns of a prompt: one, or those in the braces of a text."""
+    return FIELD.findall(prompt) or [prompt]
+
+
+def prompt_of(prompt: str, row: Row, where: str) -> Prompt:
+    """The prompt in a column, or a text with columns in braces; raises `UserError`."""
+    if FIELD.search(prompt):
+        return FIELD.sub(lambda found: text_in(row, found.group(1), where), prompt)
+    return prompt_in(row, prompt, where)
 
 
 def prompt_in(row: Row, column: str, where: str) -> Prompt:
@@ -207,22 +215,27 @@ def prompt_in(row: Row, column: str, where: str) -> Prompt:
     value = row[column]
     if isinstance(value, str):
         return value
-    is_chat = (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(each, dict)
-            and isinstance(each.get("role"), str)
-            and isinstance(each.get("content"), str)
-            for each in value
-        )
-    )
-    if not is_chat:
+    messages = [_message(each) for each in value] if isinstance(value, list) else []
+    if not messages or None in messages:
         raise UserError(
             f"{where}: the prompt in {column!r} is {value!r:.60}; it must be text, or messages "
-            "with role and content; repair the data or name another column"
+            "with role and content (text, or parts of the type text); repair the data or name "
+            "another column"
         )
-    return tuple(Message(each["role"], each["content"]) for each in value)
+    return tuple(each for each in messages if each is not None)
+
+
+def _message(given: Any) -> Message | None:
+    """A message of a data set, whose content is text or a list of parts; None if it is neither."""
+    if not isinstance(given, dict):
+        return None
+    role, content = given.get("role"), given.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    is_text = all(isinstance(each, dict) and each.get("type") == "text" for each in parts)
+    texts = [each.get("text") for each in parts] if is_text else []
+    if not texts or not all(isinstance(each, str) for each in (role, *texts)):
+        return None
+    return Message(str(role), "".join(texts))
 
 
 def answers_in(row: Row, column: str, where: str, grader: Grader) -> list[str]:

@@ -9,7 +9,7 @@ For other rooms:
 - `data_files`: find_files
 - `descent`: descend
 - `durable`: delete_unfinished, whole_folder
-- `examples`: Encoder, draw_tasks, encode_examples, read_examples, rows_of, stop_id
+- `examples`: Encoder, draw_tasks, encode_examples, read_examples, stop_id, tokenizer_key
 - `formulas`: Tokens
 - `lead`: follow, lead
 - `learner`: Learner
@@ -21,7 +21,6 @@ For other rooms:
 - `policy`: TrainedPolicy, blank_model, score_passes
 - `ranks`: Launch, LearnerThread, Ranks
 - `reading`: check_file, read_groups
-- `records`: Records
 - `scorer`: Scorer
 - `settings`: LearnerSettings, learning_rate
 - `sharding`: check_compiler, local, rest, whole

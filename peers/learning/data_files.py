@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -99,7 +99,39 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def find_files(address: str, split: str | None = None, texts: Sequence[str] = ()) -> list[DataFile]:
+def cached(files: Sequence[DataFile], key: str, suffix: str, make: Callable[[Path], None]) -> Path:
+    """The file of the cache that `make` writes of some files, unless it is there already.
+
+    Its name depends on what the files hold and on `key`. Raises `UserError`.
+    """
+
+    def states() -> list[tuple[int, int]]:
+        found = [Path(each.address).stat() for each in files if "://" not in each.address]
+        return [(each.st_size, each.st_mtime_ns) for each in found]
+
+    names = ", ".join(each.address for each in files[:3])
+    try:
+        before = states()
+        named = msgspec.json.encode([key, [each.identity() for each in files]])
+        path = cache_folder() / f"{blake3(named).hexdigest()[:32]}{suffix}"
+        with locked(path):
+            if not path.exists():
+                make(path)
+                if states() != before:
+                    path.unlink()
+                    raise UserError(f"a file of {names} has changed while it was read; start again")
+            os.utime(path)
+        return path
+    except OSError as error:
+        raise UserError(
+            f"the tokens of {names} cannot be made ({error}); it must be readable, and the cache "
+            "writable: set XDG_CACHE_HOME to choose another folder for that"
+        ) from error
+
+
+def find_files(
+    address: str, split: str | None = None, subset: str | None = None, texts: Sequence[str] = ()
+) -> list[DataFile]:
     """The file at a path or address, or those with rows of a folder; raises `UserError`.
 
     `texts`: suffixes that a file without rows may have.
@@ -112,11 +144,12 @@ def find_files(address: str, split: str | None = None, texts: Sequence[str] = ()
         raise UserError(f"data names {address}, which is no {wanted} file; convert it to one")
     if not is_remote:
         is_text = _suffix(address) in texts
-        files = [address] if is_text else Rows.files_at(address, split)[0]
+        files = [address] if is_text else Rows.files_at(address, split, subset)[0]
         return [DataFile(str(each)) for each in files]
-    listing = cache_folder() / f"{blake3(f'{address} {split}'.encode()).hexdigest()[:32]}.listing"
+    wanted = f"{address} {split} {subset}"
+    listing = cache_folder() / f"{blake3(wanted.encode()).hexdigest()[:32]}.listing"
     try:
-        found = _find_remote(address, split, is_file=is_named)
+        found = _find_remote(address, split, subset, is_file=is_named)
         replace_file(listing, msgspec.json.encode(found))
         return found
     except Exception as error:  # each file system has its own
@@ -125,13 +158,15 @@ def find_files(address: str, split: str | None = None, texts: Sequence[str] = ()
         raise _explained(address, error) from error
 
 
-def _find_remote(address: str, split: str | None, *, is_file: bool) -> list[DataFile]:
+def _find_remote(
+    address: str, split: str | None, subset: str | None, *, is_file: bool
+) -> list[DataFile]:
     system, path = fsspec.url_to_fs(address)
     system.invalidate_cache()
     if is_file or not system.isdir(path):
         return [_described(system, address)]
     within = {PurePath(os.path.relpath(each, path)): each for each in system.find(path)}
-    chosen = chosen_files(list(within), split, None, address)
+    chosen = chosen_files(list(within), split, subset, address)
     return [_described(system, system.unstrip_protocol(within[each])) for each in chosen]
 
 

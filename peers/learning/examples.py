@@ -6,17 +6,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+from blake3 import blake3
+
 from peers.engines.config import read_config
+from peers.engines.tokenizer import tokenizer_files
 from peers.environments import Environment, Renderer, Task, task_of
 from peers.environments.episodes import demonstrate
 from peers.environments.interface import Conversation
 from peers.environments.rows import Rows
-from peers.learning.data_files import fetch, find_files
+from peers.learning.data_files import cached, fetch, find_files, make_room
 from peers.learning.records import Chat, Record, Records, Sampled
 from swarm.errors import UserError
 from swarm.jobs.offline import Reading
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.seeds import digest
+from swarm.world.disk import replace_file
+from swarm.world.progress import report
+
+FORMAT = "swarm-examples-1"
+"""Of the files of encoded examples; another once the same rows give others."""
 
 ENVIRONMENT_EXAMPLES_MAX = 100_000
 """Most examples drawn from an environment: a small environment repeats its prompts."""
@@ -88,27 +97,57 @@ def _conversation(chat: Chat, renderer: Renderer, stop: int) -> list[Segment]:
 
 
 def encode_examples(
-    records: Iterable[Record], model: Path, tokens_max: int, environment: Environment | None = None
-) -> tuple[list[Rollout], int]:
-    """The episodes of examples, and how many were left out; raises `UserError` as `Encoder` does"""
-    encoder = Encoder(model, tokens_max, environment)
-    encoded = [encoder.encode(record) for record in records]
-    found = [rollout for rollout in encoded if rollout is not None]
-    return found, len(encoded) - len(found)
+    examples: Iterable[Sequence[Record]], encoder: Encoder
+) -> tuple[list[list[Rollout]], int]:
+    """The episodes of each example, two of a pair, and how many examples were left out.
 
-
-def rows_of(data: str, split: str | None) -> Rows:
-    """The rows of a data set, here or at an address; raises `UserError`."""
-    return Rows(list(fetch(find_files(data, split))), data)
+    Raises `UserError` as `Encoder.encode` does.
+    """
+    found, left_out = [], 0
+    for example in examples:
+        report()
+        encoded = [encoder.encode(each) for each in example]
+        whole = [each for each in encoded if each is not None]
+        if len(whole) == len(encoded):
+            found.append(whole)
+        else:
+            left_out += 1
+    return found, left_out
 
 
 def read_examples(
-    data: str | Path, model: Path, tokens_max: int, reading: Reading
-) -> tuple[list[Rollout], int, int]:
-    """As `encode_examples`, of a data set; also how many answers of policies were refused or have a
-    reward out of bounds. Raises `UserError`."""
-    records = Records(rows_of(str(data), reading.split), reading, Renderer(model))
-    return *encode_examples(records, model, tokens_max), records.unwanted
+    data: str | Path, model: Path, tokens_max: int, reading: Reading, *, pairs: bool = False
+) -> tuple[list[list[Rollout]], int, int]:
+    """As `encode_examples`, of a data set, here or at an address; also how many answers of policies
+    were refused or have a reward out of bounds.
+
+    A file in the cache keeps all of it, named by what it depends on. Raises `UserError`.
+    """
+    files = find_files(str(data), reading.split, reading.subset)
+
+    def make(path: Path) -> None:
+        encoder = Encoder(model, tokens_max)
+        records = Records(Rows(list(fetch(files)), str(data)), reading, encoder.renderer)
+        examples = records.pairs() if pairs else ((each,) for each in records)
+        found, left_out = encode_examples(examples, encoder)
+        raw = msgspec.msgpack.encode((found, left_out, records.unwanted))
+        make_room(len(raw))
+        replace_file(path, raw)
+
+    key = tokenizer_key(model, FORMAT, tokens_max, pairs, reading)
+    path = cached(files, key, ".examples", make)
+    return msgspec.msgpack.decode(path.read_bytes(), type=_Read)
+
+
+_Read = tuple[list[list[Rollout]], int, int]
+
+
+def tokenizer_key(model: Path, *others: object) -> str:
+    """A text that is another one once a model encodes texts in another way, or `others` change."""
+    hasher = blake3(repr((stop_id(model), read_config(model)["vocab_size"], *others)).encode())
+    for path in tokenizer_files(model):
+        hasher.update(path.name.encode() + path.read_bytes())
+    return hasher.hexdigest()
 
 
 def stop_id(folder: Path) -> int:

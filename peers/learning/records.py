@@ -1,7 +1,8 @@
 """Examples to learn from, as the rows of a data set have them.
 
-A row is a prompt with an answer, a chat, a prompt with a chosen and a rejected answer, a solution
-that `swarm synthesize` wrote, or a rollout that `swarm rollouts export` wrote.
+A row is a prompt with an answer, a chat, a prompt with a chosen and a rejected answer, a response
+in the form of SYNTHETIC-1, which `swarm synthesize` writes, or a rollout that `swarm rollouts
+export` wrote.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from peers.environments import Renderer, Task
-from peers.environments.columns import Row, value_of
-from peers.environments.dataset import prompt_in, text_in
+from peers.environments.columns import Row, flat, value_of
+from peers.environments.dataset import prompt_columns, prompt_in, prompt_of, text_in
 from peers.environments.interface import Conversation, Message, Prompt, messages_of
 from peers.environments.rows import Rows
 from swarm.errors import UserError
@@ -25,7 +26,8 @@ ROLLOUT = "turns"
 CHAT = "messages"
 """The column with a whole conversation."""
 
-SOLUTION = {"teacher", "environment", "task", "reward"}
+RESPONSE = "llm_response"
+SOLUTION = {"problem_id", "score", RESPONSE}
 """The columns that a teacher's solutions have."""
 
 KINDS = ("prompt", "model", "environment")
@@ -43,7 +45,7 @@ class Sampled:
     """What a policy answered, with its reward."""
 
     example: Rollout | Task | Chat
-    group: tuple[str, int]
+    group: tuple[str, str | int]
     """Shared by all answers to a prompt."""
     reward: float
 
@@ -59,21 +61,29 @@ class Records:
         self._reading, self._renderer = reading, renderer
         self.unwanted = 0
         """Answers of policies passed over so far: refused, or with a reward out of bounds."""
-        self._are_rollouts = ROLLOUT in self._rows.columns
-        self._are_solutions = set(self._rows.columns) >= SOLUTION
+        columns = set(rows.columns)
+        self._are_rollouts = ROLLOUT in columns
+        self._are_solutions = columns >= SOLUTION and not self._are_rollouts
+        self._reward = "score" if self._are_solutions else "reward"
+        self._answer = reading.answer_column
+        if self._are_solutions and self._answer not in columns:
+            self._answer = RESPONSE
+        where = flat(reading.where)
+        self._indices = rows.matching(where, "--where") if where else range(len(rows))
 
     def _check_columns(self) -> None:
         """Raise `UserError` unless the data set has prompts with answers, or chats."""
         columns = self._rows.columns
-        wanted = [self._reading.prompt_column, self._reading.answer_column]
-        if self._are_rollouts or (CHAT in columns and wanted[0] not in columns):
+        asked = self._reading.prompt_column
+        if self._are_rollouts or (CHAT in columns and asked not in columns):
             return
+        wanted = [*prompt_columns(asked), self._answer]
         self._rows.check_columns(wanted, "--prompt-column or --answer-column")
 
     def __iter__(self) -> Iterator[Record]:
         """Each example; raises `UserError` with the row."""
         self._check_columns()
-        for index in range(len(self._rows)):
+        for index in self._indices:
             row = self._rows[index]
             where = f"{self._data}, row {index}"
             if not self._is_wanted(row):
@@ -82,8 +92,8 @@ class Records:
             if self._are_rollouts:
                 yield self._rollout(row, where)
             elif self._are_solutions:
-                group = str(row["environment"]), int(row["task"])
-                yield Sampled(self._written(row, where), group, float(row["reward"]))
+                group = str(row.get("task_type")), str(row["problem_id"])
+                yield Sampled(self._written(row, where), group, float(row[self._reward]))
             else:
                 yield self._written(row, where)
 
@@ -97,7 +107,7 @@ class Records:
             yield from self._best_and_worst()
             return
         self._rows.check_columns(("chosen", "rejected"), "--data")
-        for index in range(len(self._rows)):
+        for index in self._indices:
             row = self._rows[index]
             where = f"{self._data}, row {index}"
             chosen, rejected = (
@@ -106,7 +116,7 @@ class Records:
             yield chosen, rejected
 
     def _best_and_worst(self) -> Iterator[tuple[Record, Record]]:
-        groups: dict[tuple[str, int], tuple[Sampled, Sampled]] = {}
+        groups: dict[tuple[str, str | int], tuple[Sampled, Sampled]] = {}
         for record in self:
             assert isinstance(record, Sampled)
             best, worst = groups.get(record.group, (record, record))
@@ -121,7 +131,11 @@ class Records:
     def _answered(self, row: Row, answer: str, where: str) -> Record:
         """A prompt with one of its answers, either of them text or messages."""
         asked = self._reading.prompt_column
-        prompt = prompt_in(row, asked, where) if row.get(asked) else ()
+        try:
+            values = {name: value_of(row, name) for name in prompt_columns(asked)}
+        except ValueError:
+            values = {}
+        prompt = prompt_of(asked, values, where) if any(values.values()) else ()
         answered = prompt_in(row, answer, where)
         if isinstance(answered, str):
             if not prompt:
@@ -138,7 +152,7 @@ class Records:
         """Whether the reward of a policy's answer is within bounds, and not refused."""
         if not self._are_rollouts and not self._are_solutions:
             return True
-        reward = row.get("reward")
+        reward = row.get(self._reward)
         low, high = self._reading.reward
         return (
             isinstance(reward, (int, float))
@@ -150,12 +164,12 @@ class Records:
         """A chat, or a prompt with its answer."""
         if row.get(CHAT):
             return Chat(messages_of(prompt_in(row, CHAT, where)))
-        asked, answered = self._reading.prompt_column, self._reading.answer_column
+        asked, answered = self._reading.prompt_column, self._answer
         try:
-            values = {name: value_of(row, name) for name in (asked, answered)}
+            values = {name: value_of(row, name) for name in (*prompt_columns(asked), answered)}
         except ValueError as error:
             raise UserError(f"{where} cannot be used ({error}); repair it") from error
-        prompt, answer = prompt_in(values, asked, where), text_in(values, answered, where)
+        prompt, answer = prompt_of(asked, values, where), text_in(values, answered, where)
         return Task(self._asked(prompt), answer)
 
     def _asked(self, prompt: Prompt) -> Prompt:

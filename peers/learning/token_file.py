@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
-from peers.learning.data_files import UNFINISHED, DataFile, cache_folder, fetch, locked, make_room
+from peers.learning.data_files import UNFINISHED, DataFile, cached, fetch, make_room
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.world.disk import replace_file
 from swarm.world.progress import report
@@ -46,40 +46,20 @@ def tokenized(files: Sequence[DataFile], tokenizer: str, read: Read) -> tuple[st
 
     `tokenizer` says all else that they depend on.
     """
-    try:
-        states = _states(files)
-        named = msgspec.json.encode([FORMAT, tokenizer, [each.identity() for each in files]])
-        path = cache_folder() / f"{blake3(named).hexdigest()[:32]}.tokens"
-        with locked(path):
-            if not path.exists():
-                _tokenize(files, read, path, states)
-            os.utime(path)
-            # An empty file cannot be mapped.
-            size = path.stat().st_size // 4
-            return path.stem, np.memmap(path, np.uint32, "r") if size else np.zeros(0, np.uint32)
-    except OSError as error:
-        raise UserError(
-            f"the tokens of {files[0].address} cannot be made ({error}); it must be readable, and "
-            f"{cache_folder()} writable: set XDG_CACHE_HOME to choose another folder"
-        ) from error
+    path = cached(files, f"{FORMAT} {tokenizer}", ".tokens", partial(_tokenize, files, read))
+    # An empty file cannot be mapped.
+    size = path.stat().st_size // 4
+    return path.stem, np.memmap(path, np.uint32, "r") if size else np.zeros(0, np.uint32)
 
 
-def _states(files: Sequence[DataFile]) -> list[tuple[int, int]]:
-    """Size and time of change of the files that are here."""
-    found = [Path(each.address).stat() for each in files if "://" not in each.address]
-    return [(each.st_size, each.st_mtime_ns) for each in found]
-
-
-def _tokenize(
-    files: Sequence[DataFile], read: Read, path: Path, states: list[tuple[int, int]]
-) -> None:
-    partial = path.with_name(path.name + UNFINISHED)
+def _tokenize(files: Sequence[DataFile], read: Read, path: Path) -> None:
+    unfinished = path.with_name(path.name + UNFINISHED)
     record = path.with_name(path.stem + ".json" + UNFINISHED)
     done = _Done()
     with suppress(OSError, *DECODE_ERRORS):
         found = msgspec.json.decode(record.read_bytes(), type=_Done)
-        done = found if partial.stat().st_size >= 4 * found.tokens else done
-    with partial.open("ab") as to, closing(fetch(files[done.file :])) as paths:
+        done = found if unfinished.stat().st_size >= 4 * found.tokens else done
+    with unfinished.open("ab") as to, closing(fetch(files[done.file :])) as paths:
         to.truncate(4 * done.tokens)
 
         def save() -> None:
@@ -103,7 +83,4 @@ def _tokenize(
             done.file, done.pieces = done.file + 1, 0
             save()
     record.unlink()
-    if _states(files) != states:
-        names = ", ".join(each.address for each in files[:3])
-        raise UserError(f"a file of {names} has changed while it was read; start again")
-    partial.rename(path)
+    unfinished.rename(path)

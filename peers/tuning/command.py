@@ -34,12 +34,15 @@ from swarm.terminal.options import (
     Weights,
     absolute,
     environment_options,
+    toml_lines,
 )
 from swarm.terminal.output import say_event, say_json
 from swarm.wire.manifest import EnvironmentReference
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 
+WHERE = "--where", "ability='math'"
+"""The option and an example of it."""
 SERVICE = "peers.tuning.service:Tuning"
 
 
@@ -111,7 +114,7 @@ def first_job(
     if environment is not None and reading != Reading():
         raise UserError(
             "--environment gives its own examples; leave out the options that read --data "
-            "(--split, --prompt-column, --answer-column, --chat, --reward)"
+            "(--split, --subset, --where, --prompt-column, --answer-column, --chat, --reward)"
         )
     if out.exists():
         raise UserError(f"--out {out} exists already; choose another folder")
@@ -134,8 +137,21 @@ Out = Annotated[Path, typer.Option(help="New folder for the result.")]
 Split = Annotated[
     str | None, typer.Option(help="Of a folder with several splits, the one to read; else train.")
 ]
+Subset = Annotated[
+    str | None, typer.Option(help="Of several data sets in one folder, that in this one; *: all.")
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Condition on a column in TOML, such as \"ability='math'\": only rows that meet all "
+        "are read. Repeatable."
+    ),
+]
 PromptColumn = Annotated[
-    str, typer.Option(help="Column with the prompt: text, or a list of messages.")
+    str,
+    typer.Option(
+        help="Column with the prompt, text or a list of messages; or a text with columns in braces."
+    ),
 ]
 Chat = Annotated[
     bool,
@@ -174,6 +190,8 @@ def sft(
     ] = None,
     option: EnvironmentOptions = None,
     split: Split = None,
+    subset: Subset = None,
+    where: Where = None,
     prompt_column: PromptColumn = "prompt",
     answer_column: Annotated[str, typer.Option(help="Column with the answer's text.")] = "answer",
     chat: Chat = False,
@@ -217,6 +235,8 @@ def sft(
         ),
         reading=Reading(
             split=split,
+            subset=subset,
+            where=toml_lines(where, *WHERE),
             prompt_column=prompt_column,
             answer_column=answer_column,
             chat=chat,
@@ -231,10 +251,11 @@ def dpo(
     model: Model,
     out: Out,
     data: Annotated[
-        Path,
+        str,
         typer.Option(
-            help="JSON lines, Parquet, Arrow, or a Hugging Face folder of them: prompts with "
-            "chosen and rejected answers, a teacher's solutions, or exported rollouts."
+            help="JSON lines, Parquet, or a Hugging Face folder of them, or its address, as for "
+            "`swarm sft`: prompts with chosen and rejected answers, a teacher's solutions, or "
+            "exported rollouts."
         ),
     ],
     beta: Annotated[
@@ -244,6 +265,8 @@ def dpo(
         float, typer.Option(help="Weight of the chosen answers' own loss, as in SFT.")
     ] = 0.0,
     split: Split = None,
+    subset: Subset = None,
+    where: Where = None,
     prompt_column: PromptColumn = "prompt",
     chat: Chat = False,
     steps: Steps = 100,
@@ -266,7 +289,7 @@ def dpo(
     job = first_job(
         model,
         out,
-        [str(data)],
+        [data],
         settings=TuningSettings(
             loss="preferences",
             steps=steps,
@@ -279,6 +302,12 @@ def dpo(
             answer_weight=answer_weight,
             seed=seed,
         ),
-        reading=Reading(split=split, prompt_column=prompt_column, chat=chat),
+        reading=Reading(
+            split=split,
+            subset=subset,
+            where=toml_lines(where, *WHERE),
+            prompt_column=prompt_column,
+            chat=chat,
+        ),
     )
     run_until_interrupted(tune, job, out, report_every, save_every, as_json)

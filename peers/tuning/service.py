@@ -26,11 +26,10 @@ from peers.environments import load as load_environment
 from peers.learning import states
 from peers.learning.batch import Batch, rollout_batch
 from peers.learning.descent import descend
-from peers.learning.examples import Encoder, draw_tasks, encode_examples, read_examples, rows_of
+from peers.learning.examples import Encoder, draw_tasks, encode_examples, read_examples
 from peers.learning.mixture import Mixture
 from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
-from peers.learning.records import Records
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.offline import (
@@ -328,26 +327,15 @@ def read_job(job: StartTuning, tokens_max: int) -> tuple[list[list[Example]], in
         reference = job.environment
         environment = load_environment(reference.name, reference.version, reference.options)
         tasks = draw_tasks(environment, 2 * settings.steps * settings.batch, settings.seed)
-        found, left_out = encode_examples(tasks, model, tokens_max, environment)
-        return [[Example([each]) for each in found]], left_out, 0
-    read = [_read(job, data, tokens_max) for data in job.data]
-    sources = [found for found, _, _ in read]
+        encoder = Encoder(model, tokens_max, environment)
+        found, left_out = encode_examples(((each,) for each in tasks), encoder)
+        return [list(map(Example, found))], left_out, 0
+    pairs = settings.loss == "preferences"
+    read = [read_examples(data, model, tokens_max, job.reading, pairs=pairs) for data in job.data]
+    sources = [list(map(Example, found)) for found, _, _ in read]
     if not job.weights:
         sources = [list(itertools.chain.from_iterable(sources))]
     return sources, sum(each for _, each, _ in read), sum(each for _, _, each in read)
-
-
-def _read(job: StartTuning, data: str, tokens_max: int) -> tuple[list[Example], int, int]:
-    model = Path(job.model)
-    if job.settings.loss != "preferences":
-        found, left_out, unwanted = read_examples(data, model, tokens_max, job.reading)
-        return [Example([each]) for each in found], left_out, unwanted
-    encoder = Encoder(model, tokens_max)
-    records = Records(rows_of(data, job.reading.split), job.reading, encoder.renderer)
-    encoded = [[encoder.encode(each) for each in pair] for pair in records.pairs()]
-    whole = [[each for each in pair if each is not None] for pair in encoded]
-    pairs = [Example(pair) for pair in whole if len(pair) == 2]
-    return pairs, len(encoded) - len(pairs), records.unwanted
 
 
 def batch_of(examples: Sequence[Example]) -> Batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -47,7 +47,12 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     split: str | None = None
     """Of a folder with several splits; None: train."""
+    subset: str | None = None
+    """Of several data sets in one folder, that in this folder; `*`: all."""
+    where: dict[str, Any] = {}
+    """Conditions on columns; only rows that meet all of them are read."""
     prompt_column: str = "prompt"
+    """A column, or a text with columns in braces."""
     answer_column: str = "answer"
     chat: bool = False
     """A prompt of text is a message of the user, for the model's chat template."""

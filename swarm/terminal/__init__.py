@@ -19,7 +19,7 @@ For other rooms:
 - `interrupt`: run_until_interrupted
 - `options`: AsJson, Bootstrap, EnvironmentOptions, TaskSeed, Temperature, TokenizerFolder,
   UNGRADABLE_MAX, UngradableMax, Version, Weights, WhichRun, absolute, check_dtype,
-  check_temperature, environment_options
+  check_temperature, environment_options, toml_lines
 - `output`: STANDARD_OUTPUT, check_writable, plain, print_json, removed_on_failure, say_event,
   say_json, to_json, write_json, write_text
 - `progress`: progress_bar

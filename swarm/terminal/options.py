@@ -97,24 +97,27 @@ def check_temperature(value: float) -> None:
 
 def environment_options(lines: Sequence[str] | None) -> dict[str, Any]:
     """Parse options of an environment, each a line of TOML; raises `UserError`."""
-    options: dict[str, Any] = {}
+    return option_texts(toml_lines(lines, "--option", "lengths=[8,12]"))
+
+
+def toml_lines(lines: Sequence[str] | None, option: str, example: str) -> dict[str, Any]:
+    """The values of an option that takes lines of TOML; raises `UserError`."""
+    found: dict[str, Any] = {}
     for line in lines or ():
         try:
-            options |= tomllib.loads(line)
+            found |= tomllib.loads(line)
         except tomllib.TOMLDecodeError as error:
             raise UserError(
-                f"--option is {line!r}; write it as KEY=VALUE in TOML, with text in quotes, for "
-                "example 'lengths=[8,12]'"
+                f"{option} is {line!r}; write it as KEY=VALUE in TOML, with text in quotes, for "
+                f"example {example!r}"
             ) from error
         except ValueError as error:  # Python reads no integer of more than 4,300 digits
-            raise UserError(f"--option is {line[:60]!r}…; give a smaller number") from error
+            raise UserError(f"{option} is {line[:60]!r}…; give a smaller number") from error
     try:
-        msgspec.msgpack.encode(options)
+        msgspec.msgpack.encode(found)
     except OverflowError as error:
-        raise UserError(
-            "--option has an integer beyond 64 bits, which no manifest can hold; give a smaller one"
-        ) from error
-    return option_texts(options)
+        raise UserError(f"{option} has an integer beyond 64 bits; give a smaller one") from error
+    return found
 
 
 def _say_version(wanted: bool) -> None:

@@ -14,7 +14,7 @@ from peers.engines.demo import make_policy
 from peers.engines.loading import load
 from peers.engines.tokenizer import BYTES_MAX, copy_tokenizer
 from peers.environments import Renderer, Task
-from peers.learning.examples import encode_examples
+from peers.learning.examples import Encoder, encode_examples
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 from peers.tuning.service import Tuning
@@ -173,6 +173,7 @@ def test_special_tokens_above_the_vocabulary_are_refused_in_texts_only(tmp_path:
     tokenizer.add_special_tokens(["<image>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     load(tmp_path)
-    assert len(encode_examples([Task("10>", "01")], tmp_path, 20)[0]) == 1
+    encoder = Encoder(tmp_path, 20)
+    assert len(encode_examples([[Task("10>", "01")]], encoder)[0]) == 1
     with pytest.raises(UserError, match="an example has the token 64, but the model's vocabulary"):
-        encode_examples([Task("1<image>0>", "01")], tmp_path, 20)
+        encode_examples([[Task("1<image>0>", "01")]], encoder)

@@ -12,7 +12,7 @@ from peers.environments import Episodes, Message, Renderer, Task, TaskList, Task
 from peers.environments.chat import Chat, ChatOptions
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.environments.probe import probe_seed
-from peers.learning.examples import encode_examples
+from peers.learning.examples import Encoder, encode_examples
 from swarm.wire.manifest import Sampling
 from tests.environments.chat_families import FAMILIES
 
@@ -90,6 +90,6 @@ def test_an_example_of_a_chat_ends_as_the_template_ends_a_turn(tmp_path: Path) -
     FAMILIES["chatml"].write(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 0}))
     tasks = [Task((Message("user", "1+1"),), "2"), Task("1+1", "2")]
-    examples, left_out = encode_examples(tasks, tmp_path, 100)
+    examples, left_out = encode_examples([[each] for each in tasks], Encoder(tmp_path, 100))
     assert left_out == 0
-    assert [each.tokens[-1] for each in examples] == [2, 0]  # <|im_end|>, <|endoftext|>
+    assert [each.tokens[-1] for (each,) in examples] == [2, 0]  # <|im_end|>, <|endoftext|>

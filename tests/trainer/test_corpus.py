@@ -317,4 +317,4 @@ def test_a_folder_of_a_bucket_is_read_for_sft(model: Path) -> None:
         bucket.pipe(f"/set/{name}.jsonl", "\n".join(map(json.dumps, rows)).encode())
     found, _, _ = read_examples("memory://set", model, 99, Reading())
     decode = Renderer(model).decode_completion
-    assert [decode(each.prompt, ())[0] for each in found] == [f"<bos>{n}>" for n in range(20)]
+    assert [decode(each.prompt, ())[0] for (each,) in found] == [f"<bos>{n}>" for n in range(20)]

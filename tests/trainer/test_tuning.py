@@ -20,7 +20,7 @@ from peers.engines.demo import EOS_ID
 from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
 from peers.environments import Renderer
-from peers.learning.examples import read_examples, stop_id
+from peers.learning.examples import Encoder, read_examples, stop_id
 from peers.tuning.service import Example, Tuning, batch_of, read_job
 from swarm.commands.main import app
 from swarm.errors import UserError
@@ -151,6 +151,10 @@ def test_each_step_has_its_share_of_each_source(base: Path, tmp_path: Path) -> N
         ('{"prompt": "a", "answer": [1]}', r"row 0: 'answer' is \[1\]; it must be text or a num"),
         ('{"prompt": [], "answer": "1"}', r"row 0: the prompt in 'prompt' is \[\]; it must"),
         ('{"messages": [{"role": "user"}]}', "or messages with role and content"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}',
+            r"row 0: the prompt in 'messages' is .* parts of the type text",
+        ),
         ('{"messages": [{"role": "user", "content": "a"}]}', "a chat has the roles user; it needs"),
         ('{"prompt": [{"role": "user", "content": "a"}], "answer": "1"}', "has no chat template"),
     ],
@@ -190,6 +194,60 @@ def test_parquet_folders_and_other_columns_are_read(base: Path, tmp_path: Path) 
     assert rollouts(service._examples) == rollouts(lines._examples)
 
 
+def test_only_rows_that_meet_the_conditions_are_read(base: Path, tmp_path: Path) -> None:
+    """Of the data set in the folder that is named; prompts may be texts with columns in braces."""
+    for name, shift in (("main", 0), ("other", 5)):
+        rows = [
+            {"a": n, "b": n + shift, "c": "1", "about": {"level": n % 3}, "chosen": "1"}
+            | {"rejected": "2"}
+            for n in range(9)
+        ]
+        (tmp_path / "set" / name).mkdir(parents=True)
+        (tmp_path / "set" / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    decode = Renderer(base).decode_completion
+    reading = Reading(
+        subset="other",
+        where={"about": {"level": "1:"}, "a": "!4"},
+        prompt_column="{a}+{b}>",
+        answer_column="c",
+    )
+    for pairs in (False, True):
+        found, *_ = read_examples(tmp_path / "set", base, 99, reading, pairs=pairs)
+        texts = [[decode(each.prompt, ())[0] for each in example] for example in found]
+        assert texts == [[f"<bos>{n}+{n + 5}>"] * (1 + pairs) for n in (1, 2, 5, 7, 8)]
+
+
+def test_examples_are_encoded_once(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other data, other columns, another tokenizer or pairs are encoded by themselves."""
+    count = 0
+    encode = Encoder.encode
+
+    def counted(encoder: Encoder, record: Any) -> Rollout | None:
+        nonlocal count
+        count += 1
+        return encode(encoder, record)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
+    data = write_rollouts(tmp_path / "r.jsonl", base, [[0, 1, 0.5], [1, 0, 1]])
+    reading = Reading(reward=(0.5, math.inf))
+    first = read_examples(data, base, 2, reading)
+    assert count == 4 and first[1:] == (4, 2)
+    first = read_examples(data, base, 99, reading)
+    assert count == 8 and len(first[0]) == 4 and first[1:] == (0, 2)
+    assert read_examples(data, base, 99, reading) == first and count == 8
+    pairs = read_examples(data, base, 99, Reading(), pairs=True)
+    assert count == 12 and read_examples(data, base, 99, Reading(), pairs=True) == pairs
+    assert [len(each) for each in pairs[0]] == [2, 2] and count == 12
+    other = shutil.copytree(base, tmp_path / "other")
+    (other / "chat_template.jinja").write_text(CHATML)
+    read_examples(data, other, 99, reading)
+    assert count == 16
+    data.write_text(data.read_text().replace("accepted", "refused"))
+    assert read_examples(data, base, 99, reading) == ([], 0, 6)
+
+
 CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}"
     "{{ '!' if m['role'] == 'assistant' else '' }}{% endfor %}"
@@ -205,7 +263,7 @@ def test_only_the_assistants_words_of_a_chat_are_learned(base: Path, tmp_path: P
     chat = [{"role": role, "content": content} for role, content in messages]
     data = tmp_path / "chats.jsonl"
     data.write_text(json.dumps({"messages": chat}))
-    (found,), *_ = read_examples(data, model, 99, Reading())
+    ((found,),), *_ = read_examples(data, model, 99, Reading())
     decode = Renderer(model).decode_completion
     assert [(each.kind, decode(each.tokens, [EOS_ID])[0]) for each in found.segments] == [
         ("prompt", "<user>1<assistant>"),
@@ -213,8 +271,12 @@ def test_only_the_assistants_words_of_a_chat_are_learned(base: Path, tmp_path: P
         ("environment", "!<user>3<assistant>"),
         ("model", "4"),
     ]
+    parts = [{"type": "text", "text": part} for part in ("1", "")]
+    data.write_text(json.dumps({"messages": [{**chat[0], "content": parts}, *chat[1:]]}))
+    (in_parts,), *_ = read_examples(data, model, 99, Reading())
+    assert in_parts == [found]
     data.write_text(json.dumps({"prompt": "1", "answer": "2"}))
-    (asked,), *_ = read_examples(data, model, 99, Reading(chat=True))
+    ((asked,),), *_ = read_examples(data, model, 99, Reading(chat=True))
     assert asked.segments[:2] == found.segments[:2]
 
 
@@ -244,7 +306,7 @@ def test_rollouts_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
     data = write_rollouts(tmp_path / "r.jsonl", base, [[0, 1, 0.5], [0, 0, 0], [1, 0, 1]])
     found, *_ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
     decode = Renderer(base).decode_completion
-    assert [decode(each.tokens, ())[0] for each in found] == ["0>1", "2>0", "2>2"]
+    assert [decode(each.tokens, ())[0] for (each,) in found] == ["0>1", "2>0", "2>2"]
     job = StartTuning(
         model=str(base), data=[str(data)], settings=TuningSettings(loss="preferences")
     )
@@ -254,18 +316,18 @@ def test_rollouts_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_teachers_solutions_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
-    """A task's best solution is preferred to its worst, as of rollouts."""
+    """A task's best solution is preferred to its worst, as of rollouts; the form of SYNTHETIC-1."""
     told = [(0, "0", 0.0), (0, "1", 1.0), (0, "2", 1.0), (1, "3", 1.0), (2, "4", 0.0)]
     rows = [
-        {"prompt": f"{task}>", "answer": answer, "messages": None, "teacher": "ab"}
-        | {"environment": "sort", "task": task, "reward": reward}
+        {"prompt": f"{task}>", "llm_response": answer, "score": reward}
+        | {"task_type": "sort", "problem_id": f"p{task}"}
         for task, answer, reward in told
     ]
     data = tmp_path / "solutions.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
     decode = Renderer(base).decode_completion
     found, *_ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
-    assert [decode(each.model_tokens, ())[0][0] for each in found] == ["1", "2", "3"]
+    assert [decode(each.model_tokens, ())[0][0] for (each,) in found] == ["1", "2", "3"]
     job = StartTuning(
         model=str(base), data=[str(data)], settings=TuningSettings(loss="preferences")
     )

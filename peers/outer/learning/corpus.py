@@ -15,15 +15,13 @@ from typing import TextIO
 
 import numpy as np
 import torch
-from blake3 import blake3
 
 from peers.engines.config import read_config
-from peers.engines.tokenizer import tokenizer_files
 from peers.environments import Renderer
 from peers.environments.rows import Rows
 from peers.learning.batch import Batch
 from peers.learning.data_files import find_files
-from peers.learning.examples import stop_id
+from peers.learning.examples import stop_id, tokenizer_key
 from peers.learning.mixture import Place
 from peers.learning.token_file import Tokens, tokenized
 from swarm.errors import UserError
@@ -94,10 +92,7 @@ class _Reader:
     def __init__(self, model: Path) -> None:
         self._renderer, self._end = Renderer(model), stop_id(model)
         self._vocabulary = read_config(model)["vocab_size"]
-        hasher = blake3(f"{TEXT_COLUMN} {CHUNK_CHARACTERS} {self._end} {self._vocabulary}".encode())
-        for path in tokenizer_files(model):
-            hasher.update(path.name.encode() + path.read_bytes())
-        self.key = hasher.hexdigest()
+        self.key = tokenizer_key(model, TEXT_COLUMN, CHUNK_CHARACTERS)
 
     def __call__(self, path: Path, start: int) -> Iterator[Tokens]:
         for piece in itertools.islice(_texts(path), start, None):
