@@ -2,5 +2,5 @@
 
 For other rooms:
 
-- `similar`: shingles, similarity
+- `similar`: Texts, shingles, similarity
 """

@@ -6,7 +6,6 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from blake3 import blake3
 
 from peers.dataset.similar import Novelty
 from peers.evaluation.command import progress_shown
@@ -39,8 +37,6 @@ from swarm.terminal.output import check_writable, to_json, write_text
 
 if TYPE_CHECKING:
     from peers.environments import Environment, Task
-    from peers.evaluation.run import Evaluation
-    from swarm.jobs.evaluation import Sample
 
 SHARE = "solve_rate"
 """Column with the share of right attempts."""
@@ -71,12 +67,6 @@ def filter_command(
     out: Annotated[
         Path, typer.Option(help="Data set of the kept tasks: JSON lines, as the task's own rows.")
     ] = Path("filtered.jsonl"),
-    responses: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for the texts and scores of all attempts: JSON lines in the form of genesys."
-        ),
-    ] = None,
 ) -> None:
     """Try tasks with a policy and keep those that it solves sometimes.
 
@@ -85,13 +75,13 @@ def filter_command(
     require_extra("infer", "swarm dataset filter")
     from peers.environments import load
     from peers.evaluation.run import Machine, measure, wanted_of
+    from peers.evaluation.tasks import tasks_of
     from swarm.jobs import Hardware
 
     low, high = parse_range("--keep", keep, "0.125:0.5") or (0.0, 1.0)
     check_temperature(temperature)
     check_writable("--out", out, (".jsonl",))
-    model = find_model(policy, "--policy")
-    folder = model.folder.resolve()
+    folder = find_model(policy, "--policy").folder.resolve()
     wanted = wanted_of(
         tasks=environment,
         options=environment_options(option),
@@ -112,37 +102,18 @@ def filter_command(
         progress_shown(),
     )
     (named,) = wanted.environments
-    environment_here = load(named.name, named.version, named.options)
     kept: list[tuple[Task, float]] = []
-    texts: list[dict[str, Any]] = []
-    drawn = _drawn(environment_here, folder, wanted)
-    for (each, task), samples in zip(drawn, measured.samples[0], strict=True):
+    (drawn,) = tasks_of(wanted, folder)
+    for (_, task), samples in zip(drawn, measured.samples[0], strict=True):
         share = sum(sample.reward >= 1.0 for sample in samples) / pass_at
         if low <= share <= high and not any(sample.problem for sample in samples):
             kept.append((task, share))
-        if responses is not None:
-            title = f"{model.title}@{measured.drawn.checkpoint[:16]}"
-            texts += _responses(each, task, samples, wanted, title)
-    write_text("--out", "\n".join(map(to_json, _rows(environment_here, kept))), out)
-    if responses is not None:
-        write_text("--responses", "\n".join(map(to_json, texts)), responses)
+    rows = _rows(load(named.name, named.version, named.options), kept)
+    write_text("--out", "\n".join(map(to_json, rows)), out)
     tried = measured.drawn.tasks[0]
     if tried < tasks:
         print(f"{environment} has no other prompts than these {tried}", file=sys.stderr)
     print(numbered(f"{len(kept)} of {tried} tasks are kept; they are in {out}"))
-
-
-def _drawn(
-    environment: Environment, policy: Path, wanted: Evaluation
-) -> Iterator[tuple[bytes, Task]]:
-    """The seeds and tasks that were evaluated, drawn again."""
-    from peers.environments import Renderer
-    from peers.environments.prompt_room import ModelFacts, PromptRoom
-    from peers.evaluation.tasks import different_tasks
-
-    positions = ModelFacts.read(policy).max_position_embeddings
-    room = PromptRoom.of_policy(Renderer(policy), positions, wanted.max_new_tokens)
-    return different_tasks(environment, "train", wanted.seed, wanted.tasks, room=room)
 
 
 def _rows(environment: Environment, kept: Sequence[tuple[Task, float]]) -> Iterator[dict[str, Any]]:
@@ -239,31 +210,3 @@ def _prompts(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str
             yield environment.rows[index], "\n".join(contents), place
         except UnusableTask:
             yield {}, "", place
-
-
-def _responses(
-    seed: bytes, task: Task, samples: Sequence[Sample], wanted: Evaluation, model: str
-) -> Iterator[dict[str, Any]]:
-    """The attempts as records of genesys; of another environment, records made from the task."""
-    from peers.environments.interface import as_text
-
-    data = task.own.data
-    settings = {name: getattr(wanted, name) for name in ("temperature", "max_new_tokens", "seed")}
-    for number, sample in enumerate(samples):
-        yield {
-            "problem_id": data.get("problem_id", seed.hex()),
-            "source": data.get("source", ""),
-            "task_type": data.get("task_type", ""),
-            "in_source_id": data.get("in_source_id"),
-            "prompt": as_text(task.prompt),
-            "gold_standard_solution": task.answer,
-            "verification_info": to_json(data.get("verification_info", data)),
-            "metadata": to_json(data.get("metadata", {})),
-            "model_name": model,
-            "generation_config": to_json(settings),
-            "machine_info": to_json({"system": platform.system(), "machine": platform.machine()}),
-            "llm_response": "".join(sample.turns[1:]),
-            "response_id": blake3(f"{seed.hex()}/{number}".encode()).hexdigest(length=16),
-            "score": sample.reward,
-            "finished": sample.finished,
-        }

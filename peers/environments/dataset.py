@@ -232,7 +232,7 @@ def _message(given: Any) -> Message | None:
     role, content = given.get("role"), given.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     is_text = all(isinstance(each, dict) and each.get("type") == "text" for each in parts)
-    texts = [each.get("text") for each in parts] if is_text else []
+    texts: list[Any] = [each.get("text") for each in parts] if is_text else []
     if not texts or not all(isinstance(each, str) for each in (role, *texts)):
         return None
     return Message(str(role), "".join(texts))

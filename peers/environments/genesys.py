@@ -29,7 +29,7 @@ from swarm.errors import UserError
 COLUMNS = ("problem_id", "task_type", "prompt", "verification_info")
 """Columns that every record needs."""
 
-OPTIONAL = ("source", "in_source_id", "gold_standard_solution", "metadata")
+OPTIONAL = ("source", "in_source_id", "hf_dataset_name", "gold_standard_solution", "metadata")
 
 ANSWERS = ("ground_truth", "answer", "output", "code_output")
 """Keys of `verification_info` that hold the expected answer; the first found is taken."""
@@ -85,6 +85,7 @@ class Genesys(OfRows):
             "task_type": kind,
             "source": str(row.get("source") or ""),
             "in_source_id": row.get("in_source_id"),
+            "hf_dataset_name": row.get("hf_dataset_name"),
             "verification_info": info,
             "metadata": table_in(row, "metadata", where) if "metadata" in row else {},
         }

@@ -6,5 +6,5 @@ For other rooms:
 - `during`: Evaluations
 - `run`: Evaluation, Machine, Measured, accuracies, measure, wanted_of
 - `settings`: EvaluationSettings
-- `tasks`: different_tasks
+- `tasks`: tasks_of
 """

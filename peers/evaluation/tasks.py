@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import blake3
 
 from peers.engines.model import weight_files
-from peers.environments import Environment, Task, task_of
+from peers.environments import Environment, Renderer, Task, load, task_of
 from peers.environments.interface import Prompt, Split
-from peers.environments.prompt_room import PromptRoom
+from peers.environments.prompt_room import ModelFacts, PromptRoom
 from swarm.rollouts.seeds import digest
+
+if TYPE_CHECKING:
+    from peers.evaluation.run import Evaluation
 
 REPEATS_FACTOR = 20
 REPEATS_MIN = 200
@@ -55,6 +59,15 @@ def different_tasks(
         if not repeated:
             known.add(task.prompt)
             yield each, task
+
+
+def tasks_of(wanted: Evaluation, policy: Path) -> Iterator[Iterator[tuple[bytes, Task]]]:
+    """The seeds and tasks of each environment that an evaluation drew; raises `UserError`."""
+    positions = ModelFacts.read(policy).max_position_embeddings
+    room = PromptRoom.of_policy(Renderer(policy), positions, max(1, wanted.max_new_tokens))
+    for each in wanted.environments:
+        environment = load(each.name, each.version, each.options)
+        yield different_tasks(environment, wanted.split, wanted.seed, wanted.tasks, room=room)
 
 
 NAMED = ("config.json", "tokenizer.json", "adapter_config.json")

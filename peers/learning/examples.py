@@ -136,7 +136,8 @@ def read_examples(
 
     key = tokenizer_key(model, FORMAT, tokens_max, pairs, reading)
     path = cached(files, key, ".examples", make)
-    return msgspec.msgpack.decode(path.read_bytes(), type=_Read)
+    read: _Read = msgspec.msgpack.decode(path.read_bytes(), type=_Read)
+    return read
 
 
 _Read = tuple[list[list[Rollout]], int, int]

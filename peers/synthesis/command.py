@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import to_builtins
 
 from peers.evaluation.command import progress_shown
 from peers.models.find import FORMS, find_model
@@ -53,7 +54,7 @@ def synthesize(
     ] = 256,
     samples: Annotated[
         int, typer.Option(min=1, max=4096, help="With --teacher: solutions of each task.")
-    ] = 8,
+    ] = 2,
     temperature: Annotated[
         float | None, typer.Option(help="With --teacher: sampling temperature; default: 1.")
     ] = None,
@@ -81,7 +82,13 @@ def synthesize(
     ledger: Annotated[
         Path | None, typer.Option(help="With --rollouts: home or exported ledger with verdicts.")
     ] = None,
-    run: Annotated[str | None, typer.Option(help="With --rollouts: id or name of the run.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help="With --rollouts: id or name of the run. With --teacher: a run's TOML file, whose "
+            "environments, options and sampling are taken."
+        ),
+    ] = None,
     reward: Annotated[str, typer.Option(help="Keep rewards in LOW:HIGH.")] = "1:",
     tokens: Annotated[str, typer.Option(help="Keep lengths in LOW:HIGH tokens.")] = "1:",
     unfinished: Annotated[
@@ -92,6 +99,10 @@ def synthesize(
         float,
         typer.Option(min=0, max=1, help="Largest likeness of two kept solutions of a task."),
     ] = 0.8,
+    question_similarity: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Largest likeness of the prompts of two kept tasks."),
+    ] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Make a data set of a teacher's solutions, for `swarm sft`.
@@ -102,8 +113,8 @@ def synthesize(
     require_extra("infer", "swarm synthesize")
     from peers.engines.installed import interpreter_for
     from peers.evaluation.run import Machine, measure, wanted_of
-    from peers.synthesis.sources import ChatReader, of_rollouts, of_samples
-    from peers.synthesis.write import Rules, Selection, check_target, credit_lines, summary, write
+    from peers.synthesis.sources import RunTasks, of_rollouts, of_samples
+    from peers.synthesis.write import Rules, Selection, check_target, write
     from swarm.jobs import Hardware
     from swarm.look.rollouts.filters import parse_range
 
@@ -117,6 +128,7 @@ def synthesize(
         unfinished=unfinished,
         per_task=per_task,
         similarity=similarity,
+        question_similarity=question_similarity,
     )
     found: Iterator[Solution]
     if rollouts is not None:
@@ -125,14 +137,21 @@ def synthesize(
         if tasks is not None:
             raise UserError("--tasks goes with --teacher; a run's tasks are those of its manifest")
         source, seen = chosen(rollouts, tokenizer=tokenizer, ledger=ledger, run=run)
-        decoder = source.tokenizer
-        chats = ChatReader(Renderer(decoder.folder)) if decoder is not None else None
-        found = of_rollouts(seen, chats)
+        of_run = None
+        if source.tokenizer is not None:
+            manifests = (log.manifest for log in source.verdicts())
+            renderer = Renderer(source.tokenizer.folder)
+            of_run = RunTasks(next(filter(None, manifests), None), renderer)
+            for problem in of_run.problems:
+                print(f"warning: {problem}", file=sys.stderr)
+        found = of_rollouts(seen, of_run)
     else:
         assert teacher is not None
-        folder = find_model(teacher, "--teacher").folder.resolve()
+        model = find_model(teacher, "--teacher")
+        folder = model.folder.resolve()
         wanted = wanted_of(
             tasks=tasks,
+            run=Path(run) if run is not None else None,
             options=environment_options(option),
             limit=limit,
             samples=samples,
@@ -149,13 +168,15 @@ def synthesize(
         )
         beside = solutions or out.with_name(f"{out.name}.solutions.jsonl")
         measured = run_until_interrupted(measure, wanted, folder, beside, machine, progress_shown())
-        found = of_samples(measured, wanted.environments)
+        found = of_samples(measured, wanted, model)
     selection = Selection(rules)
     write(found, selection, out, "run" if rollouts is not None else "local")
-    _say(selection, out, summary(selection), credit_lines(selection), as_json)
+    _say(selection, out, as_json)
 
 
-def _say(selection: Selection, out: Path, summary: str, credits: list[str], as_json: bool) -> None:
+def _say(selection: Selection, out: Path, as_json: bool) -> None:
+    from peers.synthesis.write import credit_lines, summary
+
     if as_json:
         print_json(
             {
@@ -164,9 +185,12 @@ def _say(selection: Selection, out: Path, summary: str, credits: list[str], as_j
                 "kept": selection.kept,
                 "tasks": selection.tasks,
                 "left_out": dict(selection.left_out),
-                "credits": {name: asdict(each) for name, each in selection.credits.items()},
+                "credits": to_builtins(selection.credits),
+                "kinds": to_builtins(selection.kinds),
             }
         )
         return
-    print(numbered("\n  ".join([summary, *credits])))
+    kinds = selection.kinds if len(selection.kinds) > 1 else {}
+    lines = [summary(selection), *credit_lines(kinds), *credit_lines(selection.credits)]
+    print(numbered("\n  ".join(lines)))
     print(f"the data set is in {out}: swarm sft --data {out}")

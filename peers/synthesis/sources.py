@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import platform
 import re
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from itertools import pairwise
+from contextlib import suppress
+from functools import cache, partial
+from itertools import pairwise, takewhile
 from typing import Any
 
-from peers.environments import Renderer
+from blake3 import blake3
+from msgspec import to_builtins
+
+from peers.environments import Renderer, Task
 from peers.environments.interface import Message
-from peers.evaluation.run import Measured
+from peers.environments.registry import load_named
+from peers.environments.tasks import indexed
+from peers.evaluation.run import Evaluation, Measured
+from peers.evaluation.tasks import tasks_of
+from peers.models.find import Model
+from peers.synthesis.responses import response
 from peers.synthesis.write import Solution
 from swarm.errors import UserError
 from swarm.jobs.evaluation import Sample
 from swarm.look.rollouts.seen import SeenRollout, Turn, as_row
-from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.manifest import RunManifest
 
 # The messages of rollouts, which hold tokens only: a chat template read backwards.
 #
@@ -49,7 +60,7 @@ class ChatReader:
                 if found is None or prompt is None:
                     return None
                 if turn.kind == "model":
-                    found = (*found, Message("assistant", self._written(turn)))
+                    found = (*found, Message("assistant", self.written(turn)))
                     continue
                 said = self._observed(prompt, before.tokens[-1], turn.tokens)
                 found = None if said is None else (*found, *said)
@@ -57,7 +68,7 @@ class ChatReader:
             return None
         return None if found is None else [each.fields() for each in found]
 
-    def _written(self, turn: Turn) -> str:
+    def written(self, turn: Turn) -> str:
         """What the model wrote, without the token that ended its turn."""
         tokens = turn.tokens[:-1] if turn.finish == "stop" else turn.tokens
         return self._renderer.decode_completion(tokens, ())[0]
@@ -97,75 +108,142 @@ class ChatReader:
         return re.compile(pattern, re.DOTALL)
 
 
-def of_samples(
-    measured: Measured, environments: Sequence[EnvironmentReference]
-) -> Iterator[Solution]:
+def of_samples(measured: Measured, wanted: Evaluation, teacher: Model) -> Iterator[Solution]:
     """The samples of a teacher, by environment, task and number; raises `UserError`."""
-    for reference, tasks in zip(environments, measured.samples, strict=True):
-        for index, samples in enumerate(tasks):
-            for number, sample in enumerate(samples):
+    settings = {key: getattr(wanted, key) for key in ("temperature", "seed")}
+    made = {
+        "model_name": f"{teacher.title}@{measured.drawn.checkpoint[:16]}",
+        "generation_config": {**settings, "max_new_tokens": measured.drawn.max_new_tokens},
+        "machine_info": {"system": platform.system(), "machine": platform.machine()},
+    }
+    named = zip(wanted.environments, wanted.labels, strict=True)
+    drawn = zip(named, tasks_of(wanted, teacher.folder), measured.samples, strict=True)
+    for (reference, label), tasks, found in drawn:
+        for index, ((seed, task), samples) in enumerate(zip(tasks, found, strict=True)):
+            for sample in samples:
                 if sample.problem:
                     continue
+                name = f"{label}-{seed.hex()[:16]}"
+                record = response(
+                    task,
+                    label,
+                    name,
+                    sample=f"{name}/{sample.row}",
+                    text="".join(sample.turns[1:]),
+                    score=sample.reward,
+                    parts=sample.parts,
+                    made=made,
+                )
                 yield Solution(
-                    task=(reference.name, index),
+                    task=(label, index),
                     prompt=sample.turns[0],
                     text="".join(sample.turns[1::2]),
                     tokens=sample.tokens,
                     reward=sample.reward,
                     finished=sample.finished,
+                    kind=record["task_type"],
                     contributor="",
                     row={
-                        **_texts(sample, reference.name),
+                        **record,
+                        "messages": _messages(sample, label),
                         "environment": reference.name,
                         "environment_version": reference.version,
-                        "task": index,
-                        "sample": number,
-                        "reward": sample.reward,
                         "tokens": sample.tokens,
-                        "teacher": measured.drawn.checkpoint,
                     },
                 )
 
 
-def _texts(sample: Sample, environment: str) -> dict[str, Any]:
-    """Prompt and answer, or messages; raises `UserError` for turns that are neither."""
-    first = sample.prompt[0]
+def _messages(sample: Sample, environment: str) -> list[dict[str, str]] | None:
+    """The chat of a sample; None after a prompt of text. Raises `UserError` for turns after one."""
     turns = sample.turns[1:]
-    if first.role:
+    if sample.prompt[0].role:
         roles = [("assistant", "user")[at % 2] for at in range(len(turns))]
         asked = [{"role": each.role, "content": each.content} for each in sample.prompt]
         said = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
-        return {"prompt": None, "answer": None, "messages": asked + said}
+        return asked + said
     if len(turns) > 1:
         raise UserError(
             f"environment {environment!r} answers the teacher's turns after a prompt of text, "
             "which no prompt with an answer can hold; give it --option chat=true and a teacher "
             "with a chat template"
         )
-    return {"prompt": first.content, "answer": turns[0], "messages": None}
+    return None
 
 
-def of_rollouts(rollouts: Iterator[SeenRollout], chats: ChatReader | None) -> Iterator[Solution]:
-    """The accepted rollouts of a run; raises `UserError` for some without a text.
+class RunTasks:
+    """The tasks of a run, found again by the tokens of their prompts.
 
-    `chats` reads the messages of those whose prompt is a chat.
+    Known are those of environments with finitely many, such as data sets, that may be built here.
     """
+
+    def __init__(self, manifest: RunManifest | None, renderer: Renderer) -> None:
+        self.chats = ChatReader(renderer)
+        self._settings = {} if manifest is None else to_builtins(manifest.sampling)
+        self._known: dict[bytes, Callable[[], Task]] = {}
+        self.problems: list[str] = []
+        """A sentence for each environment that cannot be built here."""
+        for reference in () if manifest is None else manifest.environments:
+            try:
+                tasks = indexed(load_named(reference).cached_tasks)
+            except UserError as error:
+                self.problems.append(f"{error}; the records lack verification_info")
+                continue
+            for task in [partial(tasks.at, each) for each in range(tasks.count)] if tasks else ():
+                with suppress(UserError, ValueError):  # an unusable row
+                    self._known[_prompt_id(renderer.encode_prompt(task().prompt))] = task
+
+    def record(self, seen: SeenRollout, messages: Any, text: str) -> dict[str, Any]:
+        """The record of a rollout and what the model and the environment wrote."""
+        origin, prompt = seen.origin, _prompt_id(seen.turns[0].tokens)
+        if prompt in self._known:
+            task = self._known[prompt]()
+        else:
+            asked = takewhile(lambda each: each["role"] != "assistant", messages or ())
+            task = Task(tuple(Message(**each) for each in asked) or seen.turns[0].text or "", "")
+        return response(
+            task,
+            seen.environment,
+            f"{seen.environment}-{prompt.hex()}",
+            sample=f"{origin.submission}/{seen.group}/{seen.sample}",
+            text=text,
+            score=seen.reward or 0.0,
+            parts=seen.parts,
+            made={
+                "model_name": f"{origin.run}@{origin.lineage}-{origin.policy}",
+                "generation_config": self._settings,
+                "machine_info": {"worker": origin.worker, "engine": origin.engine},
+            },
+        )
+
+
+def _prompt_id(tokens: Sequence[int]) -> bytes:
+    return blake3(array("I", tokens).tobytes()).digest(8)
+
+
+def of_rollouts(rollouts: Iterator[SeenRollout], tasks: RunTasks | None) -> Iterator[Solution]:
+    """The accepted rollouts of a run; raises `UserError` without `tasks`, which reads the texts."""
     for seen in rollouts:
         if seen.origin.verdict != "accepted" or seen.reward is None:
             continue
-        if any(turn.text is None for turn in seen.turns):
+        if tasks is None:
             raise UserError(
                 "the rollouts have token ids only, because no checkpoint of the run is beside "
                 "them; give --tokenizer FOLDER"
             )
-        written = [turn for turn in seen.turns if turn.kind == "model"]
+        texts = [
+            tasks.chats.written(turn) if turn.kind == "model" else turn.text or ""
+            for turn in seen.turns[1:]
+        ]
+        messages = tasks.chats.messages(seen.turns)
+        record = tasks.record(seen, messages, "".join(texts))
         yield Solution(
             task=(seen.environment, tuple(seen.turns[0].tokens)),
             prompt=seen.turns[0].text or "",
-            text="".join(turn.text or "" for turn in written),
+            text="".join(texts[::2]),
             tokens=seen.model_tokens,
             reward=seen.reward,
-            finished=written[-1].finish == "stop",
+            finished=seen.turns[-1].finish == "stop",
+            kind=record["task_type"],
             contributor=seen.origin.worker,
-            row={**as_row(seen), "messages": chats.messages(seen.turns) if chats else None},
+            row={**record, **as_row(seen), "messages": messages},
         )

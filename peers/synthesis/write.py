@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 from blake3 import blake3
 
-from peers.dataset.similar import shingles, similarity
+from peers.dataset.similar import Texts, shingles, similarity
+from peers.synthesis.responses import MEANINGS
 from swarm.errors import UserError
 from swarm.look.rollouts.export import COLUMNS, Table, write_card, write_parquet
 from swarm.look.rollouts.filters import Range
@@ -34,6 +35,8 @@ class Solution:
     reward: float
     finished: bool
     """Whether it ended with a stop token."""
+    kind: str
+    """Kind of task."""
     contributor: str
     """Peer id of the worker; empty: this machine."""
     row: dict[str, Any]
@@ -52,19 +55,22 @@ class Rules:
     """Most solutions of one task."""
     similarity: float
     """Largest share of runs of words in common with a kept solution of the same task."""
+    question_similarity: float = 1.0
+    """Largest share of runs of words in common with the prompt of another kept task."""
 
     def described(self) -> str:
         """The rules as options."""
         return (
             f"--reward {_shown(self.reward)} --tokens {_shown(self.tokens)} "
             f"{'--unfinished ' if self.unfinished else ''}"
-            f"--per-task {self.per_task} --similarity {self.similarity:g}"
+            f"--per-task {self.per_task} --similarity {self.similarity:g} "
+            f"--question-similarity {self.question_similarity:g}"
         )
 
 
 @dataclass
 class Credit:
-    """What one contributor gave."""
+    """What one contributor gave, or what one kind of task has."""
 
     solutions: int = 0
     kept: int = 0
@@ -83,10 +89,14 @@ class Selection:
     """Solutions by the reason why they were left out."""
     credits: dict[str, Credit] = field(default_factory=dict)
     """By contributor."""
+    kinds: dict[str, Credit] = field(default_factory=dict)
+    """By kind of task."""
     tasks: int = 0
     """Tasks with a kept solution."""
     _kept: dict[Hashable, list[frozenset[bytes]]] = field(default_factory=dict)
     _seen: set[bytes] = field(default_factory=set)
+    _questions: Texts = field(default_factory=Texts)
+    """The prompts of kept tasks."""
 
     @property
     def solutions(self) -> int:
@@ -102,14 +112,16 @@ class Selection:
         """The solutions to keep. Raises `UserError` at the end if there are none."""
         for solution in solutions:
             credit = self.credits.setdefault(solution.contributor, Credit())
-            credit.solutions += 1
+            kind = self.kinds.setdefault(solution.kind, Credit())
             reason = self._why_not(solution)
+            for each in (credit, kind):
+                each.solutions += 1
+                each.kept += not reason
+                each.kept_tokens += 0 if reason else solution.tokens
             if reason:
                 self.left_out[reason] += 1
-                continue
-            credit.kept += 1
-            credit.kept_tokens += solution.tokens
-            yield solution
+            else:
+                yield solution
         if not self.kept:
             raise UserError(
                 f"none of {self.solutions:,} solutions passes {self.rules.described()}: "
@@ -140,6 +152,11 @@ class Selection:
         runs = shingles(solution.text)
         if any(similarity(runs, other) > rules.similarity for other in kept):
             return "beyond --similarity"
+        if not kept and rules.question_similarity < 1:
+            asked = shingles(solution.prompt)
+            if self._questions.nearest(asked)[0] > rules.question_similarity:
+                return "beyond --question-similarity"
+            self._questions.add(asked, "")
         self._seen.add(digest)
         self.tasks += not kept
         self._kept.setdefault(solution.task, []).append(runs)
@@ -154,31 +171,32 @@ CREDITS_FILE = "credits.json"
 
 _MESSAGES = pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())]))
 
-LOCAL: dict[str, tuple[pa.DataType, str]] = {
-    "prompt": (pa.string(), "prompt of text; null for a chat"),
-    "answer": (pa.string(), "the teacher's answer to a prompt of text; null for a chat"),
+_RECORD: dict[str, tuple[pa.DataType, str]] = {
+    name: (pa.float64() if name == "score" else pa.string(), meaning)
+    for name, meaning in MEANINGS.items()
+}
+
+LOCAL: dict[str, tuple[pa.DataType, str]] = _RECORD | {
     "messages": (
         _MESSAGES,
         "the whole chat, with the teacher's turns as assistant; null after a prompt of text",
     ),
     "environment": (pa.string(), "environment of the task"),
     "environment_version": (pa.string(), "its version"),
-    "task": (pa.int64(), "index of the task"),
-    "sample": (pa.int64(), "index among the solutions of the task"),
-    "reward": (pa.float64(), "reward of the solution"),
     "tokens": (pa.int64(), "tokens that the teacher wrote"),
-    "teacher": (pa.string(), "BLAKE3-256 of the teacher's weights, config and tokenizer"),
 }
 """Columns of solutions made on one machine."""
 
-OF_RUN = COLUMNS | {
+OF_RUN: dict[str, tuple[pa.DataType, str]] = {
+    **_RECORD,
+    **COLUMNS,
     "messages": (
         _MESSAGES,
         "the whole chat, with the worker's turns as assistant; null after a prompt of text, and "
         "where the chat template does not give the tokens of `turns` again",
-    )
+    ),
 }
-"""Columns of a run's solutions: those of its rollouts, and the chat."""
+"""Columns of a run's solutions: also those of its rollouts."""
 
 THIS_MACHINE = "this machine"
 
@@ -224,9 +242,9 @@ def summary(selection: Selection) -> str:
     )
 
 
-def credit_lines(selection: Selection) -> list[str]:
-    """One line per contributor, with the most tokens first."""
-    order = sorted(selection.credits.items(), key=lambda each: (-each[1].kept_tokens, each[0]))
+def credit_lines(credits: Mapping[str, Credit]) -> list[str]:
+    """One line for each contributor, or kind of task, with the most tokens first."""
+    order = sorted(credits.items(), key=lambda each: (-each[1].kept_tokens, each[0]))
     return [
         f"{printable(name) or THIS_MACHINE}: {credit.kept:,} of {credit.solutions:,} solutions, "
         f"{credit.kept_tokens:,} tokens"
@@ -235,8 +253,12 @@ def credit_lines(selection: Selection) -> list[str]:
 
 
 def _text(selection: Selection) -> str:
-    credits = "\n".join(f"- {line}" for line in credit_lines(selection))
+    lists = (("kind of task", selection.kinds), ("contributor", selection.credits))
+    kept = "\n\n".join(
+        f"Kept, by {what}:\n\n" + "\n".join(f"- {line}" for line in credit_lines(credits))
+        for what, credits in lists
+    )
     return (
-        f"{summary(selection)}. Rules: `{selection.rules.described()}`. Texts come from models, "
-        f"perhaps on untrusted machines.\n\nKept, by contributor:\n\n{credits}"
+        f"{summary(selection)}. Rules: `{selection.rules.described()}`. The first columns are "
+        f"those of SYNTHETIC-1. Texts come from models, perhaps on untrusted machines.\n\n{kept}"
     )

@@ -203,39 +203,6 @@ def test_rows_are_selected_by_their_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_responses_are_records_of_genesys(policy: Path, tmp_path: Path) -> None:
-    """What the filter writes, the environment `genesys` reads."""
-    records = [
-        {
-            "problem_id": f"p{n}",
-            "source": "sums",
-            "task_type": "sum",
-            "prompt": f"{n:06}>",
-            "verification_info": json.dumps({"ground_truth": str(n)}),
-            "gold_standard_solution": str(n),
-        }
-        for n in range(40)
-    ]
-    data, texts, out = (tmp_path / name for name in ("in.jsonl", "texts.jsonl", "out.jsonl"))
-    data.write_text("\n".join(map(json.dumps, records)))
-    options = [
-        *("--option", f"path='{data}'", "--option", "verifiers={sum='exact'}"),
-        *("--responses", str(texts), "--tasks", "3"),
-    ]
-    done = run(policy, out, *options, environment="genesys")
-    assert done.status == 0, done.errors
-    found = [json.loads(line) for line in texts.read_text().splitlines()]
-    assert len(found) == 6 and len({each["response_id"] for each in found}) == 6
-    for each in found:
-        number = int(each["problem_id"][1:])
-        assert each["prompt"] == f"{number:06}>" and each["source"] == "sums"
-        assert json.loads(each["verification_info"]) == {"ground_truth": str(number)}
-        assert each["score"] == 0 and isinstance(each["llm_response"], str)
-        assert json.loads(each["generation_config"])["max_new_tokens"] == 3
-    assert load("genesys", "1", {"path": str(texts), "verifiers": {"sum": "exact"}}).pins()
-
-
-@pytest.mark.slow
 def test_bad_rows_cost_themselves_and_are_named(policy: Path, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"prompt": f"{n}>", "answer": str(n)} for n in range(20)]
     rows[3] = {"prompt": "", "answer": "1"}

@@ -116,7 +116,7 @@ def test_a_student_with_another_tokenizer_learns_the_messages(tmp_path: Path) ->
         read_examples(data, tmp_path / "student", 99, Reading())
     row["messages"] = said(("user", "21"), ("assistant", "12"))
     data.write_text(json.dumps(row) + "\n")
-    (example,), *_ = read_examples(data, tmp_path / "student", 99, Reading())
+    ((example,),), *_ = read_examples(data, tmp_path / "student", 99, Reading())
     renderer = Renderer(tmp_path / "student")
     assert renderer.decode_completion(example.segments[0].tokens, ())[0].endswith("21>")
     assert renderer.decode_completion(example.model_tokens, ())[0].startswith("12")

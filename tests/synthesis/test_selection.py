@@ -17,17 +17,20 @@ from typer.testing import CliRunner
 
 from peers.dataset.similar import shingles, similarity
 from peers.engines.demo import make_policy
-from peers.environments import Renderer
-from peers.evaluation.run import Measured
+from peers.environments import Renderer, load
+from peers.environments.dataset import OfRows
+from peers.evaluation.run import Evaluation, Measured
 from peers.learning.examples import read_examples
-from peers.synthesis.sources import of_rollouts, of_samples
+from peers.models.find import Model
+from peers.synthesis.sources import RunTasks, of_rollouts, of_samples
 from peers.synthesis.write import Rules, Selection, Solution, write
+from simnet.simulation import Simulation
 from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.jobs.evaluation import PromptMessage, Sample, TasksDrawn
 from swarm.jobs.offline import Reading
 from swarm.look.rollouts.seen import SeenRollout, SeenSubmission, Turn
-from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.manifest import EnvironmentReference, RunManifest
 
 RULES = Rules(
     reward=(1.0, math.inf), tokens=(1, math.inf), unfinished=False, per_task=2, similarity=0.8
@@ -42,6 +45,7 @@ def solution(**changed: Any) -> Solution:
         tokens=2,
         reward=1.0,
         finished=True,
+        kind="sums",
         contributor="worker",
         row={},
     )
@@ -65,6 +69,8 @@ def select(solutions: Iterable[Solution], **rules: Any) -> tuple[list[Solution],
         ({"similarity": 0.4}, {"text": "a b c d e g"}, ""),
         ({"unfinished": True}, {"finished": False, "text": "3"}, ""),
         ({}, {"task": 1, "prompt": "0+2="}, ""),
+        ({"question_similarity": 0.9}, {"task": 1, "prompt": "1 + 1 ="}, "beyond --question-simi"),
+        ({"question_similarity": 0.9}, {"task": 0, "prompt": "1 + 1 =", "text": "3"}, ""),
     ],
 )
 def test_each_rule_leaves_out_what_it_names(
@@ -72,7 +78,7 @@ def test_each_rule_leaves_out_what_it_names(
 ) -> None:
     kept, selection = select([solution(), solution(**second)], **rules)
     assert len(kept) == (1 if reason else 2)
-    assert selection.left_out == (Counter([reason]) if reason else Counter())
+    assert [each[: len(reason)] for each in selection.left_out] == ([reason] if reason else [])
 
 
 def test_solutions_that_say_the_same_are_too_similar() -> None:
@@ -94,6 +100,7 @@ def test_solutions_that_say_the_same_are_too_similar() -> None:
             reward=strategies.sampled_from([0.0, 1.0]),
             tokens=strategies.integers(1, 4),
             contributor=strategies.sampled_from("xy"),
+            kind=strategies.sampled_from(["sums", "code"]),
         ),
         max_size=20,
     )
@@ -112,6 +119,12 @@ def test_every_solution_is_kept_or_counted(solutions: list[Solution]) -> None:
     for name, credit in selection.credits.items():
         own = [each for each in kept if each.contributor == name]
         assert (credit.kept, credit.kept_tokens) == (len(own), sum(each.tokens for each in own))
+    for count in ("solutions", "kept", "kept_tokens"):
+        of_workers, of_kinds = (
+            sum(getattr(each, count) for each in credits.values())
+            for credits in (selection.credits, selection.kinds)
+        )
+        assert of_workers == of_kinds
     assert [each for each in kept if each not in solutions] == []
 
 
@@ -131,44 +144,102 @@ def sample(row: int, prompt: list[PromptMessage], *turns: str, reward: float = 1
     )
 
 
-SORT = [EnvironmentReference(name="sort-digits", version="1")]
+def solutions_of(teacher: Path, options: dict[str, Any], *samples: list[Sample]) -> list[Solution]:
+    """Of samples of the tasks of a file of records."""
+    wanted = Evaluation(
+        environments=[EnvironmentReference(name="genesys", version="1", options=options)],
+        split="train",
+        tasks=len(samples),
+        samples=len(samples[0]),
+        temperature=1.0,
+        max_new_tokens=8,
+        stop_ids=[],
+    )
+    measured = Measured("teacher", drawn(), [list(samples)])
+    return list(of_samples(measured, wanted, Model(teacher, str(teacher))))
+
+
+def genesys(path: Path, *prompts: Any) -> dict[str, Any]:
+    """Options of a file of records, none of which is held out."""
+    rows = [
+        {
+            "problem_id": f"p{n}",
+            "task_type": "sort",
+            "in_source_id": n,
+            "source": "s",
+            "prompt": prompt,
+            "verification_info": json.dumps({"ground_truth": "12"}),
+            "metadata": {"level": 1},
+        }
+        for n, prompt in enumerate(prompts)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return {"path": str(path), "verifiers": ['sort="exact"']}
+
+
+PUBLISHED = [
+    *("response_id", "problem_id", "source", "in_source_id", "hf_dataset_name", "task_type"),
+    *("prompt", "gold_standard_solution", "llm_response", "verification_info", "score"),
+    *("verification_result_info", "metadata"),
+]
+"""The columns of PrimeIntellect/SYNTHETIC-1, by its data card."""
 
 
 def test_what_is_written_here_is_what_sft_learns(tmp_path: Path) -> None:
-    make_policy(tmp_path / "student", 0)
+    teacher = tmp_path / "policy"
+    make_policy(teacher, 0)
+    options = genesys(tmp_path / "rows.jsonl", "21>", "12>")
     samples = [
-        [
-            sample(0, [PromptMessage("", "21>")], "12"),
-            sample(1, [PromptMessage("", "21>")], "21", reward=0.0),
-        ],
-        [sample(2, [PromptMessage("", "31>")], "13")],
+        [sample(2 * n, asked, "12"), sample(2 * n + 1, asked, "21", reward=float(n))]
+        for n, asked in enumerate([[PromptMessage("", "21>")], [PromptMessage("", "12>")]])
     ]
-    measured = Measured("teacher", drawn(), [samples])
-    write(of_samples(measured, SORT), Selection(RULES), tmp_path / "data", "local")
-    found, *_ = read_examples(tmp_path / "data", tmp_path / "student", 99, Reading())
-    decode = Renderer(tmp_path / "student").decode_completion
-    assert [decode(each.model_tokens, [2])[0][:2] for each in found] == ["12", "13"]
+    found = solutions_of(teacher, options, *samples)
+    write(found, Selection(RULES), tmp_path / "data", "local")
+    examples, *_ = read_examples(tmp_path / "data", teacher, 99, Reading())
+    decode = Renderer(teacher).decode_completion
+    assert [decode(each.model_tokens, [2])[0][:2] for (each,) in examples] == ["12", "12", "21"]
+    table = pq.read_table(tmp_path / "data/data")
+    assert table.schema.names[:13] == PUBLISHED
+    rows = table.to_pylist()
+    assert len({row["response_id"] for row in rows}) == 3
+    assert {(row["problem_id"], row["in_source_id"]) for row in rows} == {("p0", "0"), ("p1", "1")}
+    for row in rows:
+        assert json.loads(row["verification_info"]) == {"ground_truth": "12"}
+        assert json.loads(row["metadata"]) == {"level": 1}
+        assert (row["gold_standard_solution"], row["score"]) == ("12", 1.0)
+        assert (row["task_type"], row["environment"], row["source"]) == ("sort", "genesys", "s")
+        assert row["model_name"] == "policy@ab"
     credits = json.loads((tmp_path / "data/credits.json").read_text())
-    assert credits == {"this machine": {"solutions": 3, "kept": 2, "kept_tokens": 6}}
-    assert "2 of 3 solutions are kept" in (tmp_path / "data/README.md").read_text()
+    assert credits == {"this machine": {"solutions": 4, "kept": 3, "kept_tokens": 9}}
+    card = (tmp_path / "data/README.md").read_text()
+    assert "3 of 4 solutions are kept" in card and "- sort: 3 of 4 solutions, 9 tokens" in card
+    # The verifier of the record's task type can grade the data set again.
+    again = load("genesys", "1", {**options, "path": str(tmp_path / "data")})
+    assert isinstance(again, OfRows) and again.usable(0).prompt in ("21>", "12>")
 
 
 def test_chats_are_written_as_messages(tmp_path: Path) -> None:
-    asked = [PromptMessage("system", "s"), PromptMessage("user", "u")]
-    measured = Measured("t", drawn(), [[[sample(0, asked, "a", "more?", "b")]]])
-    write(of_samples(measured, SORT), Selection(RULES), tmp_path / "data", "local")
+    teacher = tmp_path / "policy"
+    make_policy(teacher, 0)
+    (teacher / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "1 or 2?"}]
+    options = genesys(tmp_path / "rows.jsonl", chat)
+    asked = [PromptMessage(**each) for each in chat]
+    found = solutions_of(teacher, options, [sample(0, asked, "a", "more?", "b")])
+    write(found, Selection(RULES), tmp_path / "data", "local")
     (row,) = pq.read_table(tmp_path / "data/data").to_pylist()
-    assert row["prompt"] is None
+    assert (row["prompt"], row["llm_response"]) == ("1 or 2?", "amore?b")
     assert [(each["role"], each["content"]) for each in row["messages"]] == [
         ("system", "s"),
-        ("user", "u"),
+        ("user", "1 or 2?"),
         ("assistant", "a"),
         ("user", "more?"),
         ("assistant", "b"),
     ]
-    text = Measured("t", drawn(), [[[sample(0, [PromptMessage("", "p")], "a", "more?", "b")]]])
     with pytest.raises(UserError, match="answers the teacher's turns after a prompt of text"):
-        list(of_samples(text, SORT))
+        solutions_of(teacher, options, [sample(0, [PromptMessage("", "p")], "a", "more?", "b")])
 
 
 def seen(
@@ -194,7 +265,10 @@ def seen(
     )
 
 
-def test_a_runs_workers_are_credited_for_what_is_kept(tmp_path: Path) -> None:
+def test_a_runs_workers_are_credited_for_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of data sets are found again by their prompts."""
     rollouts = [
         seen("ann", 1.0),
         seen("bob", 1.0, text="4"),
@@ -203,17 +277,35 @@ def test_a_runs_workers_are_credited_for_what_is_kept(tmp_path: Path) -> None:
         seen("eve", None, ""),
     ]
     selection = Selection(RULES)
-    write(of_rollouts(iter(rollouts), None), selection, tmp_path / "data", "run")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "21>", "answer": "12"}\n{"prompt": 7}')
+    monkeypatch.setenv("SWARM_ENVIRONMENTS", "dataset")
+    make_policy(tmp_path / "policy", 0)
+    renderer = Renderer(tmp_path / "policy")
+    for each in rollouts:
+        each.turns[0] = replace(each.turns[0], tokens=renderer.encode_prompt("21>"))
+        text = each.turns[1].text or ""
+        each.turns[1] = replace(each.turns[1], tokens=[*renderer.encode_completion(text), 2])
+    missing, of_file = (
+        EnvironmentReference(name="dataset", version="1", options={"path": str(path)})
+        for path in (tmp_path / "gone.jsonl", tmp_path / "rows.jsonl")
+    )
+    run = Simulation(1).manifest(trainers=[], validators=[], environments=[missing, of_file])
+    assert isinstance(run.message, RunManifest)
+    tasks = RunTasks(run.message, renderer)
+    (problem,) = tasks.problems
+    assert "gone.jsonl is not on this machine" in problem and "lack verification_info" in problem
+    write(of_rollouts(iter(rollouts), tasks), selection, tmp_path / "data", "run")
     assert {name: (each.kept, each.solutions) for name, each in selection.credits.items()} == {
         "ann": (1, 1),
         "bob": (1, 2),
     }
     rows = pq.read_table(tmp_path / "data/data").to_pylist()
     assert [(row["worker"], row["submission"]) for row in rows] == [("ann", "ab"), ("bob", "ab")]
-    bare = seen("ann", 1.0)
-    bare.turns[0] = replace(bare.turns[0], text=None)
+    assert {(row["gold_standard_solution"], row["problem_id"][:12]) for row in rows} == {
+        ("12", "sort-digits-")
+    }
     with pytest.raises(UserError, match="give --tokenizer FOLDER"):
-        list(of_rollouts(iter([bare]), None))
+        list(of_rollouts(iter([seen("ann", 1.0)]), None))
 
 
 def test_a_data_set_that_shrinks_to_nothing_is_a_sentence(tmp_path: Path) -> None:
