@@ -668,7 +668,7 @@ async def test_a_trainer_says_its_plan_first_and_refuses_one_that_does_not_fit(
     memory_check: str,
 ) -> None:
     fits = memory_check == "report"
-    refusal = pytest.raises(AssertionError, match="trainer ended: the trainer needs 24 MB")
+    refusal = pytest.raises(AssertionError, match="trainer ended: the trainer needs 24.0 MB")
     with nullcontext() if fits else refusal:
         async with simulated() as (simulation, said):
             await start_run(
@@ -677,7 +677,7 @@ async def test_a_trainer_says_its_plan_first_and_refuses_one_that_does_not_fit(
             await trio.sleep(30)
     names = said.names()
     planned = said.named("trainer.planned")[0]
-    assert planned["problem"] == "the trainer needs 24 MB"
-    assert planned["host_parts"] == ["training 24 MB"]
+    assert planned["problem"] == "the trainer needs 24.0 MB"
+    assert planned["host_parts"] == ["training 24.0 MB"]
     assert ("trainer.step_opened" in names) == fits
     assert "trainer.step_opened" not in names[: names.index("trainer.planned")]
