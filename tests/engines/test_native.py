@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from peers.engines import demo, loading, model, noise
+from peers.engines import demo, loading, model, sampling
 from peers.engines import rows as rows_module
 from peers.engines.native import NativeEngine
 from peers.engines.registry import make_engine
@@ -76,7 +76,7 @@ def test_cutting_work_into_pieces_changes_nothing(
     engine = NativeEngine(folder)
     made = complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6)
     whole = prefill_completions(engine, PROMPTS, made.tokens)
-    monkeypatch.setattr(noise, "ENTRIES_MAX", 1)
+    monkeypatch.setattr(sampling, "ENTRIES_MAX", 1)
     monkeypatch.setattr(rows_module, "PREFILL_TOKENS_MAX", 5)
     monkeypatch.setattr(engine._prefiller, "tokens_max", 5)
     again = NativeEngine(folder, slots=2)

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from peers.engines import native, noise
+from peers.engines import native, sampling
 from peers.engines.batch import generate
 from peers.engines.cache import Bucket
 from peers.engines.engine import Piece, Request
@@ -165,8 +165,8 @@ def test_sampling_a_large_vocabulary_takes_memory_for_a_bounded_number_of_rows(
     """The same tokens, though never more than three rows' logits exist at once."""
     expected = generate(NativeEngine(folder, slots=8), endless(8))
     monkeypatch.setattr(native, "ENTRIES_MAX", 3 * 50)
-    monkeypatch.setattr(noise, "ENTRIES_MAX", 2 * 50)
-    monkeypatch.setattr(noise, "VOCABULARY_MAX", 0)
+    monkeypatch.setattr(sampling, "ENTRIES_MAX", 2 * 50)
+    monkeypatch.setattr(sampling, "VOCABULARY_MAX", 0)
     engine = NativeEngine(folder, slots=8)
     logits, largest = engine.logits, 0
 

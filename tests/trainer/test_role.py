@@ -668,7 +668,7 @@ async def test_a_trainer_says_its_plan_first_and_refuses_one_that_does_not_fit(
     memory_check: str,
 ) -> None:
     fits = memory_check == "report"
-    refusal = pytest.raises(AssertionError, match="trainer ended: the trainer needs 24.0 MB")
+    refusal = pytest.raises(AssertionError, match=r"trainer ended: the trainer needs 24\.0 MB")
     with nullcontext() if fits else refusal:
         async with simulated() as (simulation, said):
             await start_run(
