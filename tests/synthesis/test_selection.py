@@ -324,6 +324,9 @@ def test_a_data_set_that_shrinks_to_nothing_is_a_sentence(tmp_path: Path) -> Non
         (["--rollouts", ".", "--tasks", "x"], "--tasks goes with --teacher"),
         (["--teacher", ".", "--reward", "x"], "--reward is 'x'; it must be two numbers in order"),
         (["--teacher", "."], "give --tasks NAME"),
+        (["--teacher", ".", "--run", "none.toml"], "none.toml cannot be read (No such file"),
+        (["--teacher", ".", "--tasks", "a,b", "--option", "x=1"], "give it with --run"),
+        (["--teacher", ".", "--question-similarity", "2"], "--question-similarity"),
     ],
 )
 def test_wrong_inputs_are_sentences(

@@ -171,6 +171,14 @@ def test_what_cannot_work_is_refused(base: Path, tmp_path: Path) -> None:
         begin(base, data, batch=0)
     with pytest.raises(UserError, match=r"leaves no example to train on \(0 of at most 2"):
         begin(base, data, tokens_max=2)
+    for reading, sentence in (
+        (Reading(where={"answr": "1"}), "--where names the column 'answr'.*did you mean 'answer'"),
+        (Reading(where={"answer": "9:"}), "--where leaves none of the 3 rows"),
+        (Reading(subset="other"), "is one file; remove split and subset"),
+        (Reading(prompt_column="{q}>"), "--prompt-column or --answer-column names the column 'q'"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            begin(base, data, reading)
     with pytest.raises(UserError, match="nothing does not exist; give a file"):
         begin(base, tmp_path / "nothing")
     (tmp_path / "config.json").write_text("{}")
