@@ -5,7 +5,7 @@ A formula is a function of (numbers, tokens), and of its own options, which are 
 that it clips or leaves without gradient. `objective.py` makes a loss of the shares;
 `docs/objectives.md` says what each formula is for.
 
-Notation: π is the learner, μ the policy that generated (recomputed by the trainer), old the ratio's
+Notation: π is the learner, μ the policy that generated (as `behaviour` says), old the ratio's
 denominator, A the advantage, r = π/old, s = (Π_t r_t)^(1/length) of a completion; sg stops the
 gradient. Many published formulas let the loss of a token with A < 0 grow with its ratio without
 limit. Here δ bounds that ratio in all of them: the dual clip of Ye et al. (arXiv 1912.09729, eq.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from msgspec import Meta
@@ -37,7 +37,7 @@ class Tokens:
     log_old: Tensor
     """The ratio's denominator: log μ, or the weights at the start of the optimisation step."""
     log_mu: Tensor
-    """Log-probabilities under the policy that generated, recomputed by the trainer."""
+    """Log-probabilities under the policy that generated, as `Objective.behaviour` says."""
     advantage: Tensor
     entropy: Tensor
     """Entropy of the learner's distribution, in nats."""
@@ -163,13 +163,27 @@ def icepop(numbers: Objective, tokens: Tokens) -> Share:
     return weight.masked_fill(outside, 0) * share, {**left_alone, "outside_band": outside}
 
 
-def tis(numbers: Objective, tokens: Tokens) -> Share:
+def tis(
+    numbers: Objective,
+    tokens: Tokens,
+    *,
+    unit: Literal["token", "sequence", "mean"] = "token",
+    beyond: Literal["truncate", "mask"] = "truncate",
+) -> Share:
     """−min(old/μ, weight_max)·min(r·A, clip(r, 1 − ε, 1 + ε_high)·A): truncated importance sampling
-    (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025)."""
-    weight = log_ratio(tokens.log_old, tokens.log_mu).exp()
+    (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
+
+    `unit`: the weight is a token's, its completion's product, or that product's geometric mean.
+    `beyond`: a larger weight is truncated, or its tokens are left out (MIS, as in verl and TRL).
+    """
+    weight = log_ratio(tokens.log_old, tokens.log_mu)
+    if unit != "token":
+        weight = tokens.total(weight) if unit == "sequence" else tokens.mean(weight)
+    weight = weight.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
     share, left_alone = clipped(numbers, tokens)
-    left_alone["weights_clipped"] = weight > numbers.weight_max
-    return weight.clamp(max=numbers.weight_max) * share, left_alone
+    left_alone["weights_clipped"] = far = weight > numbers.weight_max
+    kept = weight.masked_fill(far, 0) if beyond == "mask" else weight.clamp(max=numbers.weight_max)
+    return kept * share, left_alone
 
 
 def decoupled_ppo(numbers: Objective, tokens: Tokens) -> Share:

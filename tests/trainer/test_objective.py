@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from peers.learning.advantages import Completions, advantages
-from peers.learning.formulas import Tokens
+from peers.learning.formulas import FORMULAS, Tokens
 from peers.learning.objective import Totals, describe, k3, loss
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
@@ -587,3 +587,25 @@ def test_missing_parts_are_refused() -> None:
     columns = random_columns(1)
     with pytest.raises(ValueError, match="length limit"):
         loss(Objective(name="dr_grpo"), tokens_of(columns), Totals(300, 43))
+
+
+@pytest.mark.parametrize("beyond", ["truncate", "mask"])
+@pytest.mark.parametrize("unit", ["token", "sequence", "mean"])
+def test_the_weight_of_tis_is_a_tokens_or_its_completions(unit: str, beyond: str) -> None:
+    columns = random_columns(3, 40, extremes=False)
+    tokens = tokens_of(columns)
+    plain, _ = FORMULAS["grpo"](OBJECTIVE, tokens)
+    found, masks = FORMULAS["tis"](OBJECTIVE, tokens, unit=unit, beyond=beyond)
+    _, log_old, log_mu, _, _, completion, _ = (each.numpy() for each in columns)
+    for i in range(len(found)):
+        logs = (log_old - log_mu)[completion == completion[i]]
+        weight = {
+            "token": np.exp(log_old[i] - log_mu[i]),
+            "sequence": np.exp(logs.sum()),
+            "mean": np.exp(logs.mean()),
+        }[unit]
+        far = weight > OBJECTIVE.weight_max
+        kept = (0.0 if beyond == "mask" else OBJECTIVE.weight_max) if far else weight
+        assert float(found[i]) == pytest.approx(kept * float(plain[i]), rel=1e-4, abs=1e-6)
+        assert bool(masks["weights_clipped"][i]) == far
+    assert masks["weights_clipped"].any() and not masks["weights_clipped"].all()
