@@ -71,18 +71,12 @@ class Records:
         where = flat(reading.where)
         self._indices = rows.matching(where, "--where") if where else range(len(rows))
 
-    def _check_columns(self) -> None:
-        """Raise `UserError` unless the data set has prompts with answers, or chats."""
-        columns = self._rows.columns
-        asked = self._reading.prompt_column
-        if self._are_rollouts or (CHAT in columns and asked not in columns):
-            return
-        wanted = [*prompt_columns(asked), self._answer]
-        self._rows.check_columns(wanted, "--prompt-column or --answer-column")
-
     def __iter__(self) -> Iterator[Record]:
         """Each example; raises `UserError` with the row."""
-        self._check_columns()
+        columns, asked = self._rows.columns, self._reading.prompt_column
+        if not self._are_rollouts and (CHAT not in columns or asked in columns):
+            wanted = [*prompt_columns(asked), self._answer]
+            self._rows.check_columns(wanted, "--prompt-column or --answer-column")
         for index in self._indices:
             row = self._rows[index]
             where = f"{self._data}, row {index}"

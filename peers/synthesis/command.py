@@ -114,13 +114,14 @@ def synthesize(
     from peers.engines.installed import interpreter_for
     from peers.evaluation.run import Machine, measure, wanted_of
     from peers.synthesis.sources import RunTasks, of_rollouts, of_samples
-    from peers.synthesis.write import Rules, Selection, check_target, write
+    from peers.synthesis.write import Rules, Selection, write
     from swarm.jobs import Hardware
+    from swarm.look.rollouts.export import check_target
     from swarm.look.rollouts.filters import parse_range
 
     if (rollouts is None) == (teacher is None):
         raise UserError("give either --rollouts SOURCE or --teacher FOLDER with --tasks")
-    check_target(out)
+    check_target(out, "--out", ())
     everything = (-math.inf, math.inf)
     rules = Rules(
         reward=parse_range("--reward", reward, "1:") or everything,

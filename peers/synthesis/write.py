@@ -169,46 +169,30 @@ def _shown(bounds: Range) -> str:
 
 CREDITS_FILE = "credits.json"
 
-_MESSAGES = pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())]))
-
-_RECORD: dict[str, tuple[pa.DataType, str]] = {
+_Columns = dict[str, tuple[pa.DataType, str]]
+_RECORD: _Columns = {
     name: (pa.float64() if name == "score" else pa.string(), meaning)
     for name, meaning in MEANINGS.items()
 }
-
-LOCAL: dict[str, tuple[pa.DataType, str]] = _RECORD | {
+_MESSAGES: _Columns = {
     "messages": (
-        _MESSAGES,
-        "the whole chat, with the teacher's turns as assistant; null after a prompt of text",
-    ),
+        pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])),
+        "the whole chat, with the model's turns as assistant; null after a prompt of text, and "
+        "in a run where the chat template does not give the tokens of `turns` again",
+    )
+}
+LOCAL: _Columns = {
+    **_RECORD,
+    **_MESSAGES,
     "environment": (pa.string(), "environment of the task"),
     "environment_version": (pa.string(), "its version"),
     "tokens": (pa.int64(), "tokens that the teacher wrote"),
 }
 """Columns of solutions made on one machine."""
-
-OF_RUN: dict[str, tuple[pa.DataType, str]] = {
-    **_RECORD,
-    **COLUMNS,
-    "messages": (
-        _MESSAGES,
-        "the whole chat, with the worker's turns as assistant; null after a prompt of text, and "
-        "where the chat template does not give the tokens of `turns` again",
-    ),
-}
+OF_RUN: _Columns = {**_RECORD, **COLUMNS, **_MESSAGES}
 """Columns of a run's solutions: also those of its rollouts."""
 
 THIS_MACHINE = "this machine"
-
-
-def check_target(out: Path) -> None:
-    """Raise `UserError` if `--out` would overwrite something or cannot be made."""
-    if out.suffix:
-        raise UserError(f"--out {out} must name a folder without a suffix")
-    if out.exists():
-        raise UserError(f"--out {out} exists already; choose another folder")
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"--out {out} cannot be written: there is no folder {out.parent}")
 
 
 def write(solutions: Iterable[Solution], selection: Selection, out: Path, source: str) -> None:

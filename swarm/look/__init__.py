@@ -25,7 +25,7 @@ For other rooms:
 - `onlooker`: RunStatus, STATUS_SECONDS_MAX, ask_all, learn_expulsions, status_of
 - `prefixes`: PREFIX_MIN, peers_beside
 - `rollouts`: export
-- `rollouts.export`: COLUMNS, ROLLOUTS, Table, write_card, write_parquet
+- `rollouts.export`: COLUMNS, ROLLOUTS, Table, check_target, write_card, write_parquet
 - `rollouts.filters`: Filters, Range, parse_range
 - `rollouts.screen`: LEGEND, lines
 - `rollouts.seen`: SeenRollout, Turn, as_row

@@ -291,7 +291,7 @@ def test_a_data_set_folder_is_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("file.csv", "must end with .jsonl, or name a folder without a suffix"),
         ("full", "exists and is not an empty folder; choose another"),
-        ("old.jsonl", "exists; choose another file, or remove it"),
+        ("old.jsonl", "old.jsonl exists; choose another"),
         ("no/where", "there is no folder no"),
     ],
 )

@@ -338,8 +338,15 @@ def test_wrong_inputs_are_sentences(
 
 
 def test_existing_folders_are_kept(tmp_path: Path) -> None:
-    arguments = ["synthesize", "--out", str(tmp_path), "--teacher", str(tmp_path)]
-    assert "exists already; choose another" in CliRunner().invoke(app, arguments).stderr
+    (tmp_path / "kept").touch()
+    for out, words in (
+        (tmp_path, "exists and is not an empty folder; choose another"),
+        (tmp_path / "kept", "exists and is not an empty folder; choose another"),
+        (tmp_path / "new.jsonl", "new.jsonl must name a folder without a suffix"),
+        (tmp_path / "no/new", "cannot be written: there is no folder"),
+    ):
+        arguments = ["synthesize", "--out", str(out), "--teacher", str(tmp_path)]
+        assert words in CliRunner().invoke(app, arguments).stderr
 
 
 @pytest.mark.slow

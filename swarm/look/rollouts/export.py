@@ -73,17 +73,17 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
 """Type and meaning of each column."""
 
 
-def check_target(to: Path) -> None:
-    """Raise `UserError` if `--to` would overwrite something or cannot be made."""
-    if to.suffix == JSON_LINES:
-        if to.exists():
-            raise UserError(f"--to {to} exists; choose another file, or remove it")
-    elif to.suffix:
-        raise UserError(f"--to {to} must end with {JSON_LINES}, or name a folder without a suffix")
-    elif to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"--to {to} exists and is not an empty folder; choose another")
+def check_target(to: Path, option: str = "--to", files: Sequence[str] = (JSON_LINES,)) -> None:
+    """Raise `UserError` if a new folder, or a file with one of these suffixes, cannot be made."""
+    is_file = to.suffix in files
+    if to.suffix and not is_file:
+        ends = "".join(f"end with {suffix}, or " for suffix in files)
+        raise UserError(f"{option} {to} must {ends}name a folder without a suffix")
+    if to.exists() and (is_file or not to.is_dir() or any(to.iterdir())):
+        what = "exists" if is_file else "exists and is not an empty folder"
+        raise UserError(f"{option} {to} {what}; choose another")
     if not to.absolute().parent.is_dir():
-        raise UserError(f"--to {to} cannot be written: there is no folder {to.parent}")
+        raise UserError(f"{option} {to} cannot be written: there is no folder {to.parent}")
 
 
 def export(rollouts: Iterable[SeenRollout], to: Path) -> int:
