@@ -67,7 +67,7 @@ def test_drafts_change_no_token_no_state_and_no_log_probability(
         same(one, other)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(random=st.randoms(use_true_random=False))
 def test_right_and_wrong_drafts_change_nothing_in_any_interleaving(
     folder: Path, random: Random

@@ -63,6 +63,7 @@ def refused(path: Path) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_file_becomes_a_folder_also_for_two_at_once(tmp_path: Path) -> None:
     path = small(tmp_path / "small.GGUF")
     code = "import sys; from peers.models.find import find_model; find_model(sys.argv[1], 'x')"

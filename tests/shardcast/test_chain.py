@@ -195,7 +195,13 @@ class PacedDelta(BlobService):
     ("how", "delta_seconds", "seconds_max", "reason"),
     [
         ("nobody has it", 0, 61, r"no piece of the delta to step 1 .* 60 s \(no manifest here\)"),
-        ("it stops in the middle", 400, 280, r"no piece of the .* 60 s \(\d+ of \d+ pieces here\)"),
+        pytest.param(
+            "it stops in the middle",
+            400,
+            280,
+            r"no piece of the .* 60 s \(\d+ of \d+ pieces here\)",
+            marks=pytest.mark.slow,
+        ),
         ("it trickles", 4000, 905, r"the delta to checkpoint 0/1 was not fetched within 9\d\d s"),
         ("it is slow but steady", 800, 900, None),
     ],

@@ -55,7 +55,7 @@ def seconds_to_the_end(acts: type[IdleIdentities] | None) -> float:
     return took[0]
 
 
-@pytest.mark.parametrize("acts", [IdleIdentities, Watchers])
+@pytest.mark.parametrize("acts", [IdleIdentities, pytest.param(Watchers, marks=pytest.mark.slow)])
 def test_a_run_keeps_its_pace_beside_a_crowd_of_identities(acts: type[IdleIdentities]) -> None:
     beside = seconds_to_the_end(acts)
     assert 0 < len(acts.admitted) <= 2 * 2 * ADMISSIONS.range_max

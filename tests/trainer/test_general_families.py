@@ -174,7 +174,12 @@ def test_the_text_part_of_a_model_that_sees_is_trained(half: bool, tmp_path: Pat
 def test_a_family_that_cannot_be_trained_is_one_sentence(family: str, tmp_path: Path) -> None:
     sizes = {
         "bart": {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1},
-        "gemma3n_text": {"num_kv_shared_layers": 0, "laurel_rank": 8},
+        "gemma3n_text": {
+            "num_kv_shared_layers": 0,
+            "laurel_rank": 8,
+            "vocab_size_per_layer_input": 128,
+            "hidden_size_per_layer_input": 8,
+        },
     }.get(family, {})
     with pytest.raises(UserError, match=r"cannot be trained here|nor trained here"):
         Learner(base_of(family, tmp_path / "base", **sizes), chosen())
