@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peers.learning.batch import AcceptedGroups, Batch, check_rewards, rollout_batch, share_rows
+from peers.learning.batch import (
+    AcceptedGroups,
+    Batch,
+    check_rewards,
+    rollout_batch,
+    share_rows,
+    trained_rows,
+)
 from peers.learning.ranks import Ranks
 from swarm.rollouts.rollout import Rollout
 
@@ -53,7 +60,8 @@ def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroup
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards, kept = [group.rewards for group in groups], [group.kept for group in groups]
     whole = make_batch(groups)
-    rows = share_rows(name, rewards, kept, whole.lengths, ranks)
+    trained = trained_rows(rewards, kept)
+    rows = share_rows(name, rewards, trained, whole.lengths, ranks)
     mine = [rollouts[row] for row in rows.tolist()]
     here, policy = rollout_batch(mine, [1.0 for _ in mine]), groups[0].policy
     return AcceptedGroups(
@@ -61,7 +69,7 @@ def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroup
         policies=sorted(set(_policies(rollouts, policy).tolist())),
         temperature=groups[0].temperature,
         rewards=rewards,
-        kept=kept,
+        trained=trained,
         all_completion_lengths=whole.completion_lengths,
         rows=rows,
         tokens=here.tokens,

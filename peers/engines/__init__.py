@@ -24,6 +24,6 @@ For other rooms:
 - `noise`: Drawn, gumbel_noise
 - `registry`: check_engine, make_engine
 - `stored`: readable_as_folder
-- `tokenizer`: BYTES_MAX, PATTERNS, check_tokenizer, copy_tokenizer, tokenizer_files
+- `tokenizer`: BYTES_MAX, PATTERNS, check_tokenizer, copy_tokenizer, tokenizer_files, vocabulary
 - `winners`: margins
 """

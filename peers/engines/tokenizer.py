@@ -50,16 +50,22 @@ def check_tokenizer(folder: Path, vocabulary_size: int) -> None:
     path = folder / "tokenizer.json"
     if not path.exists():
         return
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise UserError(f"{path} is no tokenizer file ({error})") from error
-    largest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+    largest = max(vocabulary(folder, with_added=False).values(), default=0)
     if largest >= vocabulary_size:
         raise UserError(
             f"{path} has the token {largest}, but the model's vocabulary has {vocabulary_size} "
             "tokens; use the tokenizer that belongs to the model"
         )
+
+
+def vocabulary(folder: Path, *, with_added: bool = True) -> dict[str, int]:
+    """The tokens of a folder's tokenizer, and their ids; raises `UserError`."""
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise UserError(f"{path} is no tokenizer file ({error})") from error
+    return tokenizer.get_vocab(with_added_tokens=with_added)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -5,7 +5,7 @@ For other rooms:
 - `adapters`: *
 - `advantages`: Completions, advantages
 - `attention`: why_not
-- `batch`: AcceptedGroups, Batch, check_rewards, rollout_batch, share_rows
+- `batch`: AcceptedGroups, Batch, check_rewards, rollout_batch, share_rows, trained_rows
 - `data_files`: find_files
 - `descent`: descend
 - `durable`: delete_unfinished, whole_folder

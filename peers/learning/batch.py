@@ -93,14 +93,12 @@ class AcceptedGroups:
     """Sampling temperature: log-probabilities are of logits / temperature."""
     rewards: Sequence[Sequence[float]]
     """[groups][G] From the validator's verdict; the worker's own rewards are never read."""
-    kept: Sequence[bool]
-    """[groups] False if the online filter excludes the group."""
+    trained: Tensor
+    """Sequences to train on, bool [all] (`trained_rows`)."""
     ungraded: Sequence[int] = field(default_factory=list, kw_only=True)
     """Indices of groups whose rewards mean nothing."""
     parts: RewardParts = field(default_factory=RewardParts, kw_only=True)
     """What the rewards are made of, from the verdict."""
-    left_out: Tensor | None = field(default=None, kw_only=True)
-    """Sequences that no rank holds though their group teaches, bool [all]; None: no sequence."""
     all_completion_lengths: Tensor
     """Sampled tokens of every sequence of the submission, int64 [all]."""
     rows: Tensor
@@ -122,14 +120,16 @@ class AcceptedGroups:
     """The policies whose tokens `log_mu` is complete for."""
     log_reference: Tensor | None = None
     """Log-probabilities under the reference, fp32 [n]; None until scored."""
+    log_teacher: Tensor | None = None
+    """Log-probabilities under the teacher, fp32 [n]; None until scored."""
     token_advantage: Tensor | None = None
     """Advantage of each completion token, fp32 [n], in host memory; None: each has its
     completion's, which follows from the group's rewards."""
 
     def __post_init__(self) -> None:
-        self.informative = informative(self.rewards, self.kept, self.left_out)
-        """Indices of the groups to train on."""
         self._group = _group_of_row(self.rewards)
+        self.informative = sorted(set(self._group[self.trained].tolist()))
+        """Indices of the groups to train on."""
         self._completion_lengths = self.all_completion_lengths[self.rows]
 
     @property
@@ -146,7 +146,7 @@ class AcceptedGroups:
 
     def tokens_in(self, groups: Collection[int]) -> int:
         """Completion tokens of some groups to train on, on all ranks together."""
-        trained = _trained(self._group, groups, self.left_out)
+        trained = self.trained & _among(self._group, groups)
         return int(self.all_completion_lengths[trained].sum())
 
     def batch(self, groups: Collection[int]) -> Batch:
@@ -186,20 +186,22 @@ class AcceptedGroups:
         return values[tokens.to(values.device)]
 
 
-def informative(
-    rewards: Sequence[Sequence[float]], kept: Sequence[bool], left_out: Tensor | None = None
-) -> list[int]:
-    """Indices of the groups to train on: kept by the filter, with rewards that differ, and with a
-    sequence that is not left out.
+def trained_rows(
+    rewards: Sequence[Sequence[float]],
+    kept: Sequence[bool],
+    *,
+    any_reward: bool = False,
+    left_out: Tensor | None = None,
+) -> Tensor:
+    """Sequences to train on, bool [all]: those of groups that the filter keeps and, unless
+    `any_reward`, whose rewards differ; without those `left_out`, bool [all].
 
     In the other groups every advantage, and so the gradient, is 0.
     """
-    groups = _group_of_row(rewards)
-    return [
-        index
-        for index, (group, keep) in enumerate(zip(rewards, kept, strict=True))
-        if keep and max(group) > min(group) and _trained(groups, [index], left_out).any()
-    ]
+    pairs = zip(rewards, kept, strict=True)
+    teaches = [keep and (any_reward or max(group) > min(group)) for group, keep in pairs]
+    rows = torch.tensor(teaches)[_group_of_row(rewards)]
+    return rows if left_out is None else rows & ~left_out
 
 
 def check_rewards(rewards: Sequence[Sequence[float]], kept: Sequence[bool], rollouts: int) -> None:
@@ -214,12 +216,7 @@ def check_rewards(rewards: Sequence[Sequence[float]], kept: Sequence[bool], roll
 
 
 def share_rows(
-    name: str,
-    rewards: Sequence[Sequence[float]],
-    kept: Sequence[bool],
-    lengths: Tensor,
-    ranks: Ranks,
-    left_out: Tensor | None = None,
+    name: str, rewards: Sequence[Sequence[float]], trained: Tensor, lengths: Tensor, ranks: Ranks
 ) -> Tensor:
     """Indices of a submission's sequences that this rank computes: int64, ascending.
 
@@ -228,8 +225,7 @@ def share_rows(
     different submissions begin it at different ranks.
     """
     group = _group_of_row(rewards)
-    chosen = informative(rewards, kept, left_out)
-    rows = _trained(group, chosen, left_out).nonzero()[:, 0]
+    rows = trained.nonzero()[:, 0]
     order = rows[torch.argsort(lengths[rows], descending=True, stable=True)]
     order = order[torch.argsort(group[order], stable=True)]
     mine = ranks.share(lengths[order].tolist(), first=zlib.crc32(name.encode()))
@@ -240,12 +236,6 @@ def _group_of_row(rewards: Sequence[Sequence[float]]) -> Tensor:
     """Index of each sequence's group, int64 [all]."""
     sizes = torch.tensor([len(group) for group in rewards])
     return torch.arange(len(rewards)).repeat_interleave(sizes)
-
-
-def _trained(group: Tensor, groups: Collection[int], left_out: Tensor | None) -> Tensor:
-    """Sequences of some groups that are not left out, bool [all]."""
-    among = _among(group, groups)
-    return among if left_out is None else among & ~left_out
 
 
 def _among(group: Tensor, groups: Collection[int]) -> Tensor:

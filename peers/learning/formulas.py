@@ -48,6 +48,9 @@ class Tokens:
     completions: int = 0
     """More than any index in `completion`; only formulas of whole completions need it."""
 
+    log_teacher: Tensor | None = None
+    """Log-probabilities under the teacher; needed when the teacher's weight is not 0."""
+
     @property
     def log_ratio(self) -> Tensor:
         """log r"""

@@ -55,27 +55,25 @@ def compute(
     if name in built_in:
         found = function(objective, given, **options)
         return found if isinstance(found, tuple) else (found, {})
-    none = torch.zeros_like(like, dtype=torch.bool)
+    none, problem = torch.zeros_like(like, dtype=torch.bool), ""
     try:
-        try:
-            found = function(objective, given, **options)
-            numbers, masks = found if isinstance(found, tuple) else (torch.as_tensor(found), {})
-            left_alone = torch.stack([none, *masks.values()]).any(0)
-        except Exception as error:  # a package of others may do anything
-            raise FormulaError(f"{type(error).__name__}: {error!s:.500}") from error
+        found = function(objective, given, **options)
+        numbers, masks = found if isinstance(found, tuple) else (torch.as_tensor(found), {})
+        left_alone = torch.stack([none, *masks.values()]).any(0)
         if numbers.shape != like.shape:
-            shapes = f"{list(numbers.shape)}, not {list(like.shape)}"
-            raise FormulaError(f"it returned numbers of the shape {shapes}")
-        if not numbers.isfinite().all():
-            raise FormulaError("it returned a number that is not finite")
-        if like.requires_grad and not numbers.requires_grad:
-            raise FormulaError("its loss does not depend on tokens.log_pi")
-    except FormulaError as error:
-        sentence = f"the {kind} {name!r} failed: {error}"
+            problem = f"it returned the shape {list(numbers.shape)}, not {list(like.shape)}"
+        elif not numbers.isfinite().all():
+            problem = "it returned a number that is not finite"
+        elif like.requires_grad and not numbers.requires_grad:
+            problem = "its loss does not depend on tokens.log_pi"
+    except Exception as error:  # a package of others may do anything
+        problem = f"{type(error).__name__}: {error!s:.500}"
+    if problem:
+        problem = f"the {kind} {name!r} failed: {problem}"
         if problems is None:
-            raise FormulaError(sentence) from error
-        problems.append(sentence)
-        numbers, left_alone = like * torch.nan, none
+            raise FormulaError(problem)
+        problems.append(problem)
+        return like * torch.nan, {"left_alone": none}
     return numbers, {"left_alone": left_alone}
 
 
@@ -86,16 +84,14 @@ def find(
 
     Raises `UserError` if it is neither built in nor installed here, or does not take an option.
     """
-    name, field = (getattr(objective, FIELDS[kind][0]), FIELDS[kind][1])
+    name, field = getattr(objective, FIELDS[kind][0]), FIELDS[kind][1]
     function = built_in[name] if name in built_in else _loaded(kind, name)
     known = _keywords(function)
     found: dict[str, Any] = {}
     for option, value in getattr(objective, field).items():
         if option not in known:
-            raise UserError(
-                f"objective.{field} has {option!r}, which the {kind} {name!r} does not take; it "
-                f"takes: {', '.join(known) or 'none'}"
-            )
+            there = ", ".join(known) or "none"
+            raise UserError(f"objective.{field} has {option!r}; the {kind} {name!r} takes: {there}")
         try:
             if get_origin(known[option]) is dict and isinstance(value, list):
                 # A table travels as texts, see `swarm.terminal.tables.option_texts`.

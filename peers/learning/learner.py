@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peers.engines.tokenizer import vocabulary
 from peers.learning import states
 from peers.learning.batch import AcceptedGroups
 from peers.learning.implicit import ProcessModel
@@ -25,6 +26,7 @@ from peers.learning.scoring import Part, score
 from peers.learning.settings import LearnerSettings
 from peers.learning.step import GrpoStep
 from peers.learning.work import NO_WORK
+from swarm.errors import UserError
 
 
 class Learner:
@@ -86,6 +88,19 @@ class Learner:
         objective = self.settings.objective
         if objective.needs_reference and self.past.reference is None:
             self.past.keep_reference(self.policy.read_weights(self._base))
+        if objective.teacher_weight and self.past.teacher is None:
+            teacher = Path(self.settings.teacher)
+            if not self.settings.teacher:
+                raise UserError(
+                    "the run's objective.teacher_weight needs a teacher; set teacher under "
+                    "[trainer] to the folder of a policy"
+                )
+            if vocabulary(teacher) != vocabulary(self._base):
+                raise UserError(
+                    f"trainer.teacher {teacher} has another tokenizer than the run's model; choose "
+                    "a teacher with the same one"
+                )
+            self.past.keep_teacher(self.policy.read_weights(teacher))
         if not objective.has_process:
             self.process = None
         elif self.process is None:

@@ -7,7 +7,7 @@ its parts (micro-batches, ranks) simply add up. A part holds whole completions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,12 @@ def loss(
     denominators. `describe` turns the metrics, added up over the parts, into the figures to show.
     `problems` is as in `peers.learning.installed.compute`.
     """
+    if objective.teacher_weight:
+        if tokens.log_teacher is None:
+            raise ValueError("teacher_weight is not 0 but there is no teacher")
+        gap = tokens.log_teacher - tokens.log_pi.detach()  # prime-rl's; see docs/objectives.md
+        mixed = torch.lerp(tokens.advantage, gap, objective.teacher_weight)
+        tokens = replace(tokens, advantage=mixed)
     share, left_alone = compute("objective", FORMULAS, objective, tokens, tokens.log_pi, problems)
     if objective.drift_max:
         drift = tokens.mean(tokens.log_mu - tokens.log_pi.detach())
@@ -63,6 +69,8 @@ def loss(
             "kl_generation": k3(tokens.log_mu, tokens.log_pi).sum(),
             "entropy": tokens.entropy.sum(),
         }
+    if tokens.log_teacher is not None:
+        sums["kl_teacher"] = (tokens.log_pi - tokens.log_teacher).detach().sum()
     if objective.kl_coefficient:
         if tokens.log_reference is None:
             raise ValueError("kl_coefficient is not 0 but there are no reference log-probabilities")

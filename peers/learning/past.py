@@ -48,6 +48,8 @@ class PastPolicies:
         """Weights of the policies whose rollouts can be trained on, by number."""
         self.reference: Weights | None = None
         """Weights of the KL term's reference, once needed."""
+        self.teacher: Weights | None = None
+        """Weights of the teacher, once needed."""
         self._release()
 
     def keep(self, policy: int, weights: Mapping[str, Tensor], count: int) -> None:
@@ -67,6 +69,10 @@ class PastPolicies:
     def keep_reference(self, weights: Mapping[str, Tensor]) -> None:
         """Hold the weights of the KL term's reference."""
         self.reference = self._memory.copy(weights)
+
+    def keep_teacher(self, weights: Mapping[str, Tensor]) -> None:
+        """Hold the weights of the teacher."""
+        self.teacher = self._memory.copy(weights)
 
     def score(
         self, weights: Mapping[str, Tensor], batches: Sequence[Sequence[Rows]]

@@ -69,8 +69,8 @@ class Workload:
     """Tokens of the longest sequence, which a pass never divides."""
     held: int
     """Older policies held at once."""
-    reference: bool
-    """Whether the objective needs the reference."""
+    reference: int
+    """The reference and the teacher, as far as the objective needs them."""
     process: bool = False
     """Whether a second model is trained, for process rewards."""
 

@@ -15,7 +15,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from peers.learning.batch import AcceptedGroups, check_rewards, share_rows
+from peers.learning.batch import AcceptedGroups, check_rewards, share_rows, trained_rows
 from peers.learning.ranks import Ranks
 from swarm.jobs.training import AcceptedSubmission
 from swarm.rollouts.rollouts import FINISHES, MODEL, Rollouts, check_digest
@@ -51,10 +51,10 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
     rewards, kept, name = submission.rewards, submission.kept, submission.digest.hex()
     check_rewards(rewards, kept, len(token_offsets) - 1)
     lengths = torch.from_numpy(np.diff(token_offsets))
-    left_out = None
-    if submission.leaves_out_truncated:
-        left_out = torch.from_numpy(_truncated(file, segment_offsets))
-    rows = share_rows(name, rewards, kept, lengths, ranks, left_out)
+    cut_off = torch.from_numpy(_truncated(file, segment_offsets))
+    left_out = cut_off if submission.leaves_out_truncated else None
+    trained = trained_rows(rewards, kept, any_reward=submission.any_reward, left_out=left_out)
+    rows = share_rows(name, rewards, trained, lengths, ranks)
 
     def mine(array: str, offsets: Any) -> Tensor:
         """The rows' values in a flat array; neighbouring rows are read together."""
@@ -68,10 +68,9 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
         policies=np.unique(file.get_tensor("span_policies")).tolist(),
         temperature=submission.sampling.temperature,
         rewards=rewards,
-        kept=kept,
+        trained=trained,
         ungraded=submission.ungraded,
         parts=submission.parts,
-        left_out=left_out,
         all_completion_lengths=torch.from_numpy(np.diff(model_offsets)),
         rows=rows,
         tokens=mine("tokens", token_offsets),

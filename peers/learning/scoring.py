@@ -58,11 +58,16 @@ def score(
             scores = past.score(past.held[number], [passes(each) for each in some])
             for each, values in zip(some, scores, strict=True):
                 each.add_log_mu(number, values)
-    some = [each for each in given if each.log_reference is None]
-    if some and past.reference and settings.objective.needs_reference:
-        scores = past.score(past.reference, [passes(each) for each in some])
-        for each, values in zip(some, scores, strict=True):
-            each.log_reference = values
+    objective = settings.objective
+    for field, weights, needed in (
+        ("log_reference", past.reference, objective.needs_reference),
+        ("log_teacher", past.teacher, objective.teacher_weight),
+    ):
+        some = [each for each in given if getattr(each, field) is None]
+        if some and weights and needed:
+            scores = past.score(weights, [passes(each) for each in some])
+            for each, values in zip(some, scores, strict=True):
+                setattr(each, field, values)
 
 
 def _publishes_exactly(policy: TrainedPolicy) -> bool:
@@ -97,6 +102,8 @@ class ScoredBatch:
     the training pass gives the same numbers."""
     log_reference: Tensor | None
     """Log-probabilities under the reference, for the KL term and process rewards, fp32 [n]."""
+    log_teacher: Tensor | None
+    """Log-probabilities under the teacher, fp32 [n]."""
     reported: Tensor
     """Log-probabilities that the engines reported, else NaN, fp32 [n]."""
     trusted_within: float
@@ -130,6 +137,7 @@ class ScoredBatch:
             completion=self.completion[here],
             log_reference=None if self.log_reference is None else self.log_reference[here],
             completions=len(self.batch),
+            log_teacher=None if self.log_teacher is None else self.log_teacher[here],
         )
 
 
@@ -137,7 +145,6 @@ def assemble(
     part: Part,
     policy: TrainedPolicy,
     settings: LearnerSettings,
-    *,
     current: int | None = None,
     problems: list[str] | None = None,
 ) -> ScoredBatch:
@@ -190,6 +197,7 @@ def assemble(
         old_is_generator=settings.schedule.old == "generation",
         log_start=log_start,
         log_reference=joined("log_reference", none) if objective.needs_reference else None,
+        log_teacher=joined("log_teacher", none) if objective.teacher_weight else None,
         reported=joined("reported", none),
         trusted_within=settings.log_difference_max if objective.behaviour == "engine" else 0.0,
         advantage=joined("token_advantage", of_completions).to(device),
@@ -208,9 +216,7 @@ def completions_of(part: Part) -> Completions:
         here=torch.cat([each.here + sum(counts[:index]) for index, each in enumerate(found)]),
         length=torch.cat([each.length for each in found]),
         parts={
-            name: torch.cat(
-                [each.parts.get(name, torch.full_like(each.reward, torch.nan)) for each in found]
-            )
+            name: torch.cat([each.parts.get(name, each.reward * torch.nan) for each in found])
             for name in sorted({name for each in found for name in each.parts})
         },
     )

@@ -22,6 +22,8 @@ class LearnerSettings:
     completion_tokens_max: int = 0
     """The run's length limit."""
     adapter: Adapter = field(default_factory=Adapter)
+    teacher: str = ""
+    """Folder of the teacher; empty: there is none."""
     log_difference_max: float = Thresholds().log_difference_max
     """As in the run's thresholds; only `objective.behaviour = "engine"` needs it."""
     sharding: Sharding = field(default_factory=Sharding)

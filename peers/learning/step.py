@@ -44,13 +44,7 @@ class GrpoStep:
         given = list(dict.fromkeys(each for part in parts for each, _ in part))
         score(given, self.policy, self.past, self.settings, self.step)
         batches = [
-            assemble(
-                part,
-                self.policy,
-                self.settings,
-                current=None if index else self.step,
-                problems=self.problems,
-            )
+            assemble(part, self.policy, self.settings, None if index else self.step, self.problems)
             for index, part in enumerate(parts)
         ]
         if not batches:

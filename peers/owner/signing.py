@@ -26,7 +26,7 @@ from swarm.settings import PeerSettings
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.wire.envelope import Envelope, seal
 from swarm.wire.identity import Identity, load_or_create
-from swarm.wire.manifest import ADVANTAGES, OBJECTIVES, VERSION_MAX, Objective, RunManifest
+from swarm.wire.manifest import VERSION_MAX, RunManifest
 from swarm.wire.messages import Eviction, Reinstatement
 from swarm.wire.succession import inherited, ownership_of
 
@@ -68,23 +68,14 @@ class OwnersFiles:
 
     def settled(self, manifest: RunManifest, before: RunManifest | None) -> RunManifest:
         """The manifest with its thresholds, and the hash of the packages of its objective."""
-        manifest = replace(manifest, objective=_with_digest(manifest.objective, self.description))
+        objective = replace(manifest.objective, digest=b"")
+        if objective.needs_trial:
+            from peers.learning.trial import with_digest  # imports torch, which takes seconds
+
+            objective = with_digest(objective)
+        manifest = replace(manifest, objective=objective)
         model = self.tokenizer or model_of(self.description, manifest.model).folder
         return settle(manifest, before, model, self.measuring, self.description)
-
-
-def _with_digest(objective: Objective, description: Path) -> Objective:
-    """The objective with the hash of its formulas' packages, once a trial has shown that they work;
-    raises `UserError`."""
-    named = objective.options or objective.advantage_options
-    if objective.name in OBJECTIVES and objective.advantage in ADVANTAGES and not named:
-        return replace(objective, digest=b"")
-    from peers.learning.trial import with_digest  # imports torch, which takes seconds
-
-    try:
-        return with_digest(objective)
-    except UserError as error:
-        raise UserError(f"{description}: {error}") from error
 
 
 def create_run(files: OwnersFiles) -> None:

@@ -112,7 +112,9 @@ class AcceptedSubmissions:
 
     def _add(self, verdict: Verdict) -> None:
         manifest = self.progress.versions.manifest_of(verdict.step)
-        labels = label_groups(verdict, manifest.environments, learns=manifest.objective.learns)
+        labels = label_groups(
+            verdict, manifest.environments, learns=manifest.objective.needs_spread
+        )
         self.forecast.keep_rate.observe(labels)
         digest = verdict.submission
         accepted = Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill)

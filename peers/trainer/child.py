@@ -33,6 +33,7 @@ def start_training(
         sharding=settings.sharding,
         dtype=settings.dtype,
         attention=settings.attention,
+        teacher=settings.teacher,
         policy=policy,
         step=step,
         lineage=lineage,
@@ -56,9 +57,10 @@ def accepted_submissions(
             sampling=versions.manifest_of(accepted.verdict.step).sampling,
             kept=[label == "kept" for label in accepted.labels],
             parts=accepted.verdict.parts,
-            leaves_out_truncated=versions.manifest_of(accepted.verdict.step).objective.truncated
-            == "leave_out",
+            leaves_out_truncated=objective.truncated == "leave_out",
+            any_reward=not objective.needs_spread,
             ungraded=[n for n, each in enumerate(accepted.labels) if each in UNCOUNTED],
         )
         for accepted in batch
+        for objective in [versions.manifest_of(accepted.verdict.step).objective]
     ]

@@ -55,7 +55,7 @@ def workload_of(terms: TrainingTerms, sharding: Sharding, positions: int, world:
         tokens=max(longest, min(most, mine * longest)),
         longest=longest,
         held=terms.schedule.max_staleness + 2,
-        reference=terms.objective.needs_reference,
+        reference=terms.objective.needs_reference + bool(terms.objective.teacher_weight),
         process=terms.objective.has_process,
     )
 

@@ -98,6 +98,7 @@ class TrainerService:
             seed=job.seed,
             completion_tokens_max=job.terms.sampling.max_new_tokens,
             adapter=job.terms.adapter,
+            teacher=job.teacher,
             log_difference_max=job.terms.thresholds.log_difference_max,
             sharding=self._sharding_of(job),
             attention=None if job.attention == "fastest" else job.attention,

@@ -28,6 +28,9 @@ class TrainerSettings(EvaluationSettings):
     model: str = ""
     """The base policy: a Hugging Face folder, a .gguf file, or OWNER/NAME[@REVISION] of the hub;
     required."""
+    teacher: str = ""
+    """Folder of the teacher of a run with `objective.teacher_weight`: another policy of the same
+    architecture and tokenizer, held in main memory like the reference."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
     """Seed of the trainer's own choices: how a batch is split into optimiser steps."""
     replicas: int = pydantic.Field(default=1, ge=1)

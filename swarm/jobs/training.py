@@ -58,6 +58,8 @@ class StartTraining(LoadingJob, frozen=True, kw_only=True):
     """As `Hardware.dtype`; bfloat16 applies to the forward and backward passes."""
     attention: str = "fastest"
     """One of `peers.learning.attention.ATTENTIONS`."""
+    teacher: str = ""
+    """Folder of the teacher; empty: the trainer has none."""
     policy: str = ""
     """Published folder of policy `step` to begin with; empty: policy 0 is `model`."""
     step: int = 0
@@ -121,6 +123,8 @@ class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """Groups without grades, whose rewards mean nothing, and those that continue states."""
     parts: RewardParts = RewardParts()
     """What the rewards are made of, from the verdict."""
+    any_reward: bool = False
+    """Whether groups whose rewards are all equal are trained on, too."""
     leaves_out_truncated: bool = False
     """Whether completions that the length limit cut off are not trained on."""
 

@@ -36,9 +36,8 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
     _check_submissions(manifest, where)
     if manifest.objective.overlong_tokens > manifest.sampling.max_new_tokens:
         raise UserError(
-            f"{where}: objective.overlong_tokens is {manifest.objective.overlong_tokens}, more "
-            f"than sampling.max_new_tokens ({manifest.sampling.max_new_tokens}), before which it "
-            "lies; make it smaller"
+            f"{where}: objective.overlong_tokens is {manifest.objective.overlong_tokens}; it must "
+            f"be at most sampling.max_new_tokens ({manifest.sampling.max_new_tokens})"
         )
     if manifest.schedule.max_staleness < manifest.schedule.asynchrony:
         raise UserError(

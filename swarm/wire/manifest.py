@@ -211,32 +211,43 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     advantage_options: FormulaOptions = {}
     """Options of the formula `advantage`."""
     average: Literal["published", "tokens", "completions", "sums", "limit"] = "published"
-    """Divisor of the policy loss. tokens: those of the batch. completions: each completion's mean
-    over its tokens, then the mean over those. sums: the mean of each completion's sum. limit:
-    completions times the length limit. published: the formula's; of a package's, tokens."""
+    """Divisor of the policy loss: the batch's tokens; each completion's tokens, then completions;
+    completions; completions times the length limit. published: the formula's, else tokens."""
     digest: Annotated[bytes, Meta(max_length=32)] = b""
-    """Hash of the packages of `name` and `advantage`, computed by `swarm run create`; empty: both
-    are built in."""
+    """Hash of the packages of `name` and `advantage`; empty: both are built in."""
     truncated: Literal["train", "leave_out"] = "train"
     """Whether completions that the length limit cut off are trained on. They count in their group
     either way (overlong filtering of DAPO, arXiv 2503.14476)."""
     overlong_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    """The last tokens before the length limit, over which a reward falls by `overlong_penalty`; 0:
-    none (soft overlong punishment of DAPO)."""
+    """Tokens before the length limit over which a reward falls by `overlong_penalty` (DAPO)."""
     overlong_penalty: NotNegative = 1.0
     kl_estimate: Literal["k3", "k2"] = "k3"
     """The KL term of a token. k3: e^d - d - 1, d = log(base / policy). k2: d squared / 2."""
     sampler_kl_coefficient: NotNegative = 0.0
-    """Coefficient of the squared log-ratio of the policy to the generating policy (Kimi K2.5, arXiv
-    2602.02276)."""
+    """Coefficient of log²(π/μ) (Kimi K2.5, arXiv 2602.02276)."""
     drift_max: NotNegative = 0.0
-    """Completions with a negative advantage are masked if the generating policy is above the policy
-    by more than this on average, in nats per token (DeepSeek-V3.2, arXiv 2512.02556); 0: none."""
+    """Completions with A < 0 and a larger mean log(μ/π) per token are masked (DeepSeek-V3.2, arXiv
+    2512.02556); 0: none."""
+
+    teacher_weight: Fraction = 0.0
+    """Share w of a teacher in each token's advantage: (1 - w)·A + w·log(teacher / policy), the
+    reverse KL on the policy's own tokens. 0: no teacher; 1: rewards teach nothing."""
 
     @property
     def learns(self) -> bool:
         """Whether the policy changes."""
         return self.name != "synthesis"
+
+    @property
+    def needs_spread(self) -> bool:
+        """Whether groups whose rewards are all equal teach nothing."""
+        return self.learns and not self.teacher_weight
+
+    @property
+    def needs_trial(self) -> bool:
+        """Whether a formula is of a package, or has options."""
+        built_in = self.name in OBJECTIVES and self.advantage in ADVANTAGES
+        return bool(not built_in or self.options or self.advantage_options)
 
     @property
     def needs_reference(self) -> bool:
@@ -264,14 +275,12 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         if self.reserved:
             return "objective.reserved is true; no build replays the routing of experts any more"
         if self.kl_by_ratio and self.kl_estimate == "k2":
-            return (
-                'objective.kl_by_ratio is true and objective.kl_estimate "k2", whose gradient is '
-                'the exact one without it; make it false, or the estimate "k3"'
-            )
+            return 'objective.kl_by_ratio is for the estimate "k3": k2 has the exact gradient'
         if self.truncated != "train" and self.has_process:
+            return 'objective.truncated is "leave_out", but process rewards need whole groups'
+        if self.teacher_weight and self.name in OF_COMPLETIONS:
             return (
-                'objective.truncated is "leave_out", but process rewards compare a completion with '
-                'all others of its group; make it "train", or objective.process.weight 0'
+                f"objective.teacher_weight is for single tokens, which {self.name!r} never judges"
             )
         if self.process.weight and self.name in OF_COMPLETIONS:
             return (

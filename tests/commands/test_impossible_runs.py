@@ -71,12 +71,12 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
         (
             "[optimiser]",
             "[objective]\nadvantage_options = {x = 1}\n[optimiser]",
-            "advantage_options has 'x', which the advantage 'group' does not take; it takes: none",
+            "advantage_options has 'x'; the advantage 'group' takes: none",
         ),
         (
             "[optimiser]",
             "[objective]\noverlong_tokens = 9\n[optimiser]",
-            "overlong_tokens is 9, more than sampling.max_new_tokens (8)",
+            "overlong_tokens is 9; it must be at most sampling.max_new_tokens (8)",
         ),
         (
             "[optimiser]",

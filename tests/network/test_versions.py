@@ -170,7 +170,7 @@ def test_a_version_that_would_end_the_trainer_is_not_taken() -> None:
     uneven = version(2, optimiser={"optimiser_steps": 5})
     assert not run.update(uneven)
     assert "does not divide" in str(run.refusal(uneven.sender, manifest_in(uneven)))
-    assert not run.update(version(2, objective={"epsilon": 2.0}))
+    assert not run.update(version(2, objective={"delta": 1.0}))
     assert run.permits(OWNER.peer_id, manifest_in(uneven)) == "version_refused"
     assert run.update(version(2))
 

@@ -16,7 +16,14 @@ from peers.learning.formulas import FORMULAS, Tokens
 from peers.learning.objective import Totals, describe, k3, loss
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
-from swarm.wire.manifest import ADVANTAGES, OBJECTIVES, Objective, ProcessRewards, Schedule
+from swarm.wire.manifest import (
+    ADVANTAGES,
+    OBJECTIVES,
+    OF_COMPLETIONS,
+    Objective,
+    ProcessRewards,
+    Schedule,
+)
 
 OBJECTIVE = Objective(
     kl_coefficient=0.3, entropy_coefficient=0.2, epsilon_high=0.28, weight_max=1.5, band_high=2.0
@@ -88,7 +95,9 @@ AVERAGES |= dict.fromkeys(["gspo", "gmpo", "sapo"], "completions")
 
 def gains(g: Objective, columns: list[Any], frozen_pi: Any) -> list[float]:
     """What each token adds to the objective, in float64."""
-    log_pi, log_old, log_mu, advantage, _, completion, _ = columns
+    log_pi, log_old, log_mu, advantage, _, completion, log_teacher = columns
+    w = g.teacher_weight
+    advantage = (1 - w) * advantage + w * (log_teacher - frozen_pi)
     covariance = (frozen_pi - frozen_pi.mean()) * (advantage - advantage.mean())
     highest = np.argsort(covariance)[-max(1, int(0.1 * len(log_pi))) :]
     found = []
@@ -179,7 +188,8 @@ def random_columns(
 def tokens_of(columns: list[torch.Tensor]) -> Tokens:
     names = [field.name for field in dataclasses.fields(Tokens)]
     named: dict[str, Any] = dict(zip(names, columns, strict=False))
-    return Tokens(**named, completions=int(columns[5].max()) + 1)
+    completions = int(columns[5].max()) + 1
+    return Tokens(**named, completions=completions, log_teacher=columns[6])
 
 
 def totals_of(columns: list[torch.Tensor]) -> Totals:
@@ -188,6 +198,16 @@ def totals_of(columns: list[torch.Tensor]) -> Totals:
 
 def loss_of(objective: Objective, columns: list[torch.Tensor]) -> torch.Tensor:
     return loss(objective, tokens_of(columns), totals_of(columns))[0]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(OF_COMPLETIONS)))
+def test_a_teacher_is_mixed_into_every_tokens_advantage(name: str) -> None:
+    columns = random_columns(5, count=60)
+    objective = named(name, teacher_weight=0.3)
+    expected = literal(objective, [tensor.numpy() for tensor in columns])
+    value, metrics = loss(objective, tokens_of(columns), totals_of(columns))
+    assert float(value) == pytest.approx(expected, rel=1e-10)
+    assert float(metrics["kl_teacher"]) == pytest.approx(float((columns[0] - columns[6]).mean()))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -560,12 +580,13 @@ def test_the_last_tokens_before_the_limit_cost_more_and_more(length: int, lost: 
         ({"name": "tis"}, "needs step_start"),
         ({"name": "icepop"}, "needs step_start"),
         ({"name": "decoupled_ppo"}, "needs step_start"),
-        ({"kl_by_ratio": True, "kl_estimate": "k2"}, "the exact one without it"),
-        ({"truncated": "leave_out", "process": ProcessRewards(weight=1.0)}, "all others of its"),
+        ({"kl_by_ratio": True, "kl_estimate": "k2"}, "k2 has the exact gradient"),
+        ({"truncated": "leave_out", "process": ProcessRewards(weight=1.0)}, "need whole groups"),
         ({"name": "grop"}, "'grop', which is neither built in .* near it are grpo"),
         ({"advantage": "maxlr"}, "objective.advantage is 'maxlr', which .* maxrl"),
-        ({"options": {"tau": [1, 2]}}, "has 'tau', which the objective 'grpo' does not take"),
+        ({"options": {"tau": [1, 2]}}, "has 'tau'; the objective 'grpo' takes: none"),
         ({"name": "sapo", "options": {"tau": [1, -2]}}, "tau is .1, -2.: Expected `float` > 0"),
+        ({"name": "gspo", "teacher_weight": 0.5}, "single tokens, which 'gspo' never judges"),
         ({"name": "gspo", "process": ProcessRewards(weight=1.0)}, "no advantages of single tokens"),
     ],
 )
@@ -584,6 +605,8 @@ def test_missing_parts_are_refused() -> None:
     log_pi = torch.zeros(1)
     with pytest.raises(ValueError, match="reference"):
         one_token(OBJECTIVE, log_pi, 1.0)
+    with pytest.raises(ValueError, match="no teacher"):
+        one_token(Objective(teacher_weight=1.0), log_pi, 1.0)
     columns = random_columns(1)
     with pytest.raises(ValueError, match="length limit"):
         loss(Objective(name="dr_grpo"), tokens_of(columns), Totals(300, 43))

@@ -154,3 +154,8 @@ def test_what_the_limit_cut_off_counts_in_its_group_and_is_not_trained_on(tmp_pa
         assert some.here.tolist() == expected
         rows += found.rows.tolist()
     assert sorted(rows) == [1, 2, 6, 7]
+    equal = [Group([whole, whole], [1.0, 1.0], policy=0)]
+    alike = msgspec.structs.replace(submission(equal, tmp_path / "alike"), policy=0)
+    assert read_groups(alike, Ranks()).informative == []
+    taught = msgspec.structs.replace(alike, any_reward=True)
+    assert read_groups(taught, Ranks()).informative == [0]
