@@ -87,7 +87,7 @@ class Learner:
         rewards, which begins with the base's weights."""
         objective = self.settings.objective
         if objective.needs_reference and self.past.reference is None:
-            self.past.keep_reference(self.policy.read_weights(self._base))
+            self.past.reference = self.past.copy(self.policy.read_weights(self._base))
         if objective.teacher_weight and self.past.teacher is None:
             teacher = Path(self.settings.teacher)
             if not self.settings.teacher:
@@ -100,7 +100,7 @@ class Learner:
                     f"trainer.teacher {teacher} has another tokenizer than the run's model; choose "
                     "a teacher with the same one"
                 )
-            self.past.keep_teacher(self.policy.read_weights(teacher))
+            self.past.teacher = self.past.copy(self.policy.read_weights(teacher))
         if not objective.has_process:
             self.process = None
         elif self.process is None:

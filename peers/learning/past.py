@@ -66,13 +66,9 @@ class PastPolicies:
         if weights is not None:
             self._memory.reuse(weights)
 
-    def keep_reference(self, weights: Mapping[str, Tensor]) -> None:
-        """Hold the weights of the KL term's reference."""
-        self.reference = self._memory.copy(weights)
-
-    def keep_teacher(self, weights: Mapping[str, Tensor]) -> None:
-        """Hold the weights of the teacher."""
-        self.teacher = self._memory.copy(weights)
+    def copy(self, weights: Mapping[str, Tensor]) -> Weights:
+        """Weights in host memory, in the dtype of published policies."""
+        return self._memory.copy(weights)
 
     def score(
         self, weights: Mapping[str, Tensor], batches: Sequence[Sequence[Rows]]

@@ -26,7 +26,7 @@ from swarm.settings import PeerSettings
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.wire.envelope import Envelope, seal
 from swarm.wire.identity import Identity, load_or_create
-from swarm.wire.manifest import VERSION_MAX, RunManifest
+from swarm.wire.manifest import ADVANTAGES, OBJECTIVES, VERSION_MAX, RunManifest
 from swarm.wire.messages import Eviction, Reinstatement
 from swarm.wire.succession import inherited, ownership_of
 
@@ -69,7 +69,8 @@ class OwnersFiles:
     def settled(self, manifest: RunManifest, before: RunManifest | None) -> RunManifest:
         """The manifest with its thresholds, and the hash of the packages of its objective."""
         objective = replace(manifest.objective, digest=b"")
-        if objective.needs_trial:
+        built_in = objective.name in OBJECTIVES and objective.advantage in ADVANTAGES
+        if not built_in or objective.options or objective.advantage_options:
             from peers.learning.trial import with_digest  # imports torch, which takes seconds
 
             objective = with_digest(objective)

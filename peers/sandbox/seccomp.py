@@ -18,7 +18,7 @@ _COMMON = {
     "fspick": 433, "mount_setattr": 442, "memfd_secret": 447,
 }  # fmt: skip
 
-_DENIED = {
+DENIED = {
     "x86_64": _COMMON | {
         "socket": 41, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311,
         "kcmp": 312, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161,
@@ -70,12 +70,7 @@ _MISSING = _ERROR | errno.ENOSYS
 
 def supported(machine: str = platform.machine()) -> bool:
     """Whether the numbers of this machine's system calls are known."""
-    return machine in _DENIED
-
-
-def denied(machine: str = platform.machine()) -> dict[str, int]:
-    """The calls that are denied whatever their arguments, by name."""
-    return dict(_DENIED[machine])
+    return machine in DENIED
 
 
 def filter_program(machine: str = platform.machine()) -> bytes:
@@ -88,7 +83,7 @@ def filter_program(machine: str = platform.machine()) -> bytes:
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _DENY),
     ]
-    for number in sorted(_DENIED[machine].values()):
+    for number in sorted(DENIED[machine].values()):
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _DENY)]
     lines += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _MISSING)]
     lines += _on(_SOCKETPAIR[machine], _FIRST_ARGUMENT, (_EQUAL, 1, 0, _AF_UNIX))

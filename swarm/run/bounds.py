@@ -12,7 +12,6 @@ from swarm.wire.manifest import RunManifest
 SUBMISSION_ROWS_MAX = 4096
 """Largest number of completions in a submission. Their rewards, 9 bytes each, must fit the
 verdict's envelope, together with two more figures per group."""
-SUBMISSION_GROUPS_MAX = 1024
 
 TOKEN_BYTES = 8
 """Bytes of a completion token and its log-probability in a submission's file."""
@@ -151,11 +150,6 @@ def _check_submissions(manifest: RunManifest, where: str) -> None:
     sampling = manifest.sampling
     groups = sampling.groups_per_submission
     rows = groups * sampling.group_size
-    if groups > SUBMISSION_GROUPS_MAX:
-        raise UserError(
-            f"{where}: sampling.groups_per_submission is {groups}; a submission has at most "
-            f"{SUBMISSION_GROUPS_MAX} groups"
-        )
     if rows > SUBMISSION_ROWS_MAX:
         raise UserError(
             f"{where}: sampling.groups_per_submission times sampling.group_size is {rows}; a "

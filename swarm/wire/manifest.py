@@ -83,6 +83,10 @@ Environments = Annotated[
 ]
 
 
+SUBMISSION_GROUPS_MAX = 1024
+"""Their figures must fit a verdict's envelope."""
+
+
 class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """How every rollout is sampled. No top-k, no top-p."""
 
@@ -91,7 +95,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     stop_ids: Annotated[list[Count], Meta(min_length=1, max_length=16)]
     """The tokenizer's stop ids; no default fits every model."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] = 16
-    groups_per_submission: Annotated[int, Meta(ge=1, le=4096)] = 1
+    groups_per_submission: Annotated[int, Meta(ge=1, le=SUBMISSION_GROUPS_MAX)] = 1
     swaps_max: Annotated[int, Meta(ge=0, le=64)] = 0
     """Most swaps of weights while a submission is generated: a worker may go on with each newer
     policy as it is published, and the file says which tokens each policy sampled. 0: every token of
@@ -242,12 +246,6 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     def needs_spread(self) -> bool:
         """Whether groups whose rewards are all equal teach nothing."""
         return self.learns and not self.teacher_weight
-
-    @property
-    def needs_trial(self) -> bool:
-        """Whether a formula is of a package, or has options."""
-        built_in = self.name in OBJECTIVES and self.advantage in ADVANTAGES
-        return bool(not built_in or self.options or self.advantage_options)
 
     @property
     def needs_reference(self) -> bool:

@@ -20,8 +20,9 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
 from swarm.gossip import topics
 from swarm.ledger.entries import Consumed, decode, encode, judged
-from swarm.run.bounds import SUBMISSION_GROUPS_MAX, SUBMISSION_ROWS_MAX
+from swarm.run.bounds import SUBMISSION_ROWS_MAX
 from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Envelope
+from swarm.wire.manifest import SUBMISSION_GROUPS_MAX
 from swarm.wire.messages import Check, Evidence, Verdict
 from tests.ledger.harness import (
     ALICE,

@@ -8,7 +8,7 @@ import pytest
 
 from peers.sandbox import PYTHON, Limits, Program, SandboxError, run, why_none
 from peers.sandbox.run import check
-from peers.sandbox.seccomp import denied, filter_program
+from peers.sandbox.seccomp import DENIED, filter_program
 from swarm.errors import UserError
 
 works = pytest.mark.skipif(bool(why_none()), reason=f"no sandbox here: {why_none()}")
@@ -98,8 +98,8 @@ def test_installed_packages_are_hidden():
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_denies_each_listed_call(machine):
     program = filter_program(machine)
-    numbers = set(denied(machine).values())
-    assert len(numbers) == len(denied(machine))
+    numbers = set(DENIED[machine].values())
+    assert len(numbers) == len(DENIED[machine])
     decisions = {number: _decide(program, machine, number) for number in range(500)}
     assert {n for n, decision in decisions.items() if decision == "deny"} >= numbers
     assert decisions[435] == "missing"
