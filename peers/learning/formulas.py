@@ -233,7 +233,8 @@ def kl_cov(
     """−r·A, plus β·|log r| for the `portion` of the tokens with the highest covariance (KL-Cov,
     arXiv 2505.22617; |log r| is the published code's KL)."""
     share, left_alone = _unclipped(numbers, tokens, tokens.log_ratio.exp())
-    highest = _covariance(tokens).topk(max(1, int(portion * len(share)))).indices
+    count = min(len(share), max(1, int(portion * len(share))))
+    highest = _covariance(tokens).topk(count).indices
     pulled = torch.zeros_like(share, dtype=torch.bool).index_fill(0, highest, True)
     penalty = (beta * tokens.log_ratio.abs()).masked_fill(~pulled, 0)
     return share + penalty, {**left_alone, "pulled_covariance": pulled}

@@ -56,6 +56,8 @@ def compute(
         found = function(objective, given, **options)
         return found if isinstance(found, tuple) else (found, {})
     none, problem = torch.zeros_like(like, dtype=torch.bool), ""
+    if not len(like):  # a rank without a sequence of this batch
+        return like + 0, {"left_alone": none}
     try:
         found = function(objective, given, **options)
         numbers, masks = found if isinstance(found, tuple) else (torch.as_tensor(found), {})

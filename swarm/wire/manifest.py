@@ -232,7 +232,6 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     drift_max: NotNegative = 0.0
     """Completions with A < 0 and a larger mean log(μ/π) per token are masked (DeepSeek-V3.2, arXiv
     2512.02556); 0: none."""
-
     teacher_weight: Fraction = 0.0
     """Share w of a teacher in each token's advantage: (1 - w)·A + w·log(teacher / policy), the
     reverse KL on the policy's own tokens. 0: no teacher; 1: rewards teach nothing."""
@@ -276,15 +275,10 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
             return 'objective.kl_by_ratio is for the estimate "k3": k2 has the exact gradient'
         if self.truncated != "train" and self.has_process:
             return 'objective.truncated is "leave_out", but process rewards need whole groups'
-        if self.teacher_weight and self.name in OF_COMPLETIONS:
+        if (self.process.weight or self.teacher_weight) and self.name in OF_COMPLETIONS:
             return (
-                f"objective.teacher_weight is for single tokens, which {self.name!r} never judges"
-            )
-        if self.process.weight and self.name in OF_COMPLETIONS:
-            return (
-                f"objective.name is {self.name!r} and objective.process.weight "
-                f"{self.process.weight:g}; it has no advantages of single tokens, so make the "
-                "weight 0, or choose another objective"
+                f"objective.name is {self.name!r}, which has no advantages of single tokens; make "
+                "objective.process.weight and teacher_weight 0, or choose another objective"
             )
         return None
 

@@ -269,6 +269,17 @@ def test_parts_of_a_batch_add_up(name: str) -> None:
         assert float(value) == pytest.approx(sum(float(each[key]) for _, each in parts)), key
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_without_a_token_adds_nothing(name: str) -> None:
+    columns = [column[:0] for column in random_columns(1, count=21)]
+    tokens = dataclasses.replace(tokens_of(random_columns(1, count=7)), completions=0)
+    named_columns = zip(dataclasses.fields(Tokens), [*columns, None, columns[0]], strict=True)
+    none = {field.name: value for field, value in named_columns if value is not None}
+    tokens = dataclasses.replace(tokens, **none)
+    value, metrics = loss(named(name, drift_max=0.1), tokens, Totals(9, 3, 5))
+    assert [float(each) for each in (value, *metrics.values())] == [0.0] * (1 + len(metrics))
+
+
 def one_token(
     objective: Objective, log_pi: torch.Tensor, advantage: float, **changed: Any
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -586,7 +597,7 @@ def test_the_last_tokens_before_the_limit_cost_more_and_more(length: int, lost: 
         ({"advantage": "maxlr"}, "objective.advantage is 'maxlr', which .* maxrl"),
         ({"options": {"tau": [1, 2]}}, "has 'tau'; the objective 'grpo' takes: none"),
         ({"name": "sapo", "options": {"tau": [1, -2]}}, "tau is .1, -2.: Expected `float` > 0"),
-        ({"name": "gspo", "teacher_weight": 0.5}, "single tokens, which 'gspo' never judges"),
+        ({"name": "gspo", "teacher_weight": 0.5}, "no advantages of single tokens"),
         ({"name": "gspo", "process": ProcessRewards(weight=1.0)}, "no advantages of single tokens"),
     ],
 )

@@ -138,8 +138,12 @@ def grades_of(verdict: Verdict, group: int, objective: Objective) -> Grades:
 def advantages_of(rewards: Sequence[float], objective: Objective) -> list[float]:
     """The advantages that the trainer gives a group's completions, computed without torch; without
     what process rewards add to those of single tokens."""
-    if objective.advantage not in OF_GROUPS or objective.overlong_tokens:
-        return []  # it depends on the rest of the batch, or on lengths
+    if (
+        objective.advantage not in OF_GROUPS
+        or objective.overlong_tokens
+        or objective.teacher_weight
+    ):
+        return []  # they depend on the rest of the batch, on lengths, or on the token
     values = np.array(rewards, np.float64)
     centred = values - values.mean()
     if objective.advantage == "rloo" and len(values) > 1:
