@@ -3,11 +3,14 @@
 A name is a column's, or that of a value inside one: `reward_model.ground_truth`,
 `messages.0.content`. Text on the way is read as JSON, because many data sets keep tables as text.
 `length(NAME)` is the number of characters of a text, `script(NAME)` the writing system of most of
-its letters, as Unicode names it; of messages, both are those of all contents.
+its letters, as Unicode names it, `language(NAME)` its ISO 639-1 code, or nothing where no language
+is likely (by lingua, which the extra `languages` installs); of messages, all three are those of all
+contents.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -17,10 +20,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from swarm.terminal.extras import require_extra
+
 Row = dict[str, Any]
 """A row by column; JSON values only."""
 
-FUNCTION = re.compile(r"(length|script)\((.+)\)")
+FUNCTION = re.compile(r"(length|script|language)\((.+)\)")
 
 
 def column_of(name: str, columns: Collection[str]) -> tuple[str, Sequence[str]] | None:
@@ -38,8 +43,8 @@ def column_of(name: str, columns: Collection[str]) -> tuple[str, Sequence[str]] 
 def value_of(row: Row, name: str) -> Any:
     """The value of a name; raises `ValueError` if the row lacks it."""
     if of_text := FUNCTION.fullmatch(name):
-        text = _text(value_of(row, of_text[2]))
-        return len(text) if of_text[1] == "length" else _script(text)
+        of = {"length": len, "script": _script, "language": _language}[of_text[1]]
+        return of(_text(value_of(row, of_text[2])))
     found = column_of(name, row)
     if found is None:
         raise ValueError(f"it lacks {name!r}; it has: {listed(name, row)}")
@@ -68,6 +73,19 @@ def _text(value: Any) -> str:
 def _script(text: str) -> str:
     names = Counter(unicodedata.name(each, "?").split()[0] for each in text if each.isalpha())
     return names.most_common(1)[0][0].lower() if names else ""
+
+
+def _language(text: str) -> str:
+    found = _detector().detect_language_of(text)
+    return "" if found is None else str(found.iso_code_639_1.name).lower()
+
+
+@functools.cache
+def _detector() -> Any:
+    require_extra("languages", "a condition on language(…)")
+    from lingua import LanguageDetectorBuilder
+
+    return LanguageDetectorBuilder.from_all_languages().build()
 
 
 def read_json(text: str | bytes, what: str) -> Any:

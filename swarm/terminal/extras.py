@@ -20,6 +20,7 @@ EXTRAS = {
     "endpoint": ("hypercorn", "starlette"),
     "dashboard": ("hypercorn", "starlette"),
     "gguf": ("gguf", "accelerate"),
+    "languages": ("lingua",),
 }
 """Modules that come with each extra."""
 

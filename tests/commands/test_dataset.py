@@ -232,3 +232,18 @@ def test_bad_rows_cost_themselves_and_are_named(policy: Path, tmp_path: Path) ->
         assert any(f"rows.jsonl: row {number}: " in each["problem"] for each in listed)
     kept = {row["prompt"].removesuffix(">") for row in rows_of(out)}
     assert len(kept) > 8 and not kept & {"3", "5", "7", "9", "11", "12", "13", "14"}
+
+
+@pytest.mark.slow  # ten seconds to load its models
+def test_rows_of_some_languages_are_chosen(tmp_path: Path) -> None:
+    data, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    texts = [
+        "What is the sum of three and five?", "Was ist die Summe von drei und fünf?",
+        "Quelle est la somme de trois et cinq ?", "三加五等于多少？", "12 + 5 =",
+    ]  # fmt: skip
+    data.write_text("\n".join(json.dumps({"q": each}) for each in texts))
+    given = ("--option", f"path='{data}'", "--option", "columns={prompt='q', answer=''}")
+    where = "where={'language(q)'=['en', 'zh']}"
+    done = swarm("dataset", "select", "--out", out, *given, "--option", where)
+    assert done.status == 0, done.errors
+    assert rows_of(out) == [{"q": texts[0]}, {"q": texts[3]}]
