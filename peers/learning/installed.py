@@ -135,10 +135,10 @@ def _entry(kind: Kind, name: str) -> EntryPoint:
         return installed[name]
     field, _, built_in = FIELDS[kind]
     known = sorted({*installed, *built_in})
-    near = difflib.get_close_matches(name, known) or known
+    near = difflib.get_close_matches(name, known)
+    words = f"near it are {', '.join(near)}" if near else f"there are {', '.join(known)}"
     raise UserError(
-        f"objective.{field} is {name!r}, which is neither built in nor installed here; near it are "
-        + ", ".join(near)
+        f"objective.{field} is {name!r}, which is neither built in nor installed here; {words}"
     )
 
 

@@ -14,10 +14,13 @@ from peers.trainer import collector
 from peers.trainer.accepted import KEPT
 from peers.trainer.role import TrainerRole
 from simnet.compute.setting import Hardware
+from simnet.compute.training import TrainerModel
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
+from swarm.jobs.training import Trained, TrainStep
 from swarm.ledger.entries import Consumed, Entry, Judged, decode
 from swarm.node.trusted import UNGRADED_MAX
+from swarm.sentences import sentence
 from swarm.shardcast.manifest import digest_of, parse
 from swarm.wire.manifest import Adapter, Objective, Thresholds
 from swarm.wire.messages import Evaluation, Evidence, Verdict
@@ -681,3 +684,23 @@ async def test_a_trainer_says_its_plan_first_and_refuses_one_that_does_not_fit(
     assert planned["host_parts"] == ["training 24.0 MB"]
     assert ("trainer.step_opened" in names) == fits
     assert "trainer.step_opened" not in names[: names.index("trainer.planned")]
+
+
+async def test_it_says_why_a_formula_of_another_package_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run goes on; the simulated trainer computes nothing, so it is told what failed."""
+    train = TrainerModel.train
+
+    async def failing(self: TrainerModel, job: TrainStep) -> Trained:
+        problems = ["the objective 'soft' failed: no luck"] if job.step == 1 else []
+        return msgspec.structs.replace(await train(self, job), problems=problems)
+
+    monkeypatch.setattr(TrainerModel, "train", failing)
+    async with simulated() as (simulation, said):
+        await start_run(simulation, "validator", "trainer", "inference")
+        await finish(simulation)
+    assert len(said.named("trainer.step_trained")) == 3
+    (failed,) = said.named("trainer.formula_failed")
+    words = "a part of step 1 was skipped: the objective 'soft' failed: no luck"
+    assert sentence("trainer.formula_failed", failed) == words

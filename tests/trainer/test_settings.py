@@ -25,7 +25,7 @@ def settings(**table: Any) -> TrainerSettings:
         ({"model": "x", "alarm_action": "cry"}, "alarm_action is 'cry': in"),
         ({"model": "x", "replicas": 0}, "replicas is 0"),
         ({"model": "x", "dtype": "int8"}, "dtype is 'int8'"),
-        ({"model": "x", "optimiser": "sgd"}, "optimiser is 'sgd': input should be 'adamw' or"),
+        ({"model": "x", "optimiser": "sgd"}, "optimiser is 'sgd': input should be 'adamw',"),
         ({"model": "x", "pass_tokens": -1}, "pass_tokens is -1"),
         ({"model": "x", "memory_check": "no"}, "memory_check is 'no': input should be 'refuse' or"),
         ({"model": "x", "compile": "yes"}, "compile is 'yes': input should be a valid boolean"),
