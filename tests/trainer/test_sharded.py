@@ -30,7 +30,13 @@ Weights = dict[str, torch.Tensor]
 
 def chosen(**sharding: Any) -> LearnerSettings:
     return dataclasses.replace(
-        settings(optimiser_steps=2, kl_coefficient=0.01, entropy_coefficient=0.001),
+        settings(
+            optimiser_steps=2,
+            kl_coefficient=0.01,
+            entropy_coefficient=0.001,
+            advantage="batch",  # which counts the completions of all ranks
+            average="completions",
+        ),
         sharding=Sharding(**sharding),
     )
 
