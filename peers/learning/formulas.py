@@ -237,7 +237,7 @@ def kl_cov(
     highest = _covariance(tokens).topk(count).indices
     pulled = torch.zeros_like(share, dtype=torch.bool).index_fill(0, highest, True)
     penalty = (beta * tokens.log_ratio.abs()).masked_fill(~pulled, 0)
-    return share + penalty, {**left_alone, "pulled_covariance": pulled}
+    return share + penalty, {**left_alone, "kl_covariance": pulled}
 
 
 def _covariance(tokens: Tokens) -> Tensor:

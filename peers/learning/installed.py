@@ -57,7 +57,7 @@ def compute(
         return found if isinstance(found, tuple) else (found, {})
     none, problem = torch.zeros_like(like, dtype=torch.bool), ""
     if not len(like):  # a rank without a sequence of this batch
-        return like + 0, {"left_alone": none}
+        return like + 0, {"outside_formula": none}
     try:
         found = function(objective, given, **options)
         numbers, masks = found if isinstance(found, tuple) else (torch.as_tensor(found), {})
@@ -75,8 +75,8 @@ def compute(
         if problems is None:
             raise FormulaError(problem)
         problems.append(problem)
-        return like * torch.nan, {"left_alone": none}
-    return numbers, {"left_alone": left_alone}
+        return like * torch.nan, {"outside_formula": none}
+    return numbers, {"outside_formula": left_alone}
 
 
 def find(

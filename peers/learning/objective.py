@@ -54,8 +54,8 @@ def loss(
     share, left_alone = compute("objective", FORMULAS, objective, tokens, tokens.log_pi, problems)
     if objective.drift_max:
         drift = tokens.mean(tokens.log_mu - tokens.log_pi.detach())
-        left_alone["drifted"] = (drift > objective.drift_max) & (tokens.advantage < 0)
-        share = share.masked_fill(left_alone["drifted"], 0)
+        left_alone["outside_drift"] = (drift > objective.drift_max) & (tokens.advantage < 0)
+        share = share.masked_fill(left_alone["outside_drift"], 0)
     total = policy = _averaged(objective, share, tokens, totals)
     of_mu = log_ratio(tokens.log_pi, tokens.log_mu)
     with torch.no_grad():

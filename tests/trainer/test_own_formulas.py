@@ -77,7 +77,7 @@ def test_its_loss_and_advantage_are_used(install: Install) -> None:
     log_pi, log_old, _, advantage, *_ = [column.numpy() for column in columns]
     moved = 0.3 * np.tanh((np.exp(log_pi - log_old) - 1) / 0.3)
     assert float(value) == pytest.approx(float(-((1 + moved) * advantage).mean()))
-    assert float(metrics["left_alone"]) == pytest.approx((abs(moved) > 0.99 * 0.3).mean())
+    assert float(metrics["outside_formula"]) == pytest.approx((abs(moved) > 0.99 * 0.3).mean())
     found = advantages(signed, Completions.of([[0.0, 1.0], [0.5, 0.25]]))
     assert found.tolist() == [0.0, 0.5, 0.125, 0.0]
 
