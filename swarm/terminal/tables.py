@@ -64,6 +64,9 @@ def _convert(type_: Any, value: Any, where: str) -> Any:
             struct_from_mapping(info.item_type.cls, item, f"{where}[{index}]")
             for index, item in enumerate(value)
         ]
+    if isinstance(info, msgspec.inspect.LiteralType) and value not in info.values:
+        known = ", ".join(map(str, info.values))
+        raise UserError(f"{where} is {value!r:.200}; it must be one of {known}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{where} is {value}; it must be a finite number")
     try:
