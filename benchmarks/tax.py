@@ -139,11 +139,7 @@ def sum_up(samples: Sequence[Samples], children: dict[int, str], total: float) -
     rest = total - sum(processes.values())
     processes[REST] += rest
     activities[REST] += rest
-    return Side(
-        cpu_seconds=total,
-        processes=_table(processes),
-        activities=_table(activities),
-    )
+    return Side(cpu_seconds=total, processes=_table(processes), activities=_table(activities))
 
 
 def _table(spent: Mapping[str, float]) -> dict[str, float]:

@@ -66,11 +66,7 @@ def run_seed(scenario: str, peers: int | None, seed: int) -> Result:
 
 
 def run_campaign(
-    scenario: str,
-    *,
-    seeds: Sequence[int],
-    peers: int | None = None,
-    jobs: int = 1,
+    scenario: str, *, seeds: Sequence[int], peers: int | None = None, jobs: int = 1
 ) -> Campaign:
     """Run all seeds, `jobs` at a time, with a progress line; Ctrl-C returns the results so far."""
     console = Console(stderr=True)

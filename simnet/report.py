@@ -27,11 +27,7 @@ UNITS = ("_bytes", "_seconds", "_minutes", "_share", "_mbps")
 def print_report(report: dict[str, Any], replay: str, console: Console | None = None) -> None:
     """Print the report of `simulate`; `replay` is the command that repeats the run."""
     console = console or Console(highlight=False)
-    for part in (
-        _head(report),
-        *_figures(report["figures"]),
-        *_network(report["network"]),
-    ):
+    for part in (_head(report), *_figures(report["figures"]), *_network(report["network"])):
         console.print(part)
         console.print()
     line = Text("trace hash ", style=DIM)

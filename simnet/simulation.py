@@ -261,9 +261,7 @@ class Peer:
         simulation, plan = self._simulation, self.plan
         self._lives += 1
         world = self._world = SimulatedWorld(
-            simulation.seed,
-            f"{self.name} {self._lives}",
-            skew_seconds=plan.skew_seconds,
+            simulation.seed, f"{self.name} {self._lives}", skew_seconds=plan.skew_seconds
         )
         events = Events(world, self.id)
         events.add_sink(lambda event: simulation.hear(self, scope, event))

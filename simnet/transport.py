@@ -7,14 +7,7 @@ from collections.abc import Sequence
 import trio
 
 from simnet.links import Connection, Endpoint, SimulatedStream
-from swarm.transport import (
-    ConnectError,
-    DialFailure,
-    Reachability,
-    Stream,
-    StreamError,
-    limits,
-)
+from swarm.transport import ConnectError, DialFailure, Reachability, Stream, StreamError, limits
 from swarm.wire.identity import PeerId
 
 CONNECT_SECONDS = 0.25

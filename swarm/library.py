@@ -135,10 +135,7 @@ async def get(node: Node, key: str) -> bytes | None:
 
 @asynccontextmanager
 async def publish(
-    folder: str | Path,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
+    folder: str | Path, *, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[str]:
     """Serve a checkpoint's folder to anyone, piece by piece, and yield the address for `fetch`.
 

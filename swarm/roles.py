@@ -15,12 +15,7 @@ from typing import ClassVar, Protocol
 import trio
 
 from swarm.errors import UserError
-from swarm.node.joining import (
-    ROOM_DEADLINE_SECONDS,
-    find_run,
-    join_dht,
-    join_network,
-)
+from swarm.node.joining import ROOM_DEADLINE_SECONDS, find_run, join_dht, join_network
 from swarm.node.node import PEER_RECORD_LIFETIME_SECONDS, Node
 from swarm.node.run_node import RunNode
 from swarm.run.admission import TRUSTED_ROLES

@@ -21,11 +21,7 @@ ORDER = SubmissionOrder(
     groups=4,
     environments=[EnvironmentReference(name="sort-digits", version="1")],
     sampling=Sampling(
-        temperature=1.0,
-        max_new_tokens=8,
-        stop_ids=[2],
-        group_size=4,
-        groups_per_submission=4,
+        temperature=1.0, max_new_tokens=8, stop_ids=[2], group_size=4, groups_per_submission=4
     ),
 )
 

@@ -31,8 +31,7 @@ def demo(
         ),
     ] = None,
     peers: Annotated[
-        int | None,
-        typer.Option(help="Number of inference peers; by default 3, with --model 2."),
+        int | None, typer.Option(help="Number of inference peers; by default 3, with --model 2.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the base policy and the trainer.")] = 0,
     keep: Annotated[

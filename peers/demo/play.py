@@ -215,9 +215,7 @@ class Demo:
         Raises `UserError` if it has nothing to learn from.
         """
         given = Prepare(
-            recipe=self.recipe,
-            folder=str(model.folder.resolve()),
-            seed=self.options.seed,
+            recipe=self.recipe, folder=str(model.folder.resolve()), seed=self.options.seed
         )
         self._note(f"asking {model.title} {FIRST_PROMPTS} held-out questions")
         found = await self._measure(Path(given.folder), FIRST_PROMPTS)

@@ -38,12 +38,7 @@ ENVIRONMENT = EnvironmentReference(name="sort-digits", version="1")
 SAMPLING = Sampling(
     temperature=1.0, max_new_tokens=8, stop_ids=[EOS_ID], group_size=8, groups_per_submission=4
 )
-OBJECTIVE = Objective(
-    epsilon=0.2,
-    delta=4.0,
-    kl_coefficient=0.0,
-    entropy_coefficient=0.0,
-)
+OBJECTIVE = Objective(epsilon=0.2, delta=4.0, kl_coefficient=0.0, entropy_coefficient=0.0)
 OPTIMISER = Optimiser(
     gradient_norm_max=0.1,
     learning_rate=6e-4,

@@ -25,13 +25,7 @@ from peers.endpoint.jobs import Job, chat_job, completion_job
 from peers.endpoint.policy import Policy
 from peers.endpoint.recording import Sessions
 from peers.endpoint.replies import LAST_EVENT, Delta, Reply, as_event, encode
-from peers.endpoint.requests import (
-    NAME_MAX,
-    ChatRequest,
-    CompletionRequest,
-    RewardRequest,
-    parse,
-)
+from peers.endpoint.requests import NAME_MAX, ChatRequest, CompletionRequest, RewardRequest, parse
 from peers.endpoint.sessions import Session
 from swarm.world.tasks import open_guarded
 

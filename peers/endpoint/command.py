@@ -55,12 +55,7 @@ def endpoint(
     require_extra("infer", "swarm endpoint")
     require_extra("endpoint", "swarm endpoint")
     from peers.endpoint.app import EndpointLimits
-    from peers.endpoint.server import (
-        Options,
-        make_endpoint,
-        read_keys,
-        run_endpoint,
-    )
+    from peers.endpoint.server import Options, make_endpoint, read_keys, run_endpoint
     from peers.engines.device import use_hardware
     from swarm.jobs import Hardware
     from swarm.transport.http.local_server import open_listener

@@ -225,10 +225,7 @@ def supported(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str
         elif value not in NEUTRAL.get(name, ()):
             why = WHY.get(name, "it is not supported; leave it out")
             raise ApiError(
-                400,
-                f"{name} is {str(value)[:60]}: {why}",
-                param=name,
-                code="unsupported_parameter",
+                400, f"{name} is {str(value)[:60]}: {why}", param=name, code="unsupported_parameter"
             )
     return kept
 

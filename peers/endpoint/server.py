@@ -24,11 +24,7 @@ from peers.environments.renderer import Renderer, stop_ids_of
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.transport.http.connections import serve_connections
-from swarm.transport.http.local_server import (
-    keys_in,
-    required_keys,
-    url_of,
-)
+from swarm.transport.http.local_server import keys_in, required_keys, url_of
 
 SWEEP_SECONDS = 10.0
 """Time between two looks for sessions that are idle for too long."""

@@ -242,11 +242,7 @@ class Turn:
             episode.segments.append(Segment("environment", self.added))
         episode.segments.append(
             Segment(
-                "model",
-                sampled.tokens,
-                sampled.finish,
-                sampled.log_probabilities,
-                sampled.spans,
+                "model", sampled.tokens, sampled.finish, sampled.log_probabilities, sampled.spans
             )
         )
         episode.tokens += [*self.added, *sampled.tokens]

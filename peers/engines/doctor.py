@@ -18,13 +18,7 @@ from peers.engines.config import ITEM_BYTES
 from peers.engines.installed import NATIVE
 from swarm.errors import UserError
 from swarm.jobs import Load
-from swarm.jobs.inference import (
-    InferenceService,
-    InferenceSetup,
-    Loaded,
-    Probe,
-    Surveyed,
-)
+from swarm.jobs.inference import InferenceService, InferenceSetup, Loaded, Probe, Surveyed
 from swarm.run.findings import Finding, Work, attempt, within
 from swarm.settings import ComputeSettings, PeerSettings
 from swarm.terminal.extras import require_extra
@@ -187,11 +181,7 @@ def _engine(found: Surveyed) -> Finding:
     return Finding(
         "engine",
         f"{found.engine} {found.engine_version}".strip() + torch,
-        {
-            "name": found.engine,
-            "version": found.engine_version,
-            "torch": found.torch_version,
-        },
+        {"name": found.engine, "version": found.engine_version, "torch": found.torch_version},
     )
 
 

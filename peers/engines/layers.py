@@ -108,10 +108,7 @@ class Layers:
             )
         query_key = turn(query_key, cos, sin).transpose(1, 2)
         mixed = attention(
-            info,
-            query_key[:, : model.heads],
-            query_key[:, model.heads :],
-            value.transpose(1, 2),
+            info, query_key[:, : model.heads], query_key[:, model.heads :], value.transpose(1, 2)
         )
         mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
         return layer.output(mixed)

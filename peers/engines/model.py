@@ -155,9 +155,7 @@ def _no_room(folder: Path, aside: Path, why: str) -> UserError:
 
 
 def open_weights(
-    folder: Path,
-    wanted: Callable[[str], bool] = lambda name: True,
-    stored: Set[str] = STORED,
+    folder: Path, wanted: Callable[[str], bool] = lambda name: True, stored: Set[str] = STORED
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """The open files that hold the wanted tensors of a model folder, and their shapes, by name.
 

@@ -283,13 +283,7 @@ class EngineService:
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
 
-    def _join(
-        self,
-        job: Generate,
-        path: Path,
-        groups: Sequence[Work],
-        renderer: Renderer,
-    ) -> Made:
+    def _join(self, job: Generate, path: Path, groups: Sequence[Work], renderer: Renderer) -> Made:
         """Put a submission's completions into the batch."""
         order = job.order
         self._check_policy(order)  # another may have been loaded since the first look

@@ -68,9 +68,7 @@ class Weights:
         weights = [self.take(f"{name}.weight", size, inputs) for name, size in modules.items()]
         biases = [self.take(f"{name}.bias", size) for name, size in modules.items() if bias]
         return Projection(
-            packed(torch.cat(weights)),
-            torch.cat(biases) if bias else None,
-            tuple(modules.items()),
+            packed(torch.cat(weights)), torch.cat(biases) if bias else None, tuple(modules.items())
         )
 
     def _mixture(self, at: str, how: Experts) -> Mixture:

@@ -23,12 +23,7 @@ from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed
 from swarm.gossip.topics import RUN, WORK
 from swarm.jobs import SubmissionOrder
-from swarm.jobs.environment import (
-    DrawPrompt,
-    EnvironmentSetup,
-    GradeEpisode,
-    PlayTurn,
-)
+from swarm.jobs.environment import DrawPrompt, EnvironmentSetup, GradeEpisode, PlayTurn
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import environment_of_group, rendezvous
 from swarm.rollouts.signed_turns import BadTurn, has_room, open_turn
@@ -258,12 +253,7 @@ class EnvironmentRole:
         drawn = await self._pool.call(order.worker, lambda service: service.draw(job))
         return _with_tokens(turn, drawn.tokens, last=drawn.last)
 
-    async def _answer(
-        self,
-        order: SubmissionOrder,
-        turn: Turn,
-        segments: list[list[int]],
-    ) -> Turn:
+    async def _answer(self, order: SubmissionOrder, turn: Turn, segments: list[list[int]]) -> Turn:
         """The turn after the last of an episode's segments."""
         job = PlayTurn(order=order, group=turn.group, sample=turn.sample, segments=segments)
         played = await self._pool.call(order.worker, lambda service: service.play(job))
@@ -276,11 +266,7 @@ class EnvironmentRole:
         return _with_tokens(turn, played.tokens)
 
     def _check_shown(
-        self,
-        request: EpisodeRequest,
-        turn: Turn,
-        segments: list[list[int]],
-        shown: Envelope | None,
+        self, request: EpisodeRequest, turn: Turn, segments: list[list[int]], shown: Envelope | None
     ) -> None:
         """Raise `_Refused` unless an environment peer signed the turns so far: the hash in `shown`,
         the last of them, covers all others."""
@@ -358,12 +344,7 @@ class EnvironmentRole:
             raise _Refused("that step is too old to be trained on")
         sampling = manifest.sampling
         order = submission_order(
-            self._run.id,
-            manifest,
-            found,
-            worker=worker,
-            number=request.number,
-            entry=request.entry,
+            self._run.id, manifest, found, worker=worker, number=request.number, entry=request.entry
         )
         if (
             request.number >= found.submissions_max

@@ -68,10 +68,7 @@ class EnvironmentPeerService:
     @in_job_thread
     def draw(self, job: DrawPrompt) -> Drawn:
         drawn = self._task(job)
-        return Drawn(
-            tokens=list(drawn.tokens),
-            last=episodes_of(drawn.environment) is None,
-        )
+        return Drawn(tokens=list(drawn.tokens), last=episodes_of(drawn.environment) is None)
 
     @in_job_thread
     def play(self, job: PlayTurn) -> Played:

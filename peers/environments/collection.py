@@ -104,11 +104,7 @@ class Environments:
         return replace(drawn, prefix=state.prefix)
 
     def task(
-        self,
-        references: Sequence[EnvironmentReference],
-        seed: bytes,
-        group: int,
-        room: PromptRoom,
+        self, references: Sequence[EnvironmentReference], seed: bytes, group: int, room: PromptRoom
     ) -> GroupTask:
         """The task of one group; raises as `tasks`."""
         index = environment_of_group(seed, group, [reference.weight for reference in references])

@@ -179,8 +179,7 @@ class Dataset(OfRows):
         self._names = [*prompt_columns(self._prompt), *answers, *self._data.values()]
         self.rows.check_columns(self._names, where)
         self._grader = make_grader(
-            options.grader,
-            json_pairs(options.grader_options, f"{self.where}: grader_options"),
+            options.grader, json_pairs(options.grader_options, f"{self.where}: grader_options")
         )
         self.call_seconds = self._grader.call_seconds
 

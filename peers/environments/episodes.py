@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peers.environments.interface import (
-    Environment,
-    Grade,
-    Task,
-    Transcript,
-    Turn,
-    episodes_of,
-)
+from peers.environments.interface import Environment, Grade, Task, Transcript, Turn, episodes_of
 from peers.environments.play import Episode, Observation, grade
 from peers.environments.renderer import Renderer
 from swarm.errors import UserError

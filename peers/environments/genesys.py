@@ -13,14 +13,7 @@ from typing import Any
 import msgspec
 
 from peers.environments.columns import Row, read_json
-from peers.environments.dataset import (
-    ACCEPTED,
-    DataOptions,
-    OfRows,
-    Pairs,
-    answers_in,
-    prompt_in,
-)
+from peers.environments.dataset import ACCEPTED, DataOptions, OfRows, Pairs, answers_in, prompt_in
 from peers.environments.graders import Grader, make_grader
 from peers.environments.interface import Task
 from peers.environments.pairs import json_pairs

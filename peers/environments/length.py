@@ -13,14 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peers.environments.interface import (
-    Environment,
-    Prompt,
-    Task,
-    Tasks,
-    Wrapper,
-    messages_of,
-)
+from peers.environments.interface import Environment, Prompt, Task, Tasks, Wrapper, messages_of
 from peers.environments.tasks import Changed
 from swarm.rollouts.seeds import digest
 

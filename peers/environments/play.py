@@ -150,11 +150,7 @@ REDRAWS_MAX = 64
 
 
 def task_of(
-    environment: Environment,
-    seed: bytes,
-    split: Split = "train",
-    *,
-    room: PromptRoom | None = None,
+    environment: Environment, seed: bytes, split: Split = "train", *, room: PromptRoom | None = None
 ) -> Task:
     """Draw the task of a seed; raises `UserError`.
 

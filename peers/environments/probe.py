@@ -29,10 +29,7 @@ def probe_hash(environment: Environment, renderer: Renderer) -> bytes:
     is_chat, room = False, PromptRoom(renderer)
     for index in range(PROBE_TASKS):
         task = task_of(environment, probe_seed(index), room=room)
-        for tokens in (
-            room.encode(task.prompt),
-            renderer.encode_completion(task.answer),
-        ):
+        for tokens in (room.encode(task.prompt), renderer.encode_completion(task.answer)):
             hasher.update(b"".join(n.to_bytes(4, "big") for n in (len(tokens), *tokens)))
         hasher.update(task.target_length.to_bytes(4, "big"))
         is_chat = is_chat or not isinstance(task.prompt, str)

@@ -10,14 +10,7 @@ from pathlib import Path
 import blake3
 import msgspec
 
-from peers.environments.interface import (
-    NotGradable,
-    Split,
-    Task,
-    Transcript,
-    as_text,
-    episodes_of,
-)
+from peers.environments.interface import NotGradable, Split, Task, Transcript, as_text, episodes_of
 from peers.environments.play import Episode, described, graded_alike, task_of
 from peers.environments.probe import probe_hash
 from peers.environments.prompt_room import PromptRoom

@@ -288,11 +288,7 @@ class Measured:
 
 
 async def measure(
-    wanted: Evaluation,
-    folder: Path,
-    out: Path,
-    machine: Machine,
-    show: Show,
+    wanted: Evaluation, folder: Path, out: Path, machine: Machine, show: Show
 ) -> Measured:
     """Evaluate the checkpoint in an absolute folder, resuming `out`; raises `UserError`."""
     setup = EvaluationSetup(

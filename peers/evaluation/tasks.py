@@ -38,12 +38,7 @@ def seeds_of_tasks(drawn: bytes) -> Iterator[bytes]:
 
 
 def different_tasks(
-    environment: Environment,
-    split: Split,
-    seed: int,
-    count: int,
-    *,
-    room: PromptRoom | None = None,
+    environment: Environment, split: Split, seed: int, count: int, *, room: PromptRoom | None = None
 ) -> Iterator[tuple[bytes, Task]]:
     """The first `count` tasks with different prompts, each with its seed, or all that there are.
 

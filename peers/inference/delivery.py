@@ -105,10 +105,7 @@ class Deliveries:
         return judges_of(validators, nonce, self._peer.peer_id, submission.number)
 
     async def see_through(
-        self,
-        made: Made,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        self, made: Made, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Deliver a submission to the validators in order of rank until one has judged it.
 
@@ -229,10 +226,7 @@ class Deliveries:
         try:
             await self._node.reach(validator)
             reply = await self._peer.messenger.request(
-                validator,
-                announced,
-                *supporting,
-                deadline_seconds=limits.acknowledgement_seconds,
+                validator, announced, *supporting, deadline_seconds=limits.acknowledgement_seconds
             )
         except PeerError as error:
             self._complain("inference.delivery_failed", validator, reason=str(error))

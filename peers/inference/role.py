@@ -121,10 +121,7 @@ class InferenceRole:
                 self._loaded = None
                 self._pending.forget()
                 async with self._node.compute.child(
-                    self.service,
-                    setup,
-                    name="engine",
-                    interpreter=interpreter,
+                    self.service, setup, name="engine", interpreter=interpreter
                 ) as child:
                     engine = client(InferenceService, child)
                     self._surveyed = await engine.survey()
@@ -315,8 +312,7 @@ class InferenceRole:
         self._peer.status.doing = f"fetching policy {order.policy}"
         with self._peer.store.pinned(order.checkpoint):
             folder = await self._while_wanted(
-                order,
-                partial(self._peer.policies.get, order.checkpoint),
+                order, partial(self._peer.policies.get, order.checkpoint)
             )
             if folder is None:
                 return

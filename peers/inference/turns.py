@@ -11,12 +11,7 @@ import trio
 
 from peers.inference.pending import PendingSubmission
 from swarm.errors import PeerError
-from swarm.jobs.inference import (
-    AskedTurn,
-    GiveTurn,
-    InferenceService,
-    SignedPrompt,
-)
+from swarm.jobs.inference import AskedTurn, GiveTurn, InferenceService, SignedPrompt
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
 from swarm.rollouts.signed_turns import BadTurn, open_turn
@@ -152,11 +147,7 @@ class ServedTurns:
         size = pending.asked.sampling.group_size
         key = (asked.seed, asked.row)
         episode = _Episode(
-            pending,
-            asked.row // size,
-            asked.row % size,
-            asked.segments,
-            self._signed.get(key, b""),
+            pending, asked.row // size, asked.row % size, asked.segments, self._signed.get(key, b"")
         )
         try:
             signed, turn = await self._ask(episode)

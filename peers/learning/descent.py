@@ -31,9 +31,4 @@ def descend(
         for group in policy.optimiser.param_groups:
             group["lr"] = rate
         policy.optimiser.step()
-    return {
-        **figures,
-        "gradient_norm": norm,
-        "learning_rate": rate,
-        "skipped": float(not finite),
-    }
+    return {**figures, "gradient_norm": norm, "learning_rate": rate, "skipped": float(not finite)}

@@ -193,11 +193,7 @@ class Learner:
         self.finish_save()
 
     def begin_save(
-        self,
-        state: Path | None,
-        policy: Path | None = None,
-        *,
-        base: bool = False,
+        self, state: Path | None, policy: Path | None = None, *, base: bool = False
     ) -> None:
         """Copy training state and policy, as far as folders are given for them, to host memory, and
         write the copies in the background until `finish_save`.

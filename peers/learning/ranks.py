@@ -104,10 +104,7 @@ class Ranks:
         """
         if not dist.is_initialized():
             dist.init_process_group(
-                _backend(self.device),
-                store=dist.HashStore(),
-                rank=0,
-                world_size=1,
+                _backend(self.device), store=dist.HashStore(), rank=0, world_size=1
             )
         self.together = tensor * sequence
         if sequence > 1:

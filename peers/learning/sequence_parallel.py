@@ -131,12 +131,7 @@ class SharedRows:
 
 
 def _attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    **named: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **named: Any
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls."""
     shared = named.pop(ARGUMENT, None)

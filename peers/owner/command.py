@@ -206,8 +206,7 @@ def check_reason(reason: str) -> None:
 
 
 WhoseRun = Annotated[
-    Path,
-    typer.Argument(help="The run's TOML file or signed manifest, or the folder that has it."),
+    Path, typer.Argument(help="The run's TOML file or signed manifest, or the folder that has it.")
 ]
 
 

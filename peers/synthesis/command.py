@@ -37,16 +37,14 @@ if TYPE_CHECKING:
 def synthesize(
     out: Annotated[Path, typer.Option(help="New folder for the data set (Parquet).")],
     rollouts: Annotated[
-        Path | None,
-        typer.Option(help="A run's solutions: the home of its trainer or a validator."),
+        Path | None, typer.Option(help="A run's solutions: the home of its trainer or a validator.")
     ] = None,
     teacher: Annotated[
         str | None,
         typer.Option(help=f"Generate the solutions on this machine with this policy: {FORMS}."),
     ] = None,
     tasks: Annotated[
-        str | None,
-        typer.Option(help="With --teacher: environments, as in `swarm eval`."),
+        str | None, typer.Option(help="With --teacher: environments, as in `swarm eval`.")
     ] = None,
     option: EnvironmentOptions = None,
     limit: Annotated[
@@ -96,12 +94,10 @@ def synthesize(
     ] = False,
     per_task: Annotated[int, typer.Option(min=1, help="Most solutions kept of one task.")] = 4,
     similarity: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Largest likeness of two kept solutions of a task."),
+        float, typer.Option(min=0, max=1, help="Largest likeness of two kept solutions of a task.")
     ] = 0.8,
     question_similarity: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Largest likeness of the prompts of two kept tasks."),
+        float, typer.Option(min=0, max=1, help="Largest likeness of the prompts of two kept tasks.")
     ] = 1.0,
     as_json: AsJson = False,
 ) -> None:

@@ -129,8 +129,7 @@ class AcceptedSubmissions:
         verdict = accepted.verdict
         environments = self.progress.versions.manifest_of(verdict.step).environments
         return replace(
-            accepted,
-            labels=label_old(accepted.labels, verdict, environments, self.progress.step),
+            accepted, labels=label_old(accepted.labels, verdict, environments, self.progress.step)
         )
 
     def _put(self, accepted: Accepted) -> None:

@@ -154,8 +154,7 @@ PromptColumn = Annotated[
     ),
 ]
 Chat = Annotated[
-    bool,
-    typer.Option("--chat", help="Make each prompt of text a message, for the chat template."),
+    bool, typer.Option("--chat", help="Make each prompt of text a message, for the chat template.")
 ]
 Steps = Annotated[int, typer.Option(help="Number of optimiser steps.")]
 Batch = Annotated[int, typer.Option(help="Examples, or pairs, per step.")]

@@ -27,14 +27,7 @@ from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
 from swarm.errors import PeerError
 from swarm.jobs import Load, SubmissionOrder
-from swarm.jobs.validation import (
-    Grade,
-    Inspect,
-    InspectionService,
-    Judge,
-    Judged,
-    PrefillService,
-)
+from swarm.jobs.validation import Grade, Inspect, InspectionService, Judge, Judged, PrefillService
 from swarm.ledger.record import share_to_recompute
 from swarm.node.run_node import RunNode
 from swarm.rollouts.continuations import State

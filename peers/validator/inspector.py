@@ -123,11 +123,7 @@ class InspectorService:
         return ""
 
     def _inspection(
-        self,
-        job: Inspect,
-        drawn: Sequence[GroupTask | None],
-        room: PromptRoom,
-        config: ModelFacts,
+        self, job: Inspect, drawn: Sequence[GroupTask | None], room: PromptRoom, config: ModelFacts
     ) -> Inspection:
         order, sampling = job.order, job.order.sampling
         prompts = [None if each is None else [*each.tokens, *each.prefix] for each in drawn]
@@ -210,11 +206,7 @@ def _rows(inspection: Inspection, group: int) -> range:
 
 
 def _grade_group(
-    rollouts: Rollouts,
-    inspection: Inspection,
-    group: int,
-    drawn: GroupTask,
-    found: Graded,
+    rollouts: Rollouts, inspection: Inspection, group: int, drawn: GroupTask, found: Graded
 ) -> None:
     """Add the grades of a local group, until it is given up."""
     for row in _rows(inspection, group):

@@ -18,12 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
-from peers.engines.device import (
-    available_bytes,
-    find_device,
-    is_out_of_memory,
-    use_hardware,
-)
+from peers.engines.device import available_bytes, find_device, is_out_of_memory, use_hardware
 from peers.engines.engine import Engine
 from peers.engines.memory import need_of
 from peers.engines.registry import check_engine, make_engine
@@ -32,20 +27,10 @@ from peers.proofs.format import chunk_count, split
 from peers.validator.checks.base import run_all
 from peers.validator.checks.policy import CHECKS, Recomputation
 from peers.validator.evidence.submission import Recomputed, evidence_of, without_bets
-from peers.validator.recompute import (
-    Completed,
-    Found,
-    proof_figures,
-    recompute,
-    sampling_figures,
-)
+from peers.validator.recompute import Completed, Found, proof_figures, recompute, sampling_figures
 from swarm.errors import UserError
 from swarm.jobs import Load, validation
-from swarm.jobs.validation import (
-    Judge,
-    Judged,
-    PrefillSetup,
-)
+from swarm.jobs.validation import Judge, Judged, PrefillSetup
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
 from swarm.wire.messages import CheckpointReference

@@ -127,8 +127,7 @@ class CaseQueue:
     def judged(self, key: Key) -> Case | None:
         """A case that was judged here and whose file is still served."""
         rows = self._database.read(
-            "SELECT announced, arranged FROM judged WHERE worker = ? AND digest = ? ORDER BY 1",
-            key,
+            "SELECT announced, arranged FROM judged WHERE worker = ? AND digest = ? ORDER BY 1", key
         )
         try:
             return _restored(*rows[0]) if rows else None

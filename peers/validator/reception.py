@@ -7,13 +7,7 @@ from collections.abc import Sequence
 import trio
 
 from peers.validator.cases import Case, Outcome, Slot, slot_of, verdict_on
-from peers.validator.checks.announcement import (
-    CHECKS,
-    PENDING,
-    Announcement,
-    admitted,
-    pushed,
-)
+from peers.validator.checks.announcement import CHECKS, PENDING, Announcement, admitted, pushed
 from peers.validator.checks.base import first_failure
 from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, Key
@@ -42,12 +36,7 @@ class Reception:
     """Answers announcements: an acknowledgement, a verdict, a refusal, or nothing: not yet."""
 
     def __init__(
-        self,
-        peer: RunNode,
-        docket: Docket,
-        inbox: Inbox,
-        queue: CaseQueue,
-        penalties: Penalties,
+        self, peer: RunNode, docket: Docket, inbox: Inbox, queue: CaseQueue, penalties: Penalties
     ) -> None:
         self._peer = peer
         self._run = peer.run

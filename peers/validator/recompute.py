@@ -91,9 +91,7 @@ def recompute(
         for chunk in toploc.chunk_rows(before, hidden)
     ]
     results = toploc.verify(
-        chunks,
-        [proof for proofs in given.proofs for proof in proofs],
-        thresholds,
+        chunks, [proof for proofs in given.proofs for proof in proofs], thresholds
     )
     completions = [
         [tokens[index] for index in indices]

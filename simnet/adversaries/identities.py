@@ -7,13 +7,7 @@ from typing import Any, ClassVar, cast
 
 import trio
 
-from simnet.adversaries.base import (
-    ATTACK_SECONDS,
-    Adversary,
-    Kind,
-    answer_dht,
-    second_identity,
-)
+from simnet.adversaries.base import ATTACK_SECONDS, Adversary, Kind, answer_dht, second_identity
 from swarm.errors import PeerError
 from swarm.kademlia import wire
 from swarm.kademlia.dht import Kademlia
@@ -143,8 +137,4 @@ class IdleIdentities(Adversary):
                 await trio.sleep(5.0)
 
 
-KINDS = {
-    "sybil": Kind(Sybil),
-    "eclipser": Kind(Eclipser),
-    "idle-identities": Kind(IdleIdentities),
-}
+KINDS = {"sybil": Kind(Sybil), "eclipser": Kind(Eclipser), "idle-identities": Kind(IdleIdentities)}

@@ -83,10 +83,7 @@ class DoubleDeliveries(Deliveries):
     """The deliveries of a `DoubleDeliverer`."""
 
     async def see_through(
-        self,
-        made: Made,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        self, made: Made, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         disk = self._node.disk
         rollouts = msgspec.msgpack.decode(await disk.read(made.path), type=SimulatedRollouts)

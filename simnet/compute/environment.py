@@ -7,12 +7,7 @@ from collections.abc import Iterable, Sequence
 import trio
 from blake3 import blake3
 
-from simnet.compute.rollouts import (
-    SimulatedRollouts,
-    rollouts,
-    true_rewards,
-    ungradable_groups,
-)
+from simnet.compute.rollouts import SimulatedRollouts, rollouts, true_rewards, ungradable_groups
 from simnet.compute.setting import PROBE_HASH, Setting
 from swarm.jobs import SubmissionOrder, environment, inference
 from swarm.rollouts.rollout import Segment

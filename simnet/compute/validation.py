@@ -178,9 +178,7 @@ class PrefillModel:
             failed="" if passed or observes else "proofs",
             detail="" if passed else "the proofs are of another model",
             proofs=validation.ProofFigures(
-                chunks=1,
-                chunks_passed=int(passed),
-                error_mean=0.0 if passed else 1.0,
+                chunks=1, chunks_passed=int(passed), error_mean=0.0 if passed else 1.0
             ),
             sampling=validation.SamplingFigures(
                 tokens=tokens,

@@ -34,8 +34,7 @@ def ledger(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--from",
-            help="Home of a trainer or validator, or an export; default: ask the network.",
+            "--from", help="Home of a trainer or validator, or an export; default: ask the network."
         ),
     ] = None,
     last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,

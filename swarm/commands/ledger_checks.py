@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Source = Annotated[
     Path | None,
     typer.Option(
-        "--from",
-        help="Home of a trainer or validator, or an export; default: ask the network.",
+        "--from", help="Home of a trainer or validator, or an export; default: ask the network."
     ),
 ]
 

@@ -24,14 +24,12 @@ _PART_OF_ID = re.compile(r"…?[1-9A-HJ-NP-Za-km-z]{4,}")
 @exits
 def why(
     what: Annotated[
-        str,
-        typer.Argument(help="Hash of a submission or id of a peer, or its beginning or end."),
+        str, typer.Argument(help="Hash of a submission or id of a peer, or its beginning or end.")
     ],
     source: Annotated[
         Path | None,
         typer.Option(
-            "--from",
-            help="Home of a trainer or validator, or an export; default: ask the network.",
+            "--from", help="Home of a trainer or validator, or an export; default: ask the network."
         ),
     ] = None,
     bootstrap: Bootstrap = None,

@@ -285,8 +285,7 @@ class Gossip:
         records = [record.raw for record in self._records(RECORDS_EXCHANGED)]
         wall_ms = int(self._world.wall_time() * 1000)
         self._post(
-            neighbour,
-            Hello(self._run, wall_ms, sorted(self._topics), records, self._admission),
+            neighbour, Hello(self._run, wall_ms, sorted(self._topics), records, self._admission)
         )
 
     async def _is_greeted(self, neighbour: Neighbour) -> bool:

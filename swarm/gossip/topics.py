@@ -107,15 +107,7 @@ TOPICS: dict[type[Message], str] = {
 """The topic of each message type. Other types are never gossiped. Only the owner and trusted peers
 may send these (`Run.permits`), so no stranger can make others forward or store anything."""
 
-STATES_FIRST = (
-    RunManifest,
-    Checkpoint,
-    StepOrder,
-    LogHead,
-    Presence,
-    OuterStatus,
-    Evaluation,
-)
+STATES_FIRST = (RunManifest, Checkpoint, StepOrder, LogHead, Presence, OuterStatus, Evaluation)
 """State messages in the order in which a neighbour is offered them; evictions and events follow."""
 
 LASTING = (Eviction, Reinstatement)

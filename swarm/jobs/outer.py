@@ -15,10 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from swarm.jobs import Hardware, LoadingJob, SavingJob, TrainingJob
-from swarm.jobs.training import (
-    Figures,
-    Sharding,
-)
+from swarm.jobs.training import Figures, Sharding
 from swarm.wire.manifest import Compression, Optimiser
 from swarm.wire.messages import Count, Digest
 from swarm.world import Setup

@@ -9,13 +9,7 @@ import msgspec
 
 from swarm.jobs import Hardware, Load, SubmissionOrder
 from swarm.wire.manifest import EnvironmentReference, Thresholds
-from swarm.wire.messages import (
-    Check,
-    CheckpointReference,
-    Digest,
-    Evidence,
-    Rewards,
-)
+from swarm.wire.messages import Check, CheckpointReference, Digest, Evidence, Rewards
 from swarm.world import Job, Setup
 
 

@@ -65,11 +65,7 @@ def final(opinions: Mapping[str, Opinion], ranked: Sequence[str], *, taken: bool
     order = {validator: place for place, validator in enumerate(ranked)}
     return min(
         opinions,
-        key=lambda each: (
-            _weight(opinions[each], taken=taken),
-            order.get(each, len(order)),
-            each,
-        ),
+        key=lambda each: (_weight(opinions[each], taken=taken), order.get(each, len(order)), each),
     )
 
 

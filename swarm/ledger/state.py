@@ -207,9 +207,7 @@ def ledger_state(
 
 
 def _works(
-    credits: Mapping[bytes, Judged],
-    refuted: Mapping[str, Sequence[Judged]],
-    cases: _Cases,
+    credits: Mapping[bytes, Judged], refuted: Mapping[str, Sequence[Judged]], cases: _Cases
 ) -> dict[str, Work]:
     """The submissions that decide each worker's record."""
     by_worker: defaultdict[str, dict[bytes, Judged]] = defaultdict(dict)
@@ -308,10 +306,7 @@ class _Sorted:
 
 
 def _sorted_out(
-    records: Iterable[Record],
-    validators: Container[str],
-    trusted: Container[str],
-    sealed: Frontier,
+    records: Iterable[Record], validators: Container[str], trusted: Container[str], sealed: Frontier
 ) -> _Sorted:
     """Collect the verdicts on each submission that is not sealed, the outcomes of its groups, and
     the expulsions."""

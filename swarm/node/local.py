@@ -72,10 +72,7 @@ async def open_node(
 
 @asynccontextmanager
 async def _node_at(
-    home: Path,
-    settings: PeerSettings,
-    events_sink: Any,
-    namespaces: Mapping[str, Validator] | None,
+    home: Path, settings: PeerSettings, events_sink: Any, namespaces: Mapping[str, Validator] | None
 ) -> AsyncIterator[Node]:
     is_new = not (home / KEY_FILE).exists()
     identity = home_identity(home)
@@ -122,10 +119,7 @@ async def _node_at(
 
 def _announced(settings: PeerSettings, peer: str) -> Announced:
     return announced(
-        settings.announce,
-        settings.announce_bulk,
-        detected=settings.announce_detected,
-        peer=peer,
+        settings.announce, settings.announce_bulk, detected=settings.announce_detected, peer=peer
     )
 
 

@@ -28,14 +28,7 @@ from swarm.run.lease import GOODBYE_SECONDS
 from swarm.run.participant import Participant
 from swarm.run.registrar import Registrar
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, open_envelope
-from swarm.wire.messages import (
-    Eviction,
-    LogHead,
-    Present,
-    Reinstatement,
-    StepOrder,
-    Verdict,
-)
+from swarm.wire.messages import Eviction, LogHead, Present, Reinstatement, StepOrder, Verdict
 from swarm.world.observable import Observable
 
 EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0

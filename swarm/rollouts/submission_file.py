@@ -165,10 +165,7 @@ class Submission:
 
 
 def write(
-    path: Path,
-    rollouts: Rollouts,
-    header: Header,
-    turns: Sequence[Sequence[bytes]] | None = None,
+    path: Path, rollouts: Rollouts, header: Header, turns: Sequence[Sequence[bytes]] | None = None
 ) -> tuple[bytes, int]:
     """Write a submission durably and return its BLAKE3-256 and its size in bytes.
 

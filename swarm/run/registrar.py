@@ -18,12 +18,7 @@ import trio
 
 from swarm.events import Rationed
 from swarm.rollouts.seeds import digest
-from swarm.run.admission import (
-    ADMISSION_LEASE_SECONDS,
-    ROLES,
-    check_admission,
-    is_worker,
-)
+from swarm.run.admission import ADMISSION_LEASE_SECONDS, ROLES, check_admission, is_worker
 from swarm.run.invites import Invites, invite_problem
 from swarm.run.members import (
     GONE_SECONDS,

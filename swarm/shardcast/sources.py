@@ -120,8 +120,7 @@ class SourceBook:
         """Note that a request failed; the source's pause doubles each time."""
         record = self._observe(name, 0.0)
         pause = min(
-            SOURCE_BACKOFF_SECONDS * 2.0 ** min(record.failures, 30),
-            SOURCE_BACKOFF_SECONDS_MAX,
+            SOURCE_BACKOFF_SECONDS * 2.0 ** min(record.failures, 30), SOURCE_BACKOFF_SECONDS_MAX
         )
         record.failures += 1
         record.paused_until = max(record.paused_until, self._world.now() + pause)

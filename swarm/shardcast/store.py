@@ -76,12 +76,7 @@ class CheckpointStore:
     """All checkpoints of one run on this peer. Call `recover()` first."""
 
     def __init__(
-        self,
-        disk: Disk,
-        run: str,
-        events: Events,
-        *,
-        keep: int = limits.CHECKPOINTS_KEPT,
+        self, disk: Disk, run: str, events: Events, *, keep: int = limits.CHECKPOINTS_KEPT
     ) -> None:
         self.disk = disk
         self.run = run
@@ -386,10 +381,7 @@ class CheckpointStore:
                         await self.disk.write(f"{held.folder}/{COMPLETE_NAME}", b"")
             except (OSError, SwarmError) as error:
                 self._events.emit(
-                    "shardcast.not_synced",
-                    lineage=held.key[0],
-                    step=held.key[1],
-                    reason=str(error),
+                    "shardcast.not_synced", lineage=held.key[0], step=held.key[1], reason=str(error)
                 )
 
     async def discard(self, key: Key) -> None:

@@ -24,12 +24,7 @@ EXTRAS = {
 }
 """Modules that come with each extra."""
 
-EXTRA_OF_ROLE = {
-    "inference": "infer",
-    "validator": "infer",
-    "trainer": "train",
-    "replica": "train",
-}
+EXTRA_OF_ROLE = {"inference": "infer", "validator": "infer", "trainer": "train", "replica": "train"}
 
 
 def require_extra(extra: str, what: str) -> None:

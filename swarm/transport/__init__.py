@@ -363,11 +363,7 @@ class Transport(BlobTransport, Protocol):
         ...
 
     def serve(
-        self,
-        protocol: str,
-        handler: StreamHandler,
-        *,
-        frame_bytes_max: int = 1 << 20,
+        self, protocol: str, handler: StreamHandler, *, frame_bytes_max: int = 1 << 20
     ) -> None:
         """Answer a protocol: one handler per protocol, a bounded number of streams per peer."""
         ...

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from swarm.errors import PeerError
-from swarm.transport import (
-    BulkService,
-    ConnectionEvent,
-    Stream,
-    StreamHandler,
-    Traffic,
-    limits,
-)
+from swarm.transport import BulkService, ConnectionEvent, Stream, StreamHandler, Traffic, limits
 from swarm.transport.framing import ByteStream, FramedStream
 from swarm.transport.room import kept_of
 from swarm.wire.identity import Identity, PeerId

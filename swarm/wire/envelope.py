@@ -163,14 +163,7 @@ SEEN_SWEPT_MIN = 1000
 """Smallest number of remembered event hashes at which expired ones are removed."""
 
 FORGED = frozenset(
-    {
-        "bad_signature",
-        "malformed",
-        "misplaced_kind",
-        "not_its_sender",
-        "too_large",
-        "wrong_run",
-    }
+    {"bad_signature", "malformed", "misplaced_kind", "not_its_sender", "too_large", "wrong_run"}
 )
 """Causes of drops that an honest peer of any version never gives, neither as the sender nor by
 forwarding. A newer peer may send kinds of messages that this one does not know."""

@@ -17,16 +17,7 @@ import blake3
 import msgspec
 from msgspec import Meta
 
-from swarm.wire.messages import (
-    REWARD_PARTS_MAX,
-    Count,
-    Digest,
-    Entry,
-    Finite,
-    Line,
-    Message,
-    Name,
-)
+from swarm.wire.messages import REWARD_PARTS_MAX, Count, Digest, Entry, Finite, Line, Message, Name
 
 TOKEN_BYTES = 3
 """Bytes of a packed token id, big endian: enough for a vocabulary of 16.7 million."""

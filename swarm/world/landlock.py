@@ -52,10 +52,7 @@ def reading_in_home(
     """
 
     def named(opens: T) -> T:
-        for name, value in (
-            ("reads_in_home", folders),
-            ("before_keys_close", before_keys_close),
-        ):
+        for name, value in (("reads_in_home", folders), ("before_keys_close", before_keys_close)):
             setattr(opens, name, value)
         return opens
 

@@ -45,8 +45,5 @@ class Restarts:
                     raise
             await trio.sleep(PAUSE_SECONDS * 4 ** (self._deaths - 1))
             self._events.emit(
-                "compute.child_restarted",
-                name=self._name,
-                deaths=self._deaths,
-                of=DEATHS_MAX,
+                "compute.child_restarted", name=self._name, deaths=self._deaths, of=DEATHS_MAX
             )

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.evidence import (
-    Bench,
-    with_window,
-    without_layer,
-)
+from benchmarks.evidence import Bench, with_window, without_layer
 from peers.calibration.calibrate import EngineClass
 from peers.engines.config import read_config
 

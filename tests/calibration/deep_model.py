@@ -17,12 +17,7 @@ LOGIT_DEVIATION = 4.0
 
 
 def make_deep_model(
-    folder: Path,
-    *,
-    layers: int,
-    vocabulary: int,
-    width: int = 64,
-    positions: int = 256,
+    folder: Path, *, layers: int, vocabulary: int, width: int = 64, positions: int = 256
 ) -> Path:
     """Write a random Qwen2 in bf16 with the demo's tokenizer, filled up to `vocabulary` tokens.
 

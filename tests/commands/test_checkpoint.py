@@ -189,10 +189,7 @@ def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
         (["fetch", "", "--out", "{tmp}/x"], "give either a mirror's address"),
         (["fetch", "127.0.0.1:1", "--out", "{tmp}/x"], "is no http:// or https:// address"),
         (["fetch", "--out", "{tmp}/x"], "give either a mirror's address"),
-        (
-            ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x"],
-            "reached: Connection refused",
-        ),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x"], "reached: Connection refused"),
         (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/model"], "not an empty folder"),
         (["fetch", "gopher://x", "--out", "{tmp}/x"], "is no http:// or https://"),
         (

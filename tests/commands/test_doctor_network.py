@@ -24,12 +24,7 @@ def by_topic(found: list[Finding]) -> dict[str, Finding]:
 
 def place_of(peer: Peer, settings: PeerSettings | None = None, run: Run | None = None) -> Place:
     run = run or Run(peer.run_node.run.manifest_envelope)
-    return Place(
-        peer.node,
-        settings or PeerSettings(role=["inference"]),
-        peer.node.peer_id,
-        run,
-    )
+    return Place(peer.node, settings or PeerSettings(role=["inference"]), peer.node.peer_id, run)
 
 
 async def test_what_a_worker_finds_beside_a_trainer(tmp_path: Path) -> None:

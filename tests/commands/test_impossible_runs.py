@@ -55,11 +55,7 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
         ("max_new_tokens = 8", "max_new_tokens = 57", "tokens that makes 65, but the model has 64"),
         ("temperature = 1.0", "temperature = 0", "sampling: temperature is 0"),
         ("temperature = 1.0", "temperature = nan", "temperature is nan"),
-        (
-            "learning_rate = 6e-4",
-            "learning_rate = -6e-4",
-            "rate is -0.0006: Expected `float` > 0",
-        ),
+        ("learning_rate = 6e-4", "learning_rate = -6e-4", "rate is -0.0006: Expected `float` > 0"),
         (
             "learning_rate = 6e-4",
             "learning_rate = nan",
@@ -84,11 +80,7 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
             "objective: kl_coefficient is -1.0: Expected `float` >= 0",
         ),
         ("learning_rate = 6e-4", "warmup_steps = 101", "but the whole run has 100 optimiser steps"),
-        (
-            "learning_rate = 6e-4",
-            "gradient_norm_max = 0.0",
-            "norm_max is 0.0: Expected `float` >",
-        ),
+        ("learning_rate = 6e-4", "gradient_norm_max = 0.0", "norm_max is 0.0: Expected `float` >"),
         (f'["{TRAINER}"]', "[]", "trainers names nobody in version 3; list the id"),
         (f'trainers = ["{TRAINER}"]', "", "trainers names nobody in version 3; list the id"),
         (f'["{VALIDATOR}"]', "[]", "validators names nobody in version 3; list the id"),
@@ -120,11 +112,7 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
             "options.lengths = [0]\n[sampling]",
             "options: lengths is [0]: Expected `int`",
         ),
-        (
-            "[sampling]",
-            "options.depth = 3\n[sampling]",
-            "unknown key 'depth'; there are: alpha, ",
-        ),
+        ("[sampling]", "options.depth = 3\n[sampling]", "unknown key 'depth'; there are: alpha, "),
     ],
 )
 def test_what_contradicts_itself_or_the_model(
@@ -184,10 +172,7 @@ class Broken(SortDigits, Episodes):
             "def step(self, *_): return str(random.random())",
             "gives the turn '.*' first the answer '.*; equal turns must get equal answers",
         ),
-        (
-            "def step(self, *_): return 1 / 0",
-            "cannot answer the turn '.*' .ZeroDivisionError",
-        ),
+        ("def step(self, *_): return 1 / 0", "cannot answer the turn '.*' .ZeroDivisionError"),
         ("def tasks(self): raise OSError('gone')", "cannot draw a task .OSError: gone.; repair"),
         (
             "def tasks(self): self.draw = lambda *_: 'sort'; return self",

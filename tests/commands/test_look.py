@@ -138,15 +138,9 @@ def test_a_liars_word_about_the_run_is_not_taken() -> None:
     assert status.order is None and status.evaluation is None and run.manifest.version == 1
 
 
-async def test_a_record_has_the_receipts_of_all_validators_and_the_eviction(
-    tmp_path: Path,
-) -> None:
+async def test_a_record_has_the_receipts_of_all_validators_and_the_eviction(tmp_path: Path) -> None:
     lab = Swarm(tmp_path)
-    async with (
-        lab.peer(ALICE) as alice,
-        lab.peer(BOB) as bob,
-        lab.apart(identity(50)) as onlooker,
-    ):
+    async with lab.peer(ALICE) as alice, lab.peer(BOB) as bob, lab.apart(identity(50)) as onlooker:
         for number in range(100):
             await alice.trusted.append_verdict(verdict_at(number))
         await bob.trusted.append_verdict(

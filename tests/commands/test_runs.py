@@ -21,12 +21,7 @@ from swarm.look.onlooker import RunStatus
 from swarm.node.joining import runs_of
 from swarm.run.choice import choose_run
 from swarm.run.manifest import Outgrown, run_id
-from swarm.run.manifest_exchange import (
-    MANIFESTS_MAX,
-    PROTOCOL,
-    ask_for_manifests,
-    serve_manifests,
-)
+from swarm.run.manifest_exchange import MANIFESTS_MAX, PROTOCOL, ask_for_manifests, serve_manifests
 from swarm.run.run import Run
 from swarm.run.update import sign_manifest
 from swarm.transport import Stream
@@ -177,9 +172,7 @@ async def test_a_peer_that_is_busy_at_first_is_asked_again(tmp_path: Path) -> No
         assert streams == 3
 
 
-async def test_a_peer_that_closes_connection_after_connection_is_too_busy(
-    tmp_path: Path,
-) -> None:
+async def test_a_peer_that_closes_connection_after_connection_is_too_busy(tmp_path: Path) -> None:
     """That is nobody's mistake, so a service starts the newcomer again."""
     async with pair(tmp_path) as (server, client):
 

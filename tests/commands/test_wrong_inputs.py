@@ -177,8 +177,7 @@ def test_a_bootstrap_address_that_leads_nowhere(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = address.replace("PORT", str(silent.getsockname()[1]))
         said = complaint(
-            *("peer", "--bootstrap", address, "--home", home),
-            *("--listen", "/ip4/127.0.0.1/tcp/0"),
+            *("peer", "--bootstrap", address, "--home", home), *("--listen", "/ip4/127.0.0.1/tcp/0")
         )
     assert said.startswith(f"no bootstrap peer can be reached: {address}: {reason}")
     assert advice in said

@@ -83,10 +83,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
     async with trio.open_nursery() as nursery:
         listener = open_listener("127.0.0.1:0")
         url = await nursery.start(serve, Dashboard(larger_than_all_buffers()), listener)
-        async with (
-            httpx.AsyncClient(base_url=url) as http,
-            connected(http, WHOLE) as stream,
-        ):
+        async with httpx.AsyncClient(base_url=url) as http, connected(http, WHOLE) as stream:
             await until(stream, b" 200 ")
             stopped_at = trio.current_time()
             nursery.cancel_scope.cancel()

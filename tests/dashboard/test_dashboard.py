@@ -32,15 +32,7 @@ from tests.dashboard.harness import (
     status_with,
     verdict,
 )
-from tests.ledger.harness import (
-    ALICE,
-    BOB,
-    TRAINER,
-    WORKER,
-    Swarm,
-    identity,
-    verdict_at,
-)
+from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER, Swarm, identity, verdict_at
 
 # --- figures -------------------------------------------------------------------------------------
 
@@ -286,15 +278,7 @@ async def test_a_token_opens_every_path_and_nothing_else_does() -> None:
         for good in (f"Bearer {TOKEN}", f"Basic {basic}"):
             assert await status(good) == 200
         wrong = base64.b64encode(b"me:wrong").decode()
-        for bad in (
-            None,
-            "",
-            "Bearer",
-            "Bearer x",
-            f"Basic {wrong}",
-            "Basic %%",
-            f"No {TOKEN}",
-        ):
+        for bad in (None, "", "Bearer", "Bearer x", f"Basic {wrong}", "Basic %%", f"No {TOKEN}"):
             for path in (*PARTS, "/snapshot.json", "/other"):
                 assert await status(bad, path) == 401
         asked = await http.get("/")

@@ -183,12 +183,7 @@ async def test_a_forked_program_runs_as_a_command_does(
     )
     process = forked(code, tmp_path, fork_server)
     await keep_alive(process, recorder)
-    alike = {
-        "variable": "a value",
-        "folder": str(tmp_path),
-        "interrupts": True,
-        "leads": True,
-    }
+    alike = {"variable": "a value", "folder": str(tmp_path), "interrupts": True, "leads": True}
     assert recorder.events == [{"restart": [each], **alike} for each in ("False", "True")]
     assert recorder.deaths == [("worker", 1)] and recorder.ended == ["worker"]
     assert "out of luck" in process.last_lines

@@ -99,12 +99,7 @@ def entries_of(home: Path) -> list[object]:
 
 def test_any_single_process_may_be_killed(tmp_path: Path) -> None:
     """The run goes on to its end, trains on accepted submissions only, and on none twice."""
-    victims = {
-        5: "relay-1",
-        10: "inference-2",
-        15: "validator",
-        22: "trainer",
-    }
+    victims = {5: "relay-1", 10: "inference-2", 15: "validator", 22: "trainer"}
     printed = []
     with a_demo(tmp_path / "demo", "--steps", "40") as demo:
         for line in lines_of(demo):

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peers.demo.view import PlainLines, compose
-from tests.demo.recorded import (
-    SECONDS_PER_STEP,
-    TRAINING_SINCE,
-    fresh,
-    identifier,
-    say,
-    trained,
-)
+from tests.demo.recorded import SECONDS_PER_STEP, TRAINING_SINCE, fresh, identifier, say, trained
 
 
 def test_steps_rewards_and_time_left() -> None:
@@ -60,14 +53,7 @@ def test_a_guest_gets_a_row_of_its_own() -> None:
     state = fresh()
     guest = identifier("stranger")
     for trusted in ("trainer", "validator"):
-        say(
-            state,
-            trusted,
-            "membership.peer_admitted",
-            3.0,
-            remote=guest,
-            roles=["inference"],
-        )
+        say(state, trusted, "membership.peer_admitted", 3.0, remote=guest, roles=["inference"])
     row = state.peers[guest]
     assert (row.name, row.role, row.own, row.state) == ("guest-1", "inference", False, "live")
     say(state, "validator", "validator.verdict", 4.0, worker=guest, outcome="accepted", step=7)

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from peers.demo.state import SwarmState
-from peers.demo.view import (
-    Screen,
-    compose,
-    paste_lines,
-    plot,
-)
+from peers.demo.view import Screen, compose, paste_lines, plot
 from tests.demo.recorded import JOIN_LINE, fresh, identifier, say, trained
 from tests.network.test_untrusted import HOSTILE, controls
 

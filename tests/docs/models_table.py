@@ -17,10 +17,7 @@ GENERAL_TABLE = re.compile(r"(?<=\n)\| Trainer's rows \| `model_type` \|.*\n(?:\
 
 def table() -> str:
     """The table, made from the families."""
-    rows = [
-        "| Family | `model_type` | Beyond Llama |",
-        "|---|---|---|",
-    ]
+    rows = ["| Family | `model_type` | Beyond Llama |", "|---|---|---|"]
     for name, family in FAMILIES.items():
         rows.append(f"| {family.title} | `{name}` | {family.notes} |")
     return "\n".join(rows) + "\n"

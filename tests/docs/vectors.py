@@ -16,12 +16,7 @@ from swarm.ledger import entries, merkle
 from swarm.rollouts import seeds
 from swarm.run.manifest import content_digest
 from swarm.run.records import checkpoint_key, peer_key, run_key
-from swarm.shardcast.manifest import (
-    CheckpointManifest,
-    ManifestFile,
-    ManifestPiece,
-    piece_size_for,
-)
+from swarm.shardcast.manifest import CheckpointManifest, ManifestFile, ManifestPiece, piece_size_for
 from swarm.transport.framing import encode_frame
 from swarm.transport.http.messages import Ask, proof_message
 from swarm.wire.envelope import Envelope, seal

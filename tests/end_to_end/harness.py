@@ -338,11 +338,7 @@ def tiny_manifest(
     """Make a small version of the demo's run: 8 groups of 4 per step, 2 groups per submission."""
     hashes = probe_hashes(base, [environment], Environments(allowed=[environment.name]))
     manifest = demo_manifest(
-        name="tiny",
-        steps=steps,
-        hashes=hashes,
-        trainer=trainer,
-        validator=validators[0],
+        name="tiny", steps=steps, hashes=hashes, trainer=trainer, validator=validators[0]
     )
     replace = msgspec.structs.replace
     return replace(
@@ -480,11 +476,7 @@ class Swarm:
 
         It prints no JSON, uses no fork server, and has everything in its home folder.
         """
-        person = Person(
-            name,
-            [sys.executable, "-m", "swarm.peer", *arguments],
-            {"HOME": str(home)},
-        )
+        person = Person(name, [sys.executable, "-m", "swarm.peer", *arguments], {"HOME": str(home)})
         person.start(self._nursery)
         return person
 

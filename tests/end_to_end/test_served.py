@@ -23,13 +23,7 @@ def test_workers_train_in_an_environment_that_they_lack(
     with monkeypatch.context() as owner:
         owner.syspath_prepend(site)  # the owner signs the manifest, and no other peer has it
         made = swarm(
-            tmp_path,
-            base,
-            fork_server,
-            names=NAMES,
-            steps=STEPS,
-            environment=SORTING,
-            site=site,
+            tmp_path, base, fork_server, names=NAMES, steps=STEPS, environment=SORTING, site=site
         )
 
         async def main() -> None:

@@ -61,13 +61,7 @@ async def update(peers: Swarm, base: Path, manifest: RunManifest, *more: str) ->
         key.touch(mode=0o600)
         key.write_text((bytes([7]) * 32).hex())
         assert load_or_create(key).peer_id == peers.run.partition("/")[0]
-    command = [
-        sys.executable,
-        "-m",
-        "swarm.commands.main",
-        "run",
-        "update",
-    ]
+    command = [sys.executable, "-m", "swarm.commands.main", "run", "update"]
     command += [str(peers.folder / "run.toml"), str(peers.folder / "run.manifest")]
     command += ["--owner-key", str(key), "--tokenizer", str(base), *more]
     done = await trio.run_process(

@@ -100,11 +100,7 @@ def test_poems_of_the_older_interface(tmp_path: Path) -> None:
     environment = EnvironmentReference(
         name="verifiers",
         version="1",
-        options={
-            "package": "stardata.envs.constraint_gym",
-            "version": "0.1.1",
-            "library": "0.3.1",
-        },
+        options={"package": "stardata.envs.constraint_gym", "version": "0.1.1", "library": "0.3.1"},
     )
     with pipeline(tmp_path, environment, terms(stop, tokens=64)) as run:
         rewards = [run.take_step(step)[0] for step in range(STEPS)]

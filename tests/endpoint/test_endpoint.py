@@ -22,12 +22,7 @@ from hypothesis import strategies as st
 from peers.endpoint.command import endpoint
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
-from peers.endpoint.requests import (
-    ChatRequest,
-    CompletionRequest,
-    RewardRequest,
-    parse,
-)
+from peers.endpoint.requests import ChatRequest, CompletionRequest, RewardRequest, parse
 from peers.endpoint.server import Options, make_endpoint, read_keys
 from peers.engines.engine import Engine, Piece
 from peers.engines.noise import Drawn

@@ -243,10 +243,7 @@ def test_pickles_adapters_and_files_outside_the_folder_are_never_read(phi: Path)
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"num_hidden_layers": 6},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
-    ],
+    [{"num_hidden_layers": 6}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}],
 )
 def test_a_policy_of_another_model_is_refused_before_it_is_loaded(
     phi: Path, tmp_path: Path, changes: dict[str, Any]

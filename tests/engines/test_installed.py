@@ -33,12 +33,7 @@ from tests.commands.harness import complaint
 ROOT = Path(__file__).parents[2]
 CHECK = "import swarm, peers, sys; print('runs', sys.prefix)"
 TINY = Recipe(
-    name="vllm-cpu",
-    engine="vllm",
-    steps=(),
-    unwanted=(),
-    check=("-c", CHECK),
-    disk_bytes=1 << 20,
+    name="vllm-cpu", engine="vllm", steps=(), unwanted=(), check=("-c", CHECK), disk_bytes=1 << 20
 )
 
 

@@ -48,11 +48,7 @@ def test_the_figures_are_those_of_the_engine(tmp_path: Path, family: str, dtype:
 
 def need(weights: int, row: int, length: int = 100) -> Need:
     return Need(
-        device="cpu",
-        dtype="float32",
-        weights_bytes=weights * GB,
-        length=length,
-        row_bytes=row * GB,
+        device="cpu", dtype="float32", weights_bytes=weights * GB, length=length, row_bytes=row * GB
     )
 
 

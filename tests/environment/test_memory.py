@@ -53,9 +53,7 @@ class Hungry(Episodes):
         return 0.0
 
 
-def test_states_that_fill_the_memory_make_way_and_episodes_are_played_again(
-    tmp_path: Path,
-) -> None:
+def test_states_that_fill_the_memory_make_way_and_episodes_are_played_again(tmp_path: Path) -> None:
     demo.make_policy(tmp_path, seed=1)
     service = EnvironmentPeerService(EnvironmentSetup(environments=[], folder=str(tmp_path)))
     service._environments = Given(Hungry())

@@ -21,12 +21,7 @@ from pathlib import Path
 from peers.environments import NotGradable
 from peers.environments.graders import make_grader
 
-GOLDS = (
-    r"\frac{x^2+1}{x-1}",
-    r"\sqrt{x+1}+\sin x",
-    r"x^{a}+y^{b}",
-    r"\frac{a}{b}+\frac{b}{c}",
-)
+GOLDS = (r"\frac{x^2+1}{x-1}", r"\sqrt{x+1}+\sin x", r"x^{a}+y^{b}", r"\frac{a}{b}+\frac{b}{c}")
 LETTERS = "xyzabn"
 
 

@@ -69,10 +69,7 @@ def test_length_targets_and_other_variables_go_together(tmp_path: Path) -> None:
         ({"chat_date": "2026-02-30"}, r"chat_date is '2026-02-30' \(day is out of range"),
         ({"history": "forget"}, r"history is 'forget'"),
         ({"template_variables": ["x"]}, r"template_variables is \['x'\]"),
-        (
-            {"template_variables": ["x=dry"]},
-            r".*whose value is no JSON .* name=\"text\"",
-        ),
+        ({"template_variables": ["x=dry"]}, r".*whose value is no JSON .* name=\"text\""),
         (
             {"template_variables": ["x=[]"]},
             r"template_variables gives x the value \[\]; it must be a number, text, true",

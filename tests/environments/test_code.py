@@ -8,15 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from peers.environments import (
-    Environment,
-    Task,
-    Transcript,
-    grade,
-    load,
-    split_of,
-    task_of,
-)
+from peers.environments import Environment, Task, Transcript, grade, load, split_of, task_of
 from peers.environments.code import Code, CodeOptions
 from peers.environments.graders.code import program_in
 from peers.environments.interface import as_text

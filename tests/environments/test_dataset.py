@@ -94,10 +94,7 @@ def test_wrong_options_are_sentences(
         ({"prompt": 7, "answer": "x"}, r"row 1: the prompt in 'prompt' is 7; it must be text, or"),
         ({"prompt": [{"role": "user"}], "answer": "x"}, r"row 1: the prompt in 'prompt' is \[{"),
         ({"prompt": "x", "answer": None}, r"row 1: 'answer' is None; it must be text or a number"),
-        (
-            {"prompt": "x", "answer": float("nan")},
-            r"row 1: 'answer' is nan; it must be text or",
-        ),
+        ({"prompt": "x", "answer": float("nan")}, r"row 1: 'answer' is nan; it must be text or"),
         ({"prompt": "x"}, r"row 1 cannot be read \(it lacks 'answer'; it has: prompt\)"),
     ],
 )

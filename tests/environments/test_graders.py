@@ -258,10 +258,7 @@ def test_a_request_has_a_bound_in_cpu_time_alone():
 
 @pytest.mark.parametrize(
     ("request_", "says"),
-    [
-        (["memory"], "all of its 64 MiB of memory"),
-        (["die"], "it ended by SIGKILL"),
-    ],
+    [(["memory"], "all of its 64 MiB of memory"), (["die"], "it ended by SIGKILL")],
 )
 def test_a_process_that_fails_is_replaced(pool, request_, says):
     replaced = pool.replaced

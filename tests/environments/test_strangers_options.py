@@ -40,11 +40,7 @@ def hostile(tmp_path: Path) -> EnvironmentReference:
         name="harness",
         version=class_of("harness").version,
         weight=0.0,
-        options={
-            "path": str(tasks),
-            "program": "/bin/sh",
-            "arguments": ["-c", f"touch {mark}"],
-        },
+        options={"path": str(tasks), "program": "/bin/sh", "arguments": ["-c", f"touch {mark}"]},
     )
 
 

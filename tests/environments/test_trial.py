@@ -13,15 +13,7 @@ import pytest
 import trio
 
 from peers.engines.demo import save_tokenizer
-from peers.environments import (
-    Episodes,
-    Generated,
-    NotGradable,
-    SingleTurn,
-    Task,
-    Tasks,
-    Transcript,
-)
+from peers.environments import Episodes, Generated, NotGradable, SingleTurn, Task, Tasks, Transcript
 from peers.environments.trial import Trial
 from swarm.jobs.environment import TrialSetup, Tried, TryEnvironment
 

@@ -400,10 +400,7 @@ def _child_frames() -> list[bytes]:
         children.Call(1, "read", children.raw({"path": "x"})),
         children.Cancel(1),
     ]
-    return [
-        b"".join(map(children.encode, said)),
-        *(children.encode(call)[4:] for call in calls),
-    ]
+    return [b"".join(map(children.encode, said)), *(children.encode(call)[4:] for call in calls)]
 
 
 TARGETS = [

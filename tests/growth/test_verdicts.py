@@ -24,14 +24,7 @@ from swarm.run.bounds import SUBMISSION_ROWS_MAX
 from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Envelope
 from swarm.wire.manifest import SUBMISSION_GROUPS_MAX
 from swarm.wire.messages import Check, Evidence, Verdict
-from tests.ledger.harness import (
-    ALICE,
-    BOB,
-    WORKER,
-    Swarm,
-    receipts,
-    sealed,
-)
+from tests.ledger.harness import ALICE, BOB, WORKER, Swarm, receipts, sealed
 
 LARGE = 2**40
 PROCESSES = ("sampler", "policy", "text", "selection")
@@ -94,11 +87,7 @@ def test_4096_groups_in_a_verdict_need_a_bound_below_that_of_its_type() -> None:
 async def test_the_largest_verdicts_are_logged_mirrored_and_proven(tmp_path: Path) -> None:
     count = 20
     swarm = Swarm(tmp_path)
-    async with (
-        swarm.peer(ALICE) as alice,
-        swarm.peer(BOB) as bob,
-        swarm.peer(WORKER) as worker,
-    ):
+    async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob, swarm.peer(WORKER) as worker:
         for number in range(count):
             await alice.trusted.append_verdict(at(number))
         found = await receipts(worker.node, ALICE.peer_id, WORKER.peer_id)

@@ -103,7 +103,7 @@ class Bench:
                 canonical_path=str(canonical),
                 tokenizer_folder=str(self.folders[NAMED]),
                 bytes_max=1 << 20,
-            ),
+            )
         )
         assert inspected.failed == "", inspected.detail
         judged = trio.run(

@@ -201,11 +201,7 @@ def test_an_unknown_environment_is_said_so(service: EngineService, tmp_path: Pat
 
 @pytest.mark.parametrize(("devices", "at_once"), [([], 1), (["cpu", "cpu"], 2)])
 def test_submissions_asked_for_together_give_the_files_they_give_alone(
-    policy: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    devices: list[str],
-    at_once: int,
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], at_once: int
 ) -> None:
     """One after the other on a CPU; in one batch where several devices share the layers."""
     hardware = Hardware(device="cpu", devices=devices)

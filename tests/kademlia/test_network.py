@@ -291,11 +291,7 @@ def hide(dht: Kademlia, message: Message, truth: Message) -> Message:
         for contact in dht.table.closest(key_id(message.key), 1000)
         if any("/8.8.8." in address for address in contact.addresses)
     ]
-    return Message(
-        truth.type,
-        truth.key,
-        closer_peers=tuple(like[:20]),
-    )
+    return Message(truth.type, truth.key, closer_peers=tuple(like[:20]))
 
 
 def invent(dht: Kademlia, message: Message, truth: Message) -> Message:

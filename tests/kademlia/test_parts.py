@@ -21,12 +21,7 @@ from swarm.kademlia.routing_table import (
     key_id,
     node_id,
 )
-from swarm.kademlia.wire import (
-    ADDRESSES_PER_PEER_MAX,
-    KEY_BYTES_MAX,
-    RECORD_BYTES_MAX,
-    Neighbour,
-)
+from swarm.kademlia.wire import ADDRESSES_PER_PEER_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, Neighbour
 from swarm.wire.identity import Identity, PeerId
 from tests.kademlia.harness import PlainValidator, good, run
 from tests.worlds import WALL
@@ -113,9 +108,7 @@ def test_networks():
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["answered", "failed"]),
-            st.sampled_from(OTHERS),
-            st.integers(0, 3),
+            st.sampled_from(["answered", "failed"]), st.sampled_from(OTHERS), st.integers(0, 3)
         ),
         max_size=120,
     )

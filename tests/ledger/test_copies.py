@@ -17,16 +17,7 @@ from swarm.ledger.entries import CheckpointPublished, Entry, encode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
 from swarm.wire.identity import Identity
-from tests.ledger.harness import (
-    ALICE,
-    BOB,
-    OWNER,
-    TRAINER,
-    Peer,
-    Swarm,
-    sealed,
-    verdict_at,
-)
+from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, Peer, Swarm, sealed, verdict_at
 
 HOURS = 3600.0
 
@@ -174,10 +165,7 @@ class Misplaced(Log):
 
 
 async def lose_log(
-    swarm: Swarm,
-    peers: Sequence[Peer],
-    write: Callable[[Peer], Awaitable[None]],
-    served: type[Log],
+    swarm: Swarm, peers: Sequence[Peer], write: Callable[[Peer], Awaitable[None]], served: type[Log]
 ) -> Peer:
     """Let alice write, the others copy it, and alice lose it; returns the one of them that will be
     asked first, which serves its copy by this class."""

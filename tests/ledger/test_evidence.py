@@ -10,16 +10,7 @@ import trio
 from peers.validator.eviction import Records
 from swarm.wire.identity import Identity
 from swarm.wire.messages import Evidence, Reinstatement
-from tests.ledger.harness import (
-    ALICE,
-    BOB,
-    OWNER,
-    WORKER,
-    Peer,
-    Swarm,
-    sealed,
-    verdict_at,
-)
+from tests.ledger.harness import ALICE, BOB, OWNER, WORKER, Peer, Swarm, sealed, verdict_at
 
 CHEATED = Evidence(tokens=100, mismatches=9, sampler=[9000], policy=[0], text=[0], selection=[0])
 

@@ -12,16 +12,7 @@ from swarm.ledger import faults
 from swarm.ledger.client import open_ledger
 from swarm.ledger.faults import FaultRecord
 from swarm.wire.messages import CheckpointReference, Message, StepOrder, Submission
-from tests.ledger.harness import (
-    ALICE,
-    OWNER,
-    TRAINER,
-    WORKER,
-    Peer,
-    Swarm,
-    identity,
-    sealed,
-)
+from tests.ledger.harness import ALICE, OWNER, TRAINER, WORKER, Peer, Swarm, identity, sealed
 
 REFERENCE = CheckpointReference(lineage=0, step=2, digest=bytes(32), size_bytes=1)
 

@@ -68,10 +68,7 @@ async def test_only_the_owners_reinstatement_clears_evidence(tmp_path: Path) -> 
         for raw in (b"nothing", theirs.raw, forged.raw):
             await bob.trusted.append([Reinstated(peer=WORKER.peer_id, envelope=raw)])
         await bob.trusted.append_verdict(verdict_at(1))
-        await alice.until(
-            lambda: size_of(alice, BOB) == 4,
-            "bob's log arrives",
-        )
+        await alice.until(lambda: size_of(alice, BOB) == 4, "bob's log arrives")
         assert capital(alice) == before
 
 
@@ -87,10 +84,7 @@ async def test_a_reinstatement_that_is_logged_again_clears_nothing_more(tmp_path
         assert before > 0
         await bob.trusted.append([entry])
         await bob.trusted.append_verdict(verdict_at(1))
-        await alice.until(
-            lambda: size_of(alice, BOB) == 2,
-            "bob's log arrives",
-        )
+        await alice.until(lambda: size_of(alice, BOB) == 2, "bob's log arrives")
         assert capital(alice) == before
         records = Records(alice.run_node.run, alice.trusted)
         assert records.standing(WORKER.peer_id).log_capital == before

@@ -82,11 +82,7 @@ async def test_of_two_peers_with_one_invite_the_earlier_stays(tmp_path: Path) ->
     invite = swarm.invite()
 
     async def redeem(trusted: Identity, key: Identity) -> None:
-        async with (
-            swarm.peer(trusted),
-            swarm.apart(key) as peer,
-            trio.open_nursery() as nursery,
-        ):
+        async with swarm.peer(trusted), swarm.apart(key) as peer, trio.open_nursery() as nursery:
             await nursery.start(peer.run_node.messenger.run)
             assert await ask(peer, trusted, invite) == ""
             assert await ask(peer, trusted) == ""

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.ledger import merkle
-from swarm.ledger.entries import (
-    CheckpointPublished,
-    Consumed,
-    Evicted,
-    decode,
-    encode,
-)
+from swarm.ledger.entries import CheckpointPublished, Consumed, Evicted, decode, encode
 from swarm.ledger.log import Log, Pruned
 from swarm.ledger.mirror import Fork, LogMirror
 from swarm.wire.envelope import Envelope

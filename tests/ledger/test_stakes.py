@@ -11,16 +11,7 @@ import pytest
 from swarm.ledger.entries import decode
 from swarm.ledger.state import Authority, Record, ledger_state
 from swarm.wire.messages import Evidence
-from tests.ledger.harness import (
-    ALICE,
-    BOB,
-    OWNER,
-    WORKER,
-    Peer,
-    Swarm,
-    sealed,
-    verdict_at,
-)
+from tests.ledger.harness import ALICE, BOB, OWNER, WORKER, Peer, Swarm, sealed, verdict_at
 
 CHECKED = Evidence(tokens=10)
 

@@ -129,10 +129,7 @@ def test_a_carried_group_is_consumed_in_the_end() -> None:
 
 def test_only_who_may_say_it_is_heard() -> None:
     found = state(
-        {
-            WORKER.peer_id: [judged(1), consumed(1, "consumed")],
-            TRAINER.peer_id: [judged(2)],
-        }
+        {WORKER.peer_id: [judged(1), consumed(1, "consumed")], TRAINER.peer_id: [judged(2)]}
     )
     assert not found.verdicts
     assert not found.consumed

@@ -13,13 +13,7 @@ import trio
 from peers.owner.signing import reinstate
 from swarm.errors import PeerError, UserError
 from swarm.ledger.client import LedgerClient, open_ledger
-from swarm.ledger.entries import (
-    CheckpointPublished,
-    Evicted,
-    Judged,
-    Reinstated,
-    decode,
-)
+from swarm.ledger.entries import CheckpointPublished, Evicted, Judged, Reinstated, decode
 from swarm.ledger.forks import ForkEvidence, contradiction, explained
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import FORKS_MAX, Fork, LogMirror, forks_in
@@ -107,11 +101,7 @@ async def test_nobody_is_answered_by_a_trusted_part_that_has_ended(
 ) -> None:
     """The transport and its streams outlast the part, whose database is closed."""
     swarm = Swarm(tmp_path)
-    async with (
-        swarm.apart(ALICE) as alice,
-        swarm.peer(BOB) as bob,
-        trio.open_nursery() as nursery,
-    ):
+    async with swarm.apart(ALICE) as alice, swarm.peer(BOB) as bob, trio.open_nursery() as nursery:
 
         async def ask_for_an_append() -> None:
             message = Reinstatement(peer=WORKER.peer_id)

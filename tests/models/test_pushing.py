@@ -39,11 +39,7 @@ def policy(folder: Path, step: int) -> Path:
 
 
 async def test_policies_are_pushed_once_and_in_order(
-    hub: Hub,
-    pusher: Pusher,
-    said: list[Event],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    hub: Hub, pusher: Pusher, said: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_mine")
     for step in (5, 5, 3, 10):  # a restarted trainer may come by an older one again
@@ -61,11 +57,7 @@ async def test_policies_are_pushed_once_and_in_order(
 
 
 async def test_a_failure_is_told_and_the_next_policy_is_tried(
-    hub: Hub,
-    pusher: Pusher,
-    said: list[Event],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    hub: Hub, pusher: Pusher, said: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pusher.push(5, policy(tmp_path, 5), RUN)
     assert "HF_TOKEN" in said[-1].fields["reason"]

@@ -196,12 +196,7 @@ async def cell(here: Peer, there: Peer) -> dict[str, Any]:
     path = found.get("path", "none")
     if path == "punched" and here.site.kind.is_open:
         path = "reversed"  # the other side could simply connect
-    return {
-        **found,
-        "here": here.site.kind.name,
-        "there": there.site.kind.name,
-        "path": path,
-    }
+    return {**found, "here": here.site.kind.name, "there": there.site.kind.name, "path": path}
 
 
 async def matrix(kinds: Sequence[Kind], folder: Path) -> list[dict[str, Any]]:

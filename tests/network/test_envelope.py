@@ -301,8 +301,7 @@ def test_unknown_elements_are_ignored_unless_they_are_a_load(message: Message) -
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"sequence": -1}, {"sequence": 2**63}, {"issued_ms": -1}, {"expires_ms": 2**62}],
+    "change", [{"sequence": -1}, {"sequence": 2**63}, {"issued_ms": -1}, {"expires_ms": 2**62}]
 )
 def test_numbers_that_no_calendar_or_database_holds_are_malformed(change: dict[str, int]) -> None:
     made = sealed(OWNER, Heartbeat(roles=["relay"]), RUN_ID)

@@ -71,11 +71,7 @@ async def test_gossip_cuts_an_evicted_peer_off_in_the_middle(
 ) -> None:
     """On a new connection at once; on one that it has when it is disconnected."""
     swarm = Swarm(tmp_path)
-    async with (
-        swarm.peer(TRAINER) as trainer,
-        swarm.peer(ALICE) as alice,
-        swarm.peer(BOB) as bob,
-    ):
+    async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
         servers = (trainer, alice, bob)
         pieces = [await publish(server) for server in servers]
         credential = await lease(swarm)
@@ -99,11 +95,7 @@ async def test_gossip_cuts_an_evicted_peer_off_in_the_middle(
 
 async def test_where_gossip_does_not_reach_the_lease_runs_out(tmp_path: Path) -> None:
     swarm = Swarm(tmp_path)
-    async with (
-        swarm.peer(TRAINER) as trainer,
-        swarm.peer(ALICE) as alice,
-        swarm.peer(BOB) as bob,
-    ):
+    async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
         pieces = await publish(bob)
         credential = await lease(swarm)
         for other in (trainer, alice):

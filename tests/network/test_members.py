@@ -5,13 +5,7 @@ from __future__ import annotations
 import trio
 
 from swarm.run.admission import ADMISSION_LEASE_SECONDS
-from swarm.run.members import (
-    PRESENCE_SECONDS,
-    PRESENCE_SECONDS_MIN,
-    ROUND_SECONDS,
-    Member,
-    Members,
-)
+from swarm.run.members import PRESENCE_SECONDS, PRESENCE_SECONDS_MIN, ROUND_SECONDS, Member, Members
 from swarm.run.run import Run
 from swarm.wire.messages import LOST_MAX, Heartbeat, Slot
 from tests.network.harness import identity, manifest, sealed_manifest

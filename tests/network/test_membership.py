@@ -14,12 +14,7 @@ from swarm.errors import DeadlineError, PeerError
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits, check_admission
 from swarm.run.lease import GOODBYE_SECONDS, LeaseKeeper
-from swarm.run.members import (
-    GONE_SECONDS,
-    PRESENCE_BYTES_MAX,
-    PRESENCE_SECONDS,
-    SUSPECTED_SECONDS,
-)
+from swarm.run.members import GONE_SECONDS, PRESENCE_BYTES_MAX, PRESENCE_SECONDS, SUSPECTED_SECONDS
 from swarm.run.registrar import ANSWERS_BURST, SHARED_SECONDS, Registrar
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope

@@ -23,15 +23,7 @@ from swarm.transport import Source
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import PeerRecord
-from tests.ledger.harness import (
-    OWNER,
-    TRAINER,
-    WORKER,
-    Peer,
-    Swarm,
-    identity,
-    sealed,
-)
+from tests.ledger.harness import OWNER, TRAINER, WORKER, Peer, Swarm, identity, sealed
 
 RECORD = PeerRecord(roles=["worker"], addresses=[], bulk_addresses=[], agent="")
 

@@ -20,21 +20,12 @@ from swarm.run.manifest import Outgrown, check_manifest, with_needs
 from swarm.run.update import sign_manifest
 from swarm.wire.envelope import INVALID_MAX, Dropped, Envelope, NeedsNewer, open_envelope
 from swarm.wire.identity import Identity
-from swarm.wire.manifest import (
-    NEEDS_INDEX,
-    RunManifest,
-)
+from swarm.wire.manifest import NEEDS_INDEX, RunManifest
 from swarm.wire.messages import Heartbeat
 from swarm.wire.protocol import PROTOCOL_OLDEST, PROTOCOL_VERSION, protocol_problem
 from tests.fuzz.messages import MESSAGES
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, Peer, Swarm
-from tests.network.harness import (
-    identity,
-    manifest,
-    running,
-    sealed,
-    sealed_manifest,
-)
+from tests.network.harness import identity, manifest, running, sealed, sealed_manifest
 from tests.network.test_membership import TRAINER as MEMBERS_TRAINER
 from tests.network.test_membership import VALIDATOR as MEMBERS_VALIDATOR
 from tests.network.test_membership import trusted_and_worker

@@ -11,12 +11,7 @@ from torch import Tensor
 
 from peers.outer.learning.contribution import Contribution, write_values
 from peers.outer.learning.tensor_file import Shapes
-from swarm.jobs.averaging import (
-    AverageRound,
-    AveragingService,
-    Exchanged,
-    Meet,
-)
+from swarm.jobs.averaging import AverageRound, AveragingService, Exchanged, Meet
 
 
 def read(path: str) -> bytes:

@@ -22,11 +22,7 @@ from swarm.look.archives import write_export
 from swarm.look.rollouts import export as data
 from swarm.look.rollouts.filters import Filters, parse_range
 from swarm.look.rollouts.screen import figures, visible_lines
-from swarm.look.rollouts.seen import (
-    SeenRollout,
-    advantages_of,
-    as_row,
-)
+from swarm.look.rollouts.seen import SeenRollout, advantages_of, as_row
 from swarm.look.rollouts.sources import RunLog, open_source
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row, parts_of
@@ -208,12 +204,7 @@ def test_the_ledger_in_a_home_gives_rewards_and_outcomes(tmp_path: Path) -> None
     archive = Archive(manifest)
     log = archive.log(validator.peer_id)
     log.verdicts[0] = seal(
-        validator,
-        verdict,
-        run=manifest.body.run,
-        sequence=1,
-        wall_time=1e9,
-        lifetime_seconds=60,
+        validator, verdict, run=manifest.body.run, sequence=1, wall_time=1e9, lifetime_seconds=60
     )
     log.entries.append(encode(Consumed(step=7, submission=digest, outcomes=["consumed"] * 2)))
     write_export(archive, tmp_path / "ledger.jsonl")

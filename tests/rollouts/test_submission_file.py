@@ -336,10 +336,7 @@ def test_another_schema_is_refused(change: Any) -> None:
         ({"metadata": {HEADER_KEY: b"{}", b"more": b""}}, "metadata"),
         ({"metadata": {HEADER_KEY: b"not json"}}, "header"),
         ({"metadata": {HEADER_KEY: b"x" * (1 << 17)}}, "is not valid Parquet"),
-        (
-            {"metadata": {HEADER_KEY: msgspec.json.encode(HEADER)[:-1] + b',"reward":1}'}},
-            "header",
-        ),
+        ({"metadata": {HEADER_KEY: msgspec.json.encode(HEADER)[:-1] + b',"reward":1}'}}, "header"),
     ],
 )
 def test_another_way_of_writing_is_refused(options: dict[str, Any], reason: str) -> None:

@@ -220,10 +220,7 @@ def test_orphans_and_zombies_end_with_the_program():
 
 
 def test_no_process_of_others_is_visible():
-    assert errors(
-        "os.listdir('/proc')",
-        "os.stat('/proc/self')",
-    ) == {"FileNotFoundError"}
+    assert errors("os.listdir('/proc')", "os.stat('/proc/self')") == {"FileNotFoundError"}
     program = "import os; print(os.getpid() < 10, os.getuid(), os.getgid())"
     assert lines(run(Program(source=program), PATIENT)) == ["True 65534 65534"]
 

@@ -17,14 +17,7 @@ from swarm.shardcast import limits
 from swarm.shardcast import sources as sources_module
 from swarm.shardcast.fetch import job
 from swarm.shardcast.held import Change, Held, delta_key
-from swarm.shardcast.manifest import (
-    BadManifest,
-    CheckpointManifest,
-    DeltaLink,
-    build,
-    check,
-    parse,
-)
+from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build, check, parse
 from swarm.shardcast.service import BlobService
 from swarm.transport import OpenBlob, Refused, Source
 from swarm.wire.identity import Identity, PeerId

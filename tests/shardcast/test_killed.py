@@ -44,11 +44,7 @@ async def life(
     said: list[Line] = []
     async with trio.open_nursery() as nursery:
         run = partial(
-            trio.run_process,
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            check=False,
+            trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False
         )
         process: trio.Process = await nursery.start(run)
         assert process.stdin is not None and process.stdout is not None

@@ -129,10 +129,7 @@ def test_a_file_that_kills_its_reader_is_quarantined_and_ends_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("judges_on", "deaths"),
-    [
-        (Hardware(load_bytes_per_second=1e6), 3),
-        (Hardware(prefill_tokens_per_second=100.0), 2),
-    ],
+    [(Hardware(load_bytes_per_second=1e6), 3), (Hardware(prefill_tokens_per_second=100.0), 2)],
     ids=["whenever it loads", "twice as it judges"],
 )
 def test_children_that_die_for_reasons_of_the_machine_are_no_fault_of_a_submission(

@@ -173,9 +173,7 @@ async def test_a_trainer_that_is_replaced_while_it_trains_stops() -> None:
 
 
 @pytest.mark.parametrize("stands_by", [True, pytest.param(False, marks=pytest.mark.slow)])
-async def test_a_trainer_that_takes_its_place_back_is_followed(
-    stands_by: bool,
-) -> None:
+async def test_a_trainer_that_takes_its_place_back_is_followed(stands_by: bool) -> None:
     """The standby has led the run to a later lineage, and is lost with its disk: the trainer goes
     on above that, which it may only read in the validators' copies of a log."""
     scene = Scene(11, workers=4)

@@ -31,10 +31,7 @@ from swarm.wire.manifest import Objective, Optimiser, Schedule
 from tests.trainer.waits import Waits
 
 SETTINGS = LearnerSettings(
-    objective=Objective(
-        kl_coefficient=0,
-        entropy_coefficient=0,
-    ),
+    objective=Objective(kl_coefficient=0, entropy_coefficient=0),
     optimiser=Optimiser(learning_rate=1e-3, warmup_steps=3, final_learning_rate_share=0.1),
     schedule=Schedule(steps=8, groups_per_step=4, asynchrony=2, max_staleness=2),
 )

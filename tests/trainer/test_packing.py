@@ -64,10 +64,7 @@ def spread_batch(seed: int, count: int = 14, longest: int = 40) -> Batch:
         ]
         groups.append(
             Group(
-                [*rollouts, rollouts[0]],
-                rewards=[1.0, 0.0, 1.0],
-                policy=0,
-                temperature=TEMPERATURE,
+                [*rollouts, rollouts[0]], rewards=[1.0, 0.0, 1.0], policy=0, temperature=TEMPERATURE
             )
         )
     return make_batch(groups)

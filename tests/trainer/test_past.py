@@ -12,12 +12,7 @@ from peers.engines.loading import load as load_model
 from peers.learning.host import PAGE_BYTES, HostMemory, host_tensor
 from peers.learning.learner import Learner
 from peers.learning.scorer import Scorer
-from tests.trainer.test_learner import (
-    SETTINGS,
-    random_groups,
-    run_steps,
-    settings,
-)
+from tests.trainer.test_learner import SETTINGS, random_groups, run_steps, settings
 
 
 def spare_bytes(learner: Learner) -> int:

@@ -114,8 +114,7 @@ def test_ranks_of_several_machines_share_their_own_memory(monkeypatch: pytest.Mo
 def test_shorter_passes_teach_the_same(base: Path, flat: bool) -> None:
     whole, short = (
         Learner(
-            base,
-            dataclasses.replace(settings(), sharding=Sharding(pass_tokens=tokens), flat=flat),
+            base, dataclasses.replace(settings(), sharding=Sharding(pass_tokens=tokens), flat=flat)
         )
         for tokens in (0, 24)
     )

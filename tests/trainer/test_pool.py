@@ -24,13 +24,7 @@ def accepted(digest: int, labels: list[GroupLabel], *, step: int = 0, refill: bo
 
 
 SUBMISSIONS = st.lists(
-    st.builds(
-        accepted,
-        st.integers(0, 20),
-        LABELS,
-        step=st.integers(0, 3),
-        refill=st.booleans(),
-    ),
+    st.builds(accepted, st.integers(0, 20), LABELS, step=st.integers(0, 3), refill=st.booleans()),
     max_size=12,
 )
 

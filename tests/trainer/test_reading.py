@@ -86,9 +86,7 @@ def same(left: AcceptedGroups, right: AcceptedGroups) -> bool:
     st.integers(1, 3),
 )
 def test_what_ranks_read_is_what_is_in_the_file_once(
-    tmp_path_factory: pytest.TempPathFactory,
-    shapes: list[tuple[list[int], bool, bool]],
-    world: int,
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[list[int], bool, bool]], world: int
 ) -> None:
     groups = [
         Group(

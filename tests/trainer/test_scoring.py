@@ -11,14 +11,7 @@ from benchmarks.groups import as_accepted
 from peers.learning.advantages import advantages as advantages_of
 from peers.learning.learner import Learner
 from peers.learning.scoring import ScoredBatch, assemble, completions_of, score
-from tests.trainer.test_learner import (
-    SETTINGS,
-    random_groups,
-    same,
-    settings,
-    teach,
-    weights_of,
-)
+from tests.trainer.test_learner import SETTINGS, random_groups, same, settings, teach, weights_of
 
 
 def test_for_on_policy_tokens_the_training_pass_says_what_a_pass_of_their_own_would(

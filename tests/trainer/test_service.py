@@ -344,9 +344,7 @@ def test_a_batch_may_hold_rollouts_of_two_versions_of_the_run(base: Path, tmp_pa
         for number, sampling in enumerate((SAMPLING, cooler))
     ]
     terms = msgspec.structs.replace(
-        start(base).terms,
-        sampling=cooler,
-        optimiser=Optimiser(learning_rate=1e-4, warmup_steps=0),
+        start(base).terms, sampling=cooler, optimiser=Optimiser(learning_rate=1e-4, warmup_steps=0)
     )
     trio.run(service.follow, Follow(terms=terms))
     found = train(service, 0, *submissions).figures

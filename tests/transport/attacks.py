@@ -201,10 +201,7 @@ async def flood(address: str, key: Identity, protocol: str, source: str) -> int:
 
 
 async def _beside_reading(
-    address: str,
-    key: Identity,
-    source: str | None,
-    act: Callable[[Hostile], Awaitable[None]],
+    address: str, key: Identity, source: str | None, act: Callable[[Hostile], Awaitable[None]]
 ) -> None:
     """Do something on a connection whose answers are read."""
     async with connected(address, key, source) as mallory, trio.open_nursery() as nursery:

@@ -484,9 +484,7 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     )
     pem = made.public_bytes(serialization.Encoding.PEM)
     private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     (folder / "both.pem").write_bytes(private + pem)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

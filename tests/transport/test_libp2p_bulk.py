@@ -124,11 +124,7 @@ async def test_an_address_is_tried_again_without_another_way_and_after_a_while(
     network: Network, monkeypatch
 ) -> None:
     monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.1)
-    async with (
-        network.peer(ALICE) as alice,
-        network.peer(BOB) as bob,
-        holes(1) as nowhere,
-    ):
+    async with network.peer(ALICE) as alice, network.peer(BOB) as bob, holes(1) as nowhere:
         service = Service()
         bob.transport.serve_bulk(service)
         reference = service.offer(bob.disk, DATA)

@@ -21,14 +21,7 @@ from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTr
 from multiaddr import Multiaddr
 
 from swarm.errors import UserError
-from swarm.transport import (
-    ConnectError,
-    ConnectionEvent,
-    Reachability,
-    Stream,
-    limits,
-    room,
-)
+from swarm.transport import ConnectError, ConnectionEvent, Reachability, Stream, limits, room
 from swarm.transport.libp2p import Libp2pTransport, open_libp2p, parse_multiaddr, relays
 from swarm.transport.libp2p.relays import Reservations
 from swarm.wire.identity import Identity

@@ -6,15 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from peers.validator.checks import announcement, file, history, policy, standing
-from peers.validator.checks.base import (
-    Check,
-    Finding,
-    at_most,
-    check,
-    first_failure,
-    run,
-    run_all,
-)
+from peers.validator.checks.base import Check, Finding, at_most, check, first_failure, run, run_all
 from swarm.jobs.validation import Report
 from swarm.wire import messages
 

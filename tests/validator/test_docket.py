@@ -15,13 +15,7 @@ from peers.validator.verdicts import bet_once
 from swarm.run.heard_verdicts import verdict_in
 from swarm.run.work import ORDERS_KEPT
 from swarm.wire.envelope import Envelope
-from swarm.wire.messages import (
-    Acknowledgement,
-    Checkpoint,
-    Evidence,
-    StepOrder,
-    Verdict,
-)
+from swarm.wire.messages import Acknowledgement, Checkpoint, Evidence, StepOrder, Verdict
 from tests.network.harness import identity, sealed
 from tests.orders import policy, step_order
 from tests.orders import verdict as accepted

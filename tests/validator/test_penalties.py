@@ -29,13 +29,7 @@ from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Verdict
 from swarm.world.disk import LocalDisk
-from tests.network.harness import (
-    identity,
-    in_virtual_time,
-    manifest,
-    sealed,
-    sealed_manifest,
-)
+from tests.network.harness import identity, in_virtual_time, manifest, sealed, sealed_manifest
 from tests.orders import verdict
 from tests.trainer.runs import RUN
 from tests.validator.test_numbers import kinds, part_of, submitting

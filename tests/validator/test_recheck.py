@@ -179,11 +179,7 @@ async def test_statistical_evidence_is_summed_again(tmp_path: Path) -> None:
     strong = Evidence(tokens=1000, mismatches=90, sampler=[9000] * 7, policy=[0], text=[0])
     weak = Evidence(tokens=1000, mismatches=1, sampler=[-10] * 7, policy=[0], text=[0])
     lab = Swarm(tmp_path)
-    async with (
-        lab.peer(ALICE) as alice,
-        lab.peer(BOB) as bob,
-        lab.apart(identity(50)) as anyone,
-    ):
+    async with lab.peer(ALICE) as alice, lab.peer(BOB) as bob, lab.apart(identity(50)) as anyone:
         run = Run(lab.manifest)
 
         async def checked() -> Checked:

@@ -84,8 +84,7 @@ class Heard:
 @contextmanager
 def fork_server(path: Path, preload: str = "numpy.random") -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
-        [*FORK_SERVER, "--socket", str(path), "--preload", preload],
-        stdout=subprocess.PIPE,
+        [*FORK_SERVER, "--socket", str(path), "--preload", preload], stdout=subprocess.PIPE
     ) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"ready\n"

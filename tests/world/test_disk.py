@@ -277,8 +277,7 @@ async def test_a_transaction_is_all_or_nothing_and_survives_reopening(tmp_path: 
     async with trio.open_nursery() as nursery:
         for x in range(20):
             nursery.start_soon(
-                database.transact,
-                lambda c, x=x: c.execute("INSERT INTO t VALUES (?)", (x,)),
+                database.transact, lambda c, x=x: c.execute("INSERT INTO t VALUES (?)", (x,))
             )
     database.close()
     again = disk.database("folder/state.sqlite")

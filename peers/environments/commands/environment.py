@@ -82,8 +82,7 @@ def check_command(
     name: Name,
     option: EnvironmentOptions = None,
     model: Annotated[
-        str | None,
-        typer.Option(help=f"Model whose tokenizer renders the prompts: {FORMS}."),
+        str | None, typer.Option(help=f"Model whose tokenizer renders the prompts: {FORMS}.")
     ] = None,
     tasks: Annotated[int, typer.Option(min=1, max=10_000, help="Tasks to draw.")] = 64,
     graded: Annotated[

@@ -148,13 +148,7 @@ class MathReply(msgspec.Struct, frozen=True):
     """What the process found out."""
 
     outcome: Literal[
-        "equal",
-        "different",
-        "unreadable",
-        "too complex",
-        "unevaluated",
-        "incomparable",
-        "bad gold",
+        "equal", "different", "unreadable", "too complex", "unevaluated", "incomparable", "bad gold"
     ]
 
 

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peers.environments.interface import (
-    Environment,
-    Grade,
-    NotGradable,
-    Task,
-    Transcript,
-    Wrapper,
-)
+from peers.environments.interface import Environment, Grade, NotGradable, Task, Transcript, Wrapper
 from swarm.errors import UserError
 from swarm.wire.manifest import OptionValue
 

@@ -19,11 +19,7 @@ import msgspec
 from peers.outer.backends.installed import SERVICES, interpreter_for
 from swarm.errors import UserError
 from swarm.jobs.averaging import AverageRound, AveragingService, AveragingSetup, Exchanged, Meet
-from swarm.jobs.outer import (
-    CheckState,
-    Contributed,
-    OuterService,
-)
+from swarm.jobs.outer import CheckState, Contributed, OuterService
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import sync_path

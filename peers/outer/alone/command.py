@@ -33,10 +33,7 @@ def train(
             "repeatable: text, or JSON lines or Parquet with a column text."
         ),
     ],
-    out: Annotated[
-        Path,
-        typer.Option(help="New folder for states and result."),
-    ],
+    out: Annotated[Path, typer.Option(help="New folder for states and result.")],
     weight: Weights = None,
     backend: Annotated[
         BackendName | None,

@@ -28,12 +28,7 @@ from torch import Tensor
 
 from peers.outer.learning.contribution import Contribution, write_values
 from swarm.errors import UserError
-from swarm.jobs.averaging import (
-    AverageRound,
-    AveragingSetup,
-    Exchanged,
-    Meet,
-)
+from swarm.jobs.averaging import AverageRound, AveragingSetup, Exchanged, Meet
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread
 

@@ -10,9 +10,7 @@ from pathlib import Path
 from peers.engines.installed import CHILD_NEEDS, Recipe, python_of, why_unusable
 from swarm.errors import UserError
 
-SERVICES = {
-    "hivemind": "peers.outer.backends.hivemind_service:HivemindService",
-}
+SERVICES = {"hivemind": "peers.outer.backends.hivemind_service:HivemindService"}
 """The service of each library's child."""
 
 RECIPES = {

@@ -89,10 +89,7 @@ def _add(report: Report, check: Check[Any], finding: Finding) -> Report:
     name = finding.check or check.name
     report.checks.append(
         messages.Check(
-            name=name,
-            figure=finding.figure,
-            threshold=finding.threshold,
-            passed=finding.passed,
+            name=name, figure=finding.figure, threshold=finding.threshold, passed=finding.passed
         )
     )
     if not finding.passed and not report.failed:

@@ -381,17 +381,7 @@ def _is_replayed(evidence: Inspection, row: int, drawn: GroupTask) -> bool:
     return True
 
 
-CHECKS = (
-    schema,
-    header_fields,
-    counts,
-    prompts,
-    tokens,
-    spans,
-    ending,
-    proof_format,
-    signed_turns,
-)
+CHECKS = (schema, header_fields, counts, prompts, tokens, spans, ending, proof_format, signed_turns)
 """The checks that run no code over what a worker wrote."""
 
 REPLAYS = (turns,)

@@ -57,10 +57,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     ),
     "reward": (pa.float64(), "the validator's reward; null without a verdict"),
     "parts": (pa.list_(_PART), "what the reward is made of, by the environment's account"),
-    "advantage": (
-        pa.float64(),
-        "the reward relative to its group; without process rewards",
-    ),
+    "advantage": (pa.float64(), "the reward relative to its group; without process rewards"),
     "verdict": (pa.string(), "accepted, quarantined or refused; null if no log has it"),
     "failed": (pa.string(), "the check that failed"),
     "detail": (pa.string(), "the validator's words on it"),

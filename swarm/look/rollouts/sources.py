@@ -19,13 +19,7 @@ from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed
 from swarm.look.archives import archive_in_home, home_rows, read_export
 from swarm.look.rollouts.filters import Filters
-from swarm.look.rollouts.seen import (
-    Grades,
-    SeenRollout,
-    SeenSubmission,
-    Turn,
-    grades_of,
-)
+from swarm.look.rollouts.seen import Grades, SeenRollout, SeenSubmission, Turn, grades_of
 from swarm.look.rollouts.text import Decoder, find_tokenizer
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, decode, read_header

@@ -34,10 +34,7 @@ NO_RUN = "nobody/published"
 
 
 async def export(
-    folder: Path,
-    out: Path,
-    *,
-    progress: Progress = lambda done, total: None,
+    folder: Path, out: Path, *, progress: Progress = lambda done, total: None
 ) -> Index:
     """Write a checkpoint as plain files below `out`, an adapter with its base.
 
@@ -147,12 +144,7 @@ async def serve(
             name = path.resolve().relative_to(root) / part.files[piece.file].name
             service.register(piece.digest, name.as_posix(), piece.offset, piece.size_bytes)
     server = BulkServer(
-        Serving(
-            peer_id=PeerId(""),
-            disk=disk,
-            get_service=lambda: service,
-            pages=pages,
-        )
+        Serving(peer_id=PeerId(""), disk=disk, get_service=lambda: service, pages=pages)
     )
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)

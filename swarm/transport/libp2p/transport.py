@@ -474,11 +474,7 @@ class Libp2pTransport(BaseTransport, BlobTransport):
         raise StreamError(f"stream {protocol} with {peer}: no answer within {seconds:g} s")
 
     def serve(
-        self,
-        protocol: str,
-        handler: Any,
-        *,
-        frame_bytes_max: int = limits.FRAME_BYTES_MAX,
+        self, protocol: str, handler: Any, *, frame_bytes_max: int = limits.FRAME_BYTES_MAX
     ) -> None:
         super().serve(protocol, handler, frame_bytes_max=frame_bytes_max)
         self._host.set_stream_handler(TProtocol(protocol), self._on_stream)

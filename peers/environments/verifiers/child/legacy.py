@@ -43,12 +43,7 @@ class Texts(vf.Client):  # type: ignore[misc]
         self.error: Unplayable | None = None
 
     async def get_response(
-        self,
-        prompt: Any,
-        model: str,
-        sampling_args: Any,
-        tools: Any = None,
-        **kwargs: Any,
+        self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **kwargs: Any
     ) -> Any:
         """See `Client.get_response`."""
         try:
