@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peers.engines.adapter_config import is_adapter
 from peers.engines.tokenizer import vocabulary
 from peers.learning import states
 from peers.learning.batch import AcceptedGroups
@@ -99,6 +100,11 @@ class Learner:
                 raise UserError(
                     f"trainer.teacher {teacher} has another tokenizer than the run's model; choose "
                     "a teacher with the same one"
+                )
+            if self.settings.adapter.rank and not is_adapter(teacher):
+                raise UserError(
+                    f"trainer.teacher {teacher} is a whole model, but the run trains adapters; "
+                    "choose an adapter of the same base"
                 )
             self.past.teacher = self.past.copy(self.policy.read_weights(teacher))
         if not objective.has_process:

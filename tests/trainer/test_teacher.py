@@ -13,6 +13,8 @@ from peers.engines.demo import make_policy
 from peers.engines.loading import load
 from peers.learning.learner import Learner
 from swarm.errors import UserError
+from tests.engines.families import SUPPORTED, save_random
+from tests.trainer.test_adapters import adapted, learn
 from tests.trainer.test_learner import log_probabilities, random_groups, settings, teach
 
 
@@ -50,6 +52,21 @@ def test_the_policy_comes_nearer_to_its_teacher_and_not_without_one(
     assert gaps(0.5)[-1] < alone[-1]
 
 
+def test_the_teacher_of_adapters_is_an_adapter(base: Path, teacher: Path, tmp_path: Path) -> None:
+    expert = Learner(base, adapted())
+    learn(expert, range(2))
+    expert.export(tmp_path / "expert")
+    chosen = dataclasses.replace(adapted(teacher_weight=1.0), teacher=str(tmp_path / "expert"))
+    learner, groups = Learner(base, chosen), random_groups(0, policy=0)
+    batch = make_batch(groups[:-1])
+    gap = log_probabilities(learner.model, batch) - log_probabilities(expert.model, batch)
+    figures = teach(learner, groups, 0)
+    assert figures["kl_teacher"] == pytest.approx(float(gap.mean()), rel=0.05)
+    assert abs(float(gap.mean())) > 1e-4
+    with pytest.raises(UserError, match="is a whole model, but the run trains adapters"):
+        Learner(base, dataclasses.replace(chosen, teacher=str(teacher)))
+
+
 def test_a_teacher_that_cannot_judge_is_refused(base: Path, teacher: Path, tmp_path: Path) -> None:
     chosen = settings(teacher_weight=0.5)
     with pytest.raises(UserError, match=r"set teacher under .trainer. to the folder"):
@@ -67,5 +84,10 @@ def test_a_teacher_that_cannot_judge_is_refused(base: Path, teacher: Path, tmp_p
     with pytest.raises(UserError, match="is no tokenizer file"):
         Learner(base, named)
     learner = Learner(base, settings())
-    with pytest.raises(UserError):  # begun in a later version of the run
+    with pytest.raises(UserError, match="is no tokenizer file"):  # a later version of the run
         learner.follow(dataclasses.replace(chosen, teacher=str(tmp_path / "absent")))
+    smaller = tmp_path / "smaller"
+    save_random(SUPPORTED["llama"], smaller, seed=0)
+    (smaller / "tokenizer.json").write_bytes((base / "tokenizer.json").read_bytes())
+    with pytest.raises(UserError, match="holds another model than"):
+        Learner(base, dataclasses.replace(chosen, teacher=str(smaller)))
