@@ -140,22 +140,27 @@ def soft(numbers, tokens, *, width: float = 0.2):
     return share
 
 def winners(numbers, completions):
-    return completions.centred(completions.reward)
+    gain = completions.centred(completions.reward)
+    if calls == 1:
+        {advantage}
+    return gain
 """
 
 
 @pytest.mark.parametrize(
-    ("failure", "words"),
+    ("failure", "advantage", "words"),
     [
-        ("raise RuntimeError('no luck')", "the objective 'soft' failed: RuntimeError: no luck"),
-        ("share = share * float('nan')", "a number that is not finite"),
-        ("share = share[1:]", "the shape"),
+        ("raise RuntimeError('no luck')", "pass", "'soft' failed: RuntimeError: no luck"),
+        ("pass", "raise RuntimeError('no luck')", "'winners' failed: RuntimeError: no luck"),
+        ("pass", "gain = gain * float('inf')", "'winners' failed: it returned a number that is n"),
+        ("share = share * float('nan')", "pass", "a number that is not finite"),
+        ("share = share[1:]", "pass", "the shape"),
     ],
 )
 def test_a_formula_that_fails_costs_its_step_and_nothing_else(
-    base: Path, tmp_path: Path, install: Install, failure: str, words: str
+    base: Path, tmp_path: Path, install: Install, failure: str, advantage: str, words: str
 ) -> None:
-    install(FAILS_AT.format(failure=failure))
+    install(FAILS_AT.format(failure=failure, advantage=advantage))
     service = TrainerService()
     job = start(base)
     trio.run(service.start, replace(job, terms=replace(job.terms, objective=OWN)))
