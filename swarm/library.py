@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import trio
+
 from swarm.errors import PeerError, UserError
 from swarm.kademlia.records import NAMESPACE, SignedValues, data_of, sign_value
 from swarm.ledger.archive import Archive
@@ -113,13 +115,15 @@ async def put(node: Node, name: str, data: bytes) -> str:
     """
     key, record = sign_value(node.identity, name, data, node.world.wall_time())
     raw = key.encode()
-    others = await node.dht.put(raw, record) - (node.dht.records.get(raw) is not None)
-    if not others and len(node.dht.table):
-        raise PeerError(
-            f"no peer of this network keeps the value {name!r}: the peers of a run keep manifests "
-            "and addresses only; connect this node to others that open_node opened"
-        )
-    return key
+    for pause in (0.0, 1.0, 3.0):  # a neighbour may be late, as at its own start
+        await trio.sleep(pause)
+        others = await node.dht.put(raw, record) - (node.dht.records.get(raw) is not None)
+        if others or not len(node.dht.table):
+            return key
+    raise PeerError(
+        f"no peer of this network keeps the value {name!r}: the peers of a run keep manifests "
+        "and addresses only; connect this node to others that open_node opened"
+    )
 
 
 async def get(node: Node, key: str) -> bytes | None:
