@@ -17,7 +17,7 @@ from peers.environments.interface import Conversation
 from peers.environments.rows import Rows
 from peers.learning.data_files import cached, fetch, find_files, make_room
 from peers.learning.records import Chat, Record, Records, Sampled
-from swarm.errors import UserError
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.jobs.offline import Reading
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.seeds import digest
@@ -136,7 +136,11 @@ def read_examples(
 
     key = tokenizer_key(model, FORMAT, tokens_max, pairs, reading)
     path = cached(files, key, ".examples", make)
-    read: _Read = msgspec.msgpack.decode(path.read_bytes(), type=_Read)
+    try:
+        read: _Read = msgspec.msgpack.decode(path.read_bytes(), type=_Read)
+    except (FileNotFoundError, *DECODE_ERRORS):  # deleted since to make room, or damaged
+        path.unlink(missing_ok=True)
+        return read_examples(data, model, tokens_max, reading, pairs=pairs)
     return read
 
 

@@ -60,7 +60,8 @@ def compute(
         return like + 0, {"outside_formula": none}
     try:
         found = function(objective, given, **options)
-        numbers, masks = found if isinstance(found, tuple) else (torch.as_tensor(found), {})
+        numbers, masks = found if isinstance(found, tuple) else (found, {})
+        numbers = torch.as_tensor(numbers).to(like)  # of whatever type and device it is
         left_alone = torch.stack([none, *masks.values()]).any(0)
         if numbers.shape != like.shape:
             problem = f"it returned the shape {list(numbers.shape)}, not {list(like.shape)}"
@@ -68,7 +69,7 @@ def compute(
             problem = "it returned a number that is not finite"
         elif like.requires_grad and not numbers.requires_grad:
             problem = "its loss does not depend on tokens.log_pi"
-    except Exception as error:  # a package of others may do anything
+    except (Exception, SystemExit) as error:  # a package of others may do anything
         problem = f"{type(error).__name__}: {error!s:.500}"
     if problem:
         problem = f"the {kind} {name!r} failed: {problem}"
@@ -100,7 +101,7 @@ def find(
                 pairs = (str(each).partition("=") for each in value)
                 value = {key: json.loads(text) for key, _, text in pairs}
             found[option] = msgspec.convert(value, known[option])
-        except (ValueError, msgspec.ValidationError) as error:
+        except (ValueError, TypeError) as error:  # or a type that msgspec does not know
             raise UserError(f"objective.{field}: {option} is {value!r:.200}: {error}") from error
     return function, found
 
@@ -120,8 +121,7 @@ def _loaded(kind: Kind, name: str) -> Callable[..., Any]:
     entry = _entry(kind, name)
     try:
         function: Callable[..., Any] = entry.load()
-        if not callable(function):
-            raise TypeError(f"{entry.value} is no function")
+        inspect.signature(function)  # raises for what is no function, or tells no parameters
     except (Exception, SystemExit) as error:  # a package of others may do anything
         raise UserError(
             f"the {kind} {name!r} cannot be loaded: {error}; repair its package"
@@ -147,7 +147,7 @@ def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
     """The keyword arguments of a formula, with their types."""
     try:
         types = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # of names that it imports for type checks only
+    except Exception:  # of names that it imports for type checks only, or that are wrong
         types = {}
     found = inspect.signature(function).parameters.values()
     keywords = [each.name for each in found if each.kind is inspect.Parameter.KEYWORD_ONLY]

@@ -61,6 +61,9 @@ def _try(objective: Objective) -> None:
         completions=8,
     )
     value, _ = loss(objective, tokens, Totals(24, 8, 3))
-    (gradient,) = torch.autograd.grad(value, pi)
+    try:
+        (gradient,) = torch.autograd.grad(value, pi)
+    except Exception as error:  # such as of a tensor that was changed in place
+        raise FormulaError(f"the objective {objective.name!r} has no gradient: {error}") from error
     if not gradient.isfinite().all():
         raise FormulaError(f"the gradient of the objective {objective.name!r} is not finite")

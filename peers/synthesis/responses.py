@@ -51,13 +51,12 @@ def response(
     """
     data = task.own.data
     asked = [each.content for each in messages_of(task.prompt) if each.role != "system"]
-    ids = {key: data.get(key) for key in ("in_source_id", "hf_dataset_name")}
     return {
         "response_id": blake3(sample.encode()).hexdigest(length=16),
-        "problem_id": data.get("problem_id", name),
-        "source": data.get("source", ""),
-        **{key: None if value is None else str(value) for key, value in ids.items()},
-        "task_type": data.get("task_type", environment),
+        "problem_id": _text(data.get("problem_id")) or name,
+        "source": _text(data.get("source")) or "",
+        **{key: _text(data.get(key)) for key in ("in_source_id", "hf_dataset_name")},
+        "task_type": _text(data.get("task_type")) or environment,
         "prompt": asked[0] if len(asked) == 1 else as_text(task.prompt),
         "gold_standard_solution": task.own.answer or None,
         "llm_response": text,
@@ -67,3 +66,8 @@ def response(
         "metadata": to_json(data.get("metadata", {})),
         **{key: value if key == "model_name" else to_json(value) for key, value in made.items()},
     }
+
+
+def _text(value: Any) -> str | None:
+    """A column's value as the text that it must be; records of others hold numbers and lists."""
+    return value if value is None or isinstance(value, str) else to_json(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -193,6 +194,8 @@ OF_RUN: _Columns = {**_RECORD, **COLUMNS, **_MESSAGES}
 """Columns of a run's solutions: also those of its rollouts."""
 
 THIS_MACHINE = "this machine"
+_MARKUP = re.compile(r"[\\`*_\[\]<>|#]")
+"""What a name, which others chose, would format the card with."""
 
 
 def write(solutions: Iterable[Solution], selection: Selection, out: Path, source: str) -> None:
@@ -239,9 +242,10 @@ def credit_lines(credits: Mapping[str, Credit]) -> list[str]:
 def _text(selection: Selection) -> str:
     lists = (("kind of task", selection.kinds), ("contributor", selection.credits))
     kept = "\n\n".join(
-        f"Kept, by {what}:\n\n" + "\n".join(f"- {line}" for line in credit_lines(credits))
+        "\n".join((f"Kept, by {what}:\n", *(f"- {line}" for line in credit_lines(credits))))
         for what, credits in lists
     )
+    kept = _MARKUP.sub(r"\\\g<0>", kept)
     return (
         f"{summary(selection)}. Rules: `{selection.rules.described()}`. The first columns are "
         f"those of SYNTHETIC-1. Texts come from models, perhaps on untrusted machines.\n\n{kept}"

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -118,6 +119,11 @@ def first_job(
         )
     if out.exists():
         raise UserError(f"--out {out} exists already; choose another folder")
+    try:  # before hours of training
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=out.absolute().parent).close()
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written ({error}); choose another") from error
     state = state_beside(out)
     return StartTuning(
         model=str(find_model(model, "--model").folder.resolve()),

@@ -240,10 +240,11 @@ def test_rows_of_some_languages_are_chosen(tmp_path: Path) -> None:
     texts = [
         "What is the sum of three and five?", "Was ist die Summe von drei und fünf?",
         "Quelle est la somme de trois et cinq ?", "三加五等于多少？", "12 + 5 =",
+        "What is the sum of ten and five? " * 70 + "Das Ende ist deutsch und viel länger. " * 300,
     ]  # fmt: skip
     data.write_text("\n".join(json.dumps({"q": each}) for each in texts))
     given = ("--option", f"path='{data}'", "--option", "columns={prompt='q', answer=''}")
     where = "where={'language(q)'=['en', 'zh']}"
     done = swarm("dataset", "select", "--out", out, *given, "--option", where)
     assert done.status == 0, done.errors
-    assert rows_of(out) == [{"q": texts[0]}, {"q": texts[3]}]
+    assert rows_of(out) == [{"q": texts[0]}, {"q": texts[3]}, {"q": texts[5]}]

@@ -435,3 +435,6 @@ def test_backends_that_cannot_be_installed(tmp_path: Path) -> None:
 def test_fine_tuning_replaces_nothing(tmp_path: Path) -> None:
     said = complaint("sft", "--model", tmp_path, "--out", tmp_path, "--data", "x")
     assert f"--out {tmp_path} exists already; choose another folder" in said
+    (tmp_path / "file").touch()
+    said = complaint("sft", "--model", tmp_path, "--out", tmp_path / "file/x", "--data", "x")
+    assert f"--out {tmp_path}/file/x cannot be written" in said

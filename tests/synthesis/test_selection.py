@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 
 from peers.dataset.similar import shingles, similarity
 from peers.engines.demo import make_policy
-from peers.environments import Renderer, load
+from peers.environments import Renderer, Task, load
 from peers.environments.dataset import OfRows
 from peers.evaluation.run import Evaluation, Measured
 from peers.learning.examples import read_examples
 from peers.models.find import Model
+from peers.synthesis.responses import response
 from peers.synthesis.sources import RunTasks, of_rollouts, of_samples
 from peers.synthesis.write import Rules, Selection, Solution, write
 from simnet.simulation import Simulation
@@ -216,6 +217,25 @@ def test_what_is_written_here_is_what_sft_learns(tmp_path: Path) -> None:
     # The verifier of the record's task type can grade the data set again.
     again = load("genesys", "1", {**options, "path": str(tmp_path / "data")})
     assert isinstance(again, OfRows) and again.usable(0).prompt in ("21>", "12>")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(5, "5"), (["a|b"], '["a|b"]'), (None, "sums"), ("<b>`x` [y](z)", "<b>`x` [y](z)")],
+)
+def test_records_of_others_hold_any_values(tmp_path: Path, value: Any, kind: str) -> None:
+    data = dict.fromkeys(("problem_id", "source", "in_source_id", "task_type"), value)
+    made = {"model_name": "m", "generation_config": {}, "machine_info": {}}
+    record = response(
+        Task("1+1=", "2", data), "sums", "n", sample="s", text="2", score=1.0, parts={}, made=made
+    )
+    found = solution(kind=record["task_type"], row=record)
+    write([found], Selection(RULES), tmp_path / "data", "local")
+    (row,) = pq.read_table(tmp_path / "data/data").to_pylist()
+    assert row["task_type"] == kind
+    assert row["problem_id"] == (kind if value else "n") and row["source"] in (kind, "")
+    card = (tmp_path / "data/README.md").read_text()
+    assert "<b>" not in card and "[y]" not in card
 
 
 def test_chats_are_written_as_messages(tmp_path: Path) -> None:

@@ -95,11 +95,10 @@ def test_its_loss_and_advantage_are_used(install: Install) -> None:
         ("tokens.log_pi -", "tokens.log_pi.detach() -", "does not depend on tokens.log_pi"),
         (".clamp(min=0)", "[:1]", r"the advantage 'winners' failed: .* shape \[1\], not \[8\]"),
         ("import torch\n", "import torch\nimport absent_module\n", "cannot be loaded: No module"),
-        (
-            "def soft(",
-            "soft = 3\n\n\ndef other(",
-            "cannot be loaded: swarm_soft:soft is no function",
-        ),
+        ("def soft(", "soft = 3\n\n\ndef other(", "cannot be loaded: 3 is not a callable object"),
+        ("ratio - 1) / width)\n", "ratio - 1) / width)\n    raise SystemExit\n", "SystemExit"),
+        ("soft(numbers, tokens", "soft(numbers: 'torch.Nothing', _", "NameError: name 'tokens'"),
+        ("ratio - 1) / width)\n", "ratio - 1) / width)\n    ratio.mul_(0)\n", "has no gradient"),
         ("width: Annotated", "length: Annotated", "has 'width'; .* takes: length"),
         ("gt=0", "gt=1", "objective.options: width is 0.3: Expected `float` > 1"),
     ],
@@ -155,6 +154,8 @@ def winners(numbers, completions):
         ("pass", "gain = gain * float('inf')", "'winners' failed: it returned a number that is n"),
         ("share = share * float('nan')", "pass", "a number that is not finite"),
         ("share = share[1:]", "pass", "the shape"),
+        ("share = share.double() * 1e300", "pass", "a number that is not finite"),
+        ("raise SystemExit(3)", "pass", "'soft' failed: SystemExit: 3"),
     ],
 )
 def test_a_formula_that_fails_costs_its_step_and_nothing_else(

@@ -20,6 +20,7 @@ from peers.engines.demo import EOS_ID
 from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
 from peers.environments import Renderer
+from peers.learning.data_files import cache_folder
 from peers.learning.examples import Encoder, read_examples, stop_id
 from peers.tuning.service import Example, Tuning, batch_of, read_job
 from swarm.commands.main import app
@@ -219,6 +220,13 @@ def test_only_rows_that_meet_the_conditions_are_read(base: Path, tmp_path: Path)
         prompt_column="{a}+{b}>",
         answer_column="c",
     )
+    nested = {"length(about.deep.a)": "1:"}
+    with (tmp_path / "set/main/train.jsonl").open("a") as file:
+        deep = '{"a": ' + "[" * 900 + "]" * 900 + "}"
+        file.write("\n" + json.dumps(rows[0] | {"about": {"level": 1, "deep": deep}}))
+    main = msgspec.structs.replace(reading, subset="main", where=nested)
+    with pytest.raises(UserError, match="leaves none of the 10 rows"):
+        read_examples(tmp_path / "set", base, 99, main)
     for pairs in (False, True):
         found, *_ = read_examples(tmp_path / "set", base, 99, reading, pairs=pairs)
         texts = [[decode(each.prompt, ())[0] for each in example] for example in found]
@@ -248,10 +256,13 @@ def test_examples_are_encoded_once(
     pairs = read_examples(data, base, 99, Reading(), pairs=True)
     assert count == 12 and read_examples(data, base, 99, Reading(), pairs=True) == pairs
     assert [len(each) for each in pairs[0]] == [2, 2] and count == 12
+    for cached in cache_folder().glob("*.examples"):
+        cached.write_bytes(cached.read_bytes()[:-9])
+    assert read_examples(data, base, 99, reading) == first and count == 16
     other = shutil.copytree(base, tmp_path / "other")
     (other / "chat_template.jinja").write_text(CHATML)
     read_examples(data, other, 99, reading)
-    assert count == 16
+    assert count == 20
     data.write_text(data.read_text().replace("accepted", "refused"))
     assert read_examples(data, base, 99, reading) == ([], 0, 6)
 
