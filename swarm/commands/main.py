@@ -42,7 +42,9 @@ class Deferred(TyperCommand):
     def _loaded(self) -> Any:
         try:
             found = self.entry.load()
-        except (ImportError, AttributeError) as error:
+            if not callable(found):  # a `Typer` is, too
+                raise TypeError(f"{self.entry.value} is no function")
+        except (ImportError, AttributeError, TypeError) as error:
             package = self.entry.dist.name if self.entry.dist else "an unknown package"
             mistake = UserError(f"the command {self.name} of {package} cannot be loaded: {error}")
             raise typer.Exit(exit_with(mistake)) from error
@@ -89,6 +91,8 @@ def summary(entry: EntryPoint) -> str:
 
     The docstring of its function; for a group, the first sentence of its module, after a colon.
     """
+    if entry.pattern.match(entry.value) is None:
+        return f"cannot be loaded: {entry.value} names no module"
     top, *rest = entry.module.split(".")
     found = importlib.util.find_spec(top)
     name = top

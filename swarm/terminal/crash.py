@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import time
 import traceback
@@ -56,7 +57,7 @@ def foreign_package(error: BaseException) -> str:
     if cause is None:
         return ""
     packages = {
-        entry.module.partition(".")[0]: entry.dist.name
+        re.split("[.:]", entry.value)[0]: entry.dist.name
         for group in GROUPS
         for entry in entry_points(group=group)
         if entry.dist is not None

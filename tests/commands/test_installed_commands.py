@@ -14,9 +14,13 @@ greet = lab_commands:greet
 ledger.weigh = lab_commands:weigh
 broken = lab_absent:command
 trips = lab_commands:trips
+constant = lab_commands:PATH
+wrong = no module!
+relative = ..lab:command
 """
 MODULE = '''
 import pathlib
+PATH = 3
 pathlib.Path(__file__).with_name("imported").touch()
 
 def greet(name: str) -> None:
@@ -69,9 +73,16 @@ def test_a_fault_of_another_package_says_whose_it_is(site: Path) -> None:
     assert done.stderr.endswith("a fault of the package lab, not of Swarm: tell its makers\n")
 
 
-def test_a_command_that_cannot_be_loaded_says_whose_it_is(site: Path) -> None:
-    done = swarm(site, "broken")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("broken", "No module named 'lab_absent'"),
+        ("constant", "lab_commands:PATH is no function"),
+        ("wrong", "'NoneType' object has no attribute 'group'"),
+        ("relative", "the 'package' argument is required to perform a relative import for '..lab'"),
+    ],
+)
+def test_a_command_that_cannot_be_loaded_says_whose_it_is(site: Path, name: str, why: str) -> None:
+    done = swarm(site, name)
     assert done.returncode == 2
-    assert done.stderr == (
-        "error: the command broken of lab cannot be loaded: No module named 'lab_absent'\n"
-    )
+    assert done.stderr == f"error: the command {name} of lab cannot be loaded: {why}\n"
