@@ -121,7 +121,7 @@ def test_another_package_of_the_name_does_not_train(install: Install) -> None:
     (site / "__pycache__/swarm_soft.x.pyc").write_bytes(b"compiled here")
     LearnerSettings(signed, schedule)
     (page,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    for change in ({"version": "0.2"}, {"program": page + "\n"}):
+    for change in ({"version": "0.2"}, {"program": page + "\n"}, {"program": "raise SystemExit"}):
         install(**change)
         with pytest.raises(UserError, match="install the owner's versions on this trainer"):
             LearnerSettings(signed, schedule)
