@@ -9,6 +9,7 @@ import difflib
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -58,8 +59,10 @@ def compute(
     none, problem = torch.zeros_like(like, dtype=torch.bool), ""
     if not len(like):  # a rank without a sequence of this batch
         return like + 0, {"outside_formula": none}
+    # It may change what it is given: KL and metrics need the same tensors.
+    copies = {n: each.clone() for n, each in vars(given).items() if isinstance(each, Tensor)}
     try:
-        found = function(objective, given, **options)
+        found = function(objective, replace(given, **copies), **options)
         numbers, masks = found if isinstance(found, tuple) else (found, {})
         numbers = torch.as_tensor(numbers).to(like)  # of whatever type and device it is
         left_alone = torch.stack([none, *masks.values()]).any(0)

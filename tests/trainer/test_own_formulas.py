@@ -82,6 +82,15 @@ def test_its_loss_and_advantage_are_used(install: Install) -> None:
     assert found.tolist() == [0.0, 0.5, 0.125, 0.0]
 
 
+def test_what_it_changes_is_its_own(install: Install) -> None:
+    (page,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    line = "ratio - 1) / width)\n"
+    install(page.replace(line, f"{line}    tokens.log_mu.zero_()\n"))
+    columns = random_columns(3, count=40, spread=0.2, extremes=False)
+    loss(with_digest(OWN), tokens_of(columns), totals_of(columns))
+    assert columns[2].any()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
