@@ -60,7 +60,7 @@ class Snapshot:
     mine: Weights
     """Whole trained parameters that this rank writes."""
     owners: dict[str, int]
-    """The rank that writes each parameter."""
+    """The rank that writes each tensor of the folder; empty for an adapter's."""
     is_base: bool
     """Whether it is the policy that training began with."""
 
@@ -196,12 +196,15 @@ class TrainedPolicy:
             full = whole(parameter.detach().to(self.published_dtype))
             if owners[name] == self.ranks.rank:
                 mine[name] = full.to("cpu", copy=True)
-        if not self._adapter.rank:
-            for name, value in loading.stored_buffers(self.model).items():
-                owners[name] = 0
-                if self.ranks.rank == 0:
-                    mine[name] = value.to("cpu", copy=True)
-        return Snapshot(mine, owners, is_base)
+        if self._adapter.rank:
+            return Snapshot(mine, {}, is_base)
+        for name, value in loading.stored_buffers(self.model).items():
+            owners[name] = 0
+            if self.ranks.rank == 0:
+                mine[name] = value.to("cpu", copy=True)
+        # Here and not in `write`: a sharded model lists its state by freeing what it has gathered,
+        # under the pass that the learner's thread is in.
+        return Snapshot(mine, loading.published_owners(self.model, owners), is_base)
 
     def write(self, folder: Path, snapshot: Snapshot) -> None:
         """Write a snapshot as a plain Hugging Face folder, or an adapter's, durably; in the thread
@@ -217,7 +220,7 @@ class TrainedPolicy:
                 self.model.config,
                 self._base,
                 self.ranks.rank,
-                loading.published_owners(self.model, snapshot.owners),
+                snapshot.owners,
             )
 
     def _write_adapter(self, folder: Path, snapshot: Snapshot) -> None:

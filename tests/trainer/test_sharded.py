@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.groups import as_accepted
 from peers.engines.demo import make_policy
+from peers.engines.loading import decoder_layers
 from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
@@ -113,6 +115,22 @@ def test_ranks_learn_what_one_process_learns(
     loaded = dict(load_model(tmp_path / "policy").named_parameters())
     assert close({name: value.detach() for name, value in loaded.items()}, expected_weights)
     NativeEngine(base).load_weights(tmp_path / "policy", 1)
+
+
+def test_a_policy_is_written_while_a_pass_is_under_way(base: Path, tmp_path: Path) -> None:
+    """The thread that writes frees nothing that the pass has gathered."""
+
+    def work(ranks: Ranks) -> None:
+        policy = Learner(base, chosen(), ranks=ranks).policy
+        snapshot = policy.snapshot()
+        (groups, *_) = as_accepted(random_groups(0, policy=0), "", ranks)
+        (rows, *_) = policy.passes(groups.batch(groups.informative))
+        last = decoder_layers(policy.model)[-1]
+        last.register_forward_pre_hook(lambda *_: policy.write(tmp_path / "policy", snapshot))
+        policy.scorer(rows)
+
+    run_ranks(2, tmp_path, work)
+    assert close(read_weights(tmp_path / "policy"), read_weights(base))
 
 
 @pytest.mark.slow
