@@ -48,11 +48,10 @@ def make_batch(groups: Sequence[Group]) -> Batch:
 def as_accepted(
     groups: Sequence[Group], name: str = "", ranks: Ranks | None = None
 ) -> list[AcceptedGroups]:
-    """This rank's share of the groups, as if they were submissions: one per policy and
-    temperature."""
-    found: dict[tuple[int, float], list[Group]] = {}
+    """This rank's share of the groups, as if they were submissions, one per policy."""
+    found: dict[int, list[Group]] = {}
     for group in groups:
-        found.setdefault((group.policy, group.temperature), []).append(group)
+        found.setdefault(group.policy, []).append(group)
     return [_accepted(some, name, ranks or Ranks()) for some in found.values()]
 
 
@@ -63,11 +62,12 @@ def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroup
     trained = trained_rows(rewards, kept)
     rows = share_rows(name, rewards, trained, whole.lengths, ranks)
     mine = [rollouts[row] for row in rows.tolist()]
-    here, policy = rollout_batch(mine, [1.0 for _ in mine]), groups[0].policy
+    temperatures = [group.temperature for group in groups for _ in group.rollouts]
+    here = rollout_batch(mine, [temperatures[row] for row in rows.tolist()])
+    policy = groups[0].policy
     return AcceptedGroups(
         name=name,
         policies=sorted(set(_policies(rollouts, policy).tolist())),
-        temperature=groups[0].temperature,
         rewards=rewards,
         trained=trained,
         all_completion_lengths=whole.completion_lengths,
@@ -75,6 +75,7 @@ def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroup
         tokens=here.tokens,
         sampled=here.sampled,
         lengths=here.lengths,
+        temperature=here.temperature,
         token_policies=_policies(mine, policy),
         reported=_reported(mine),
     )

@@ -112,8 +112,11 @@ def measure_run(
     engines: Sequence[str],
     show: Show,
     advance: Advance,
+    temperatures: Sequence[float] = (),
 ) -> Calibrated:
     """Measure thresholds for a run with its own prompts; raises `UserError`.
+
+    `temperatures`: those of its environments, each measured with all of them; empty: `sampling`'s.
 
     A submission has `GROUPS` prompts, up to four times as many where completions are short, and
     completions as long as the run's, up to `TOKENS_MAX`: honest differences do not grow with the
@@ -127,11 +130,13 @@ def measure_run(
         groups_per_submission=GROUPS * min(4, TOKENS_MAX // longest),
     )
     classes = engine_classes(engines)
-    workload = Workload(model, measured, environments)
-    found = measure_pairs(model, workload, classes, show, advance)
+    found: list[Sample] = []
+    for temperature in dict.fromkeys(temperatures or [sampling.temperature]):
+        workload = Workload(model, replace(measured, temperature=temperature), environments)
+        found += measure_pairs(model, workload, classes, show, advance).values()
     dtypes = sorted({each.dtype for each in classes})
-    thresholds = replace(propose([[each] for each in found.values()]), measured_dtypes=dtypes)
-    return Calibrated(thresholds, sum(len(each.found.chunks) for each in found.values()))
+    thresholds = replace(propose([[each] for each in found]), measured_dtypes=dtypes)
+    return Calibrated(thresholds, sum(len(each.found.chunks) for each in found))
 
 
 def measure_pairs(

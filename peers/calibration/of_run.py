@@ -90,6 +90,7 @@ def _measure(manifest: RunManifest, model: Path, wanted: Measuring) -> Threshold
             wanted.engines,
             lambda line: print(line, file=sys.stderr, flush=True),
             advance,
+            manifest.sampling.temperatures(manifest.environments),
         )
     print(report.toml, file=sys.stderr)
     return report.thresholds

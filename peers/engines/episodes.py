@@ -104,6 +104,7 @@ class _Row:
     row: int
     segments: list[Segment]
     states: list[SpanStates]
+    temperature: float
     last: int | None = None
     """Id of the last request."""
     replies: Replies | None = None
@@ -118,7 +119,7 @@ class _Row:
             tokens=[token for segment in self.segments for token in segment.tokens],
             row=self.row,
             noise_key=noise_key,
-            temperature=sampling.temperature,
+            temperature=self.temperature,
             stop_ids=tuple(sampling.stop_ids),
             limit=sampling.max_new_tokens - before,
             start=sum(len(each.tokens) for each in self.segments if each.kind == "model"),
@@ -158,7 +159,7 @@ class _Row:
 
 
 class Playing:
-    """A set of episodes with one noise key and one sampling: those of one submission."""
+    """A set of episodes with one noise key: those of one submission."""
 
     def __init__(
         self,
@@ -168,14 +169,17 @@ class Playing:
         noise_key: tuple[int, int] | None,
         sampling: Sampling,
         on_end: OnEnd | None = None,
+        temperatures: Sequence[float] = (),
     ) -> None:
         """One episode per item of `work`. `rows` and `noise_key` as in `Request`; `on_end` hears of
-        each episode as soon as it is over."""
+        each episode as soon as it is over. `temperatures`: one per item; empty: `sampling`'s."""
         self.renderer, self.noise_key, self.sampling = renderer, noise_key, sampling
         prompts = _prompts_of(renderer, work)
         self.played = [
-            _Row(each, row, [Segment("prompt", prompt)], [])
-            for each, row, prompt in zip(work, rows, prompts, strict=True)
+            _Row(each, row, [Segment("prompt", prompt)], [], temperature)
+            for each, row, prompt, temperature in zip(
+                work, rows, prompts, temperatures or [sampling.temperature] * len(work), strict=True
+            )
         ]
         self.waiting = deque(self.played)
         """Episodes that have not begun."""

@@ -293,7 +293,8 @@ class EngineService:
         rows = range(order.rows())
         work = [groups[row // sampling.group_size] for row in rows]
         key = seeds.noise_key(order.seed())
-        playing = Playing(renderer, work, rows, key, sampling, finished.add)
+        temperatures = [each for each in order.temperatures() for _ in range(sampling.group_size)]
+        playing = Playing(renderer, work, rows, key, sampling, finished.add, temperatures)
         self._player.add(playing)
         prompts = {each.group: each.signed for each in job.prompts}
         made = Made(order, path, prompts, finished, playing, self._slots(), {self._policy.step})
@@ -349,7 +350,7 @@ class EngineService:
             worker=order.worker,
             number=order.number,
             environments=[(each.name, each.version) for each in order.environments],
-            temperature=order.sampling.temperature,
+            temperature=order.header_temperature(),
             max_new_tokens=order.sampling.max_new_tokens,
             stop_ids=order.sampling.stop_ids,
             engine=self._engine.capabilities.engine_class,

@@ -143,7 +143,7 @@ def report(wanted: Evaluation, measured: Measured, base: Measured | None = None)
     """Everything, for `--json`."""
     found: dict[str, Any] = {
         "split": wanted.split,
-        "temperature": None if wanted.greedy else wanted.temperature,
+        "temperature": None if wanted.greedy else wanted.temperatures,
         "seed": wanted.seed,
         "checkpoint": _described(wanted, measured),
     }

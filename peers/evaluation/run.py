@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from msgspec import structs
+
 from peers.environments.collection import labels
 from peers.environments.registry import load_any
 from peers.evaluation.samples import SampleFile, open_samples
@@ -30,7 +32,7 @@ from swarm.jobs.evaluation import (
 from swarm.run.toml import describe_run
 from swarm.terminal.options import UNGRADABLE_MAX
 from swarm.terminal.tables import struct_from_mapping
-from swarm.wire.manifest import EnvironmentReference, Sampling
+from swarm.wire.manifest import EnvironmentReference, Sampling, one_or_each
 from swarm.world import Child, Compute, client
 from swarm.world.compute import LocalCompute
 
@@ -51,6 +53,7 @@ class Evaluation:
     samples: int
     pass_at: list[int] = field(default_factory=lambda: [1])
     temperature: float
+    """Of environments without one of their own."""
     greedy: bool = False
     max_new_tokens: int
     """0: the service decides."""
@@ -59,6 +62,11 @@ class Evaluation:
     seed: int = 0
     ungradable_max: float = UNGRADABLE_MAX
     """Largest share of faulty rows, or of samples that cannot be graded."""
+
+    @property
+    def temperatures(self) -> float | list[float]:
+        """The temperature of all environments, or a list of each one's."""
+        return one_or_each([each.temperature or self.temperature for each in self.environments])
 
     @property
     def labels(self) -> list[str]:
@@ -86,6 +94,7 @@ def wanted_of(
     wanted = {"stop_ids": [0], **table, "group_size": samples}
     if temperature is not None:
         wanted["temperature"] = temperature
+        environments = [structs.replace(each, temperature=None) for each in environments]
     if max_new_tokens is not None:
         wanted["max_new_tokens"] = max_new_tokens
     where = "options" if run is None else f"{run}: sampling"
@@ -196,7 +205,7 @@ async def play_rows(
         environment=environment,
         rows=list(rows),
         sampling=Sampling(
-            temperature=wanted.temperature,
+            temperature=wanted.environments[environment].temperature or wanted.temperature,
             max_new_tokens=drawn.max_new_tokens,
             stop_ids=drawn.stop_ids,
             group_size=wanted.samples,
@@ -329,7 +338,7 @@ def head_of(wanted: Evaluation, drawn: TasksDrawn) -> dict[str, Any]:
         "split": wanted.split,
         "seed": wanted.seed,
         "samples": wanted.samples,
-        "temperature": wanted.temperature,
+        "temperature": wanted.temperatures,
         "greedy": wanted.greedy,
         "max_new_tokens": drawn.max_new_tokens,
         "stop_ids": drawn.stop_ids,

@@ -89,8 +89,6 @@ class AcceptedGroups:
     """The submission's digest, in hexadecimal; empty outside a run."""
     policies: Sequence[int]
     """The policies that sampled the rollouts, ascending; the same on all ranks."""
-    temperature: float
-    """Sampling temperature: log-probabilities are of logits / temperature."""
     rewards: Sequence[Sequence[float]]
     """[groups][G] From the validator's verdict; the worker's own rewards are never read."""
     trained: Tensor
@@ -109,6 +107,8 @@ class AcceptedGroups:
     """Whether the model sampled each token, bool [T]."""
     lengths: Tensor
     """Tokens of each sequence, int64 [B]."""
+    temperature: Tensor
+    """Sampling temperature of each sequence, fp64 [B]: log-probabilities are of logits over it."""
     token_policies: Tensor
     """The policy that sampled each completion token, int64 [n]."""
     reported: Tensor
@@ -158,7 +158,7 @@ class AcceptedGroups:
             sampled=self.sampled[in_tokens],
             lengths=self.lengths[here],
             completion_lengths=self._completion_lengths[here],
-            temperature=torch.full((int(here.sum()),), self.temperature, dtype=torch.float64),
+            temperature=self.temperature[here],
         )
 
     def completions(self, groups: Collection[int]) -> Completions:

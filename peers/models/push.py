@@ -15,7 +15,7 @@ from swarm.errors import UserError
 from swarm.library import ledger_of, status_of, visit
 from swarm.look.onlooker import RunStatus
 from swarm.shardcast.manifest import parse
-from swarm.wire.manifest import RunManifest, Sampling
+from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import LogHead
 
 PUSHED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -98,7 +98,7 @@ def card(origin: Origin, folder: Path) -> str:
         rows += [
             ("Environments", ", ".join(f"{e.name} {e.version}" for e in manifest.environments)),
             ("Objective", manifest.objective.name),
-            ("Sampling", _sampling(manifest.sampling)),
+            ("Sampling", _sampling(manifest)),
         ]
     for name, reward in sorted(origin.rewards.items()):
         rows.append((f"{name}, held out", f"{reward:.3f} after {origin.evaluated_step} steps"))
@@ -146,10 +146,12 @@ def push(folder: Path, name: str, text: str, *, private: bool, message: str) -> 
     return str(made.commit_url)
 
 
-def _sampling(sampling: Sampling) -> str:
+def _sampling(manifest: RunManifest) -> str:
+    sampling = manifest.sampling
+    found = dict.fromkeys(sampling.temperatures(manifest.environments))
     return (
-        f"temperature {sampling.temperature:g}, at most {sampling.max_new_tokens} tokens, groups "
-        f"of {sampling.group_size}"
+        f"temperature {', '.join(f'{each:g}' for each in found)}, at most "
+        f"{sampling.max_new_tokens} tokens, groups of {sampling.group_size}"
     )
 
 

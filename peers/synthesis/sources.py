@@ -12,7 +12,7 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from blake3 import blake3
-from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from peers.environments import Renderer, Task
 from peers.environments.interface import Message
@@ -178,7 +178,7 @@ class RunTasks:
 
     def __init__(self, manifest: RunManifest | None, renderer: Renderer) -> None:
         self.chats = ChatReader(renderer)
-        self._settings = {} if manifest is None else to_builtins(manifest.sampling)
+        self._settings = {} if manifest is None else asdict(manifest.sampling)
         self._known: dict[bytes, Callable[[], Task]] = {}
         self.problems: list[str] = []
         """A sentence for each environment that cannot be built here."""
@@ -210,7 +210,8 @@ class RunTasks:
             parts=seen.parts,
             made={
                 "model_name": f"{origin.run}@{origin.lineage}-{origin.policy}",
-                "generation_config": self._settings,
+                "generation_config": self._settings
+                | ({"temperature": seen.temperature} if seen.temperature else {}),
                 "machine_info": {"worker": origin.worker, "engine": origin.engine},
             },
         )

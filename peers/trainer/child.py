@@ -54,13 +54,13 @@ def accepted_submissions(
             rollouts_digest=accepted.verdict.rollouts_digest,
             policy=accepted.verdict.policy,
             rewards=accepted.verdict.rewards,
-            sampling=versions.manifest_of(accepted.verdict.step).sampling,
+            temperatures=manifest.sampling.temperatures(manifest.environments),
             kept=[label == "kept" for label in accepted.labels],
             parts=accepted.verdict.parts,
-            leaves_out_truncated=objective.truncated == "leave_out",
-            any_reward=not objective.needs_spread,
+            leaves_out_truncated=manifest.objective.truncated == "leave_out",
+            any_reward=not manifest.objective.needs_spread,
             ungraded=[n for n, each in enumerate(accepted.labels) if each in UNCOUNTED],
         )
         for accepted in batch
-        for objective in [versions.manifest_of(accepted.verdict.step).objective]
+        for manifest in [versions.manifest_of(accepted.verdict.step)]
     ]

@@ -175,7 +175,7 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
         "worker": order.worker,
         "number": order.number,
         "environments": [(each.name, each.version) for each in order.environments],
-        "temperature": order.sampling.temperature,
+        "temperature": order.header_temperature(),
         "max_new_tokens": order.sampling.max_new_tokens,
         "stop_ids": order.sampling.stop_ids,
     }

@@ -29,7 +29,7 @@ from peers.validator.checks.policy import CHECKS, Recomputation
 from peers.validator.evidence.submission import Recomputed, evidence_of, without_bets
 from peers.validator.recompute import Completed, Found, proof_figures, recompute, sampling_figures
 from swarm.errors import UserError
-from swarm.jobs import Load, validation
+from swarm.jobs import Load, SubmissionOrder, validation
 from swarm.jobs.validation import Judge, Judged, PrefillSetup
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
@@ -112,16 +112,17 @@ class PrefillService:
         raw = Path(job.path).read_bytes()
         check_digest(raw, job.digest)
         rollouts = Rollouts.from_bytes(raw)
-        parts = _parts(rollouts, range(len(rollouts)) if job.rows is None else job.rows)
+        rows = range(len(rollouts)) if job.rows is None else job.rows
+        parts = _parts(rollouts, rows, job.order)
         found = [
             recompute(
                 engine,
                 _completed(rollouts, batch),
                 noise_key(job.order.seed()),
-                job.order.sampling.temperature,
+                temperature,
                 job.thresholds,
             )
-            for policy, own in groupby(parts, key=lambda part: part.policy)
+            for (policy, temperature), own in groupby(parts, key=_Part.judged_with)
             for engine in [self._engine(policy, job)]
             for batch in _batches(own)
         ]
@@ -166,11 +167,16 @@ class _Part:
 
     row: int
     policy: int
+    temperature: float
     start: int
     """Position of the first of them."""
     sampled: Sequence[int]
     """Their indices among all tokens of the rollout."""
     proofs: Sequence[bytes]
+
+    def judged_with(self) -> tuple[int, float]:
+        """What the parts of a prefill have in common."""
+        return self.policy, self.temperature
 
     @property
     def end(self) -> int:
@@ -178,17 +184,19 @@ class _Part:
         return self.sampled[-1] + 1
 
 
-def _parts(rollouts: Rollouts, rows: Sequence[int]) -> list[_Part]:
+def _parts(rollouts: Rollouts, rows: Sequence[int], order: SubmissionOrder) -> list[_Part]:
     """The spans of some rows, policy by policy."""
-    parts = []
+    parts, temperatures = [], order.temperatures()
     for row in rows:
+        temperature = temperatures[row // order.sampling.group_size]
         rollout, proofs = rollouts.rollout(row), split(rollouts.proof(row))
         sampled, start = rollout.sampled, 0
         for span in rollout.spans:
             count, end = chunk_count(span.tokens), start + span.tokens
-            parts.append(_Part(row, span.policy, start, sampled[start:end], proofs[:count]))
+            own = sampled[start:end]
+            parts.append(_Part(row, span.policy, temperature, start, own, proofs[:count]))
             proofs, start = proofs[count:], end
-    return sorted(parts, key=lambda part: part.policy)
+    return sorted(parts, key=_Part.judged_with)
 
 
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:

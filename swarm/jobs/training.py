@@ -115,8 +115,8 @@ class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """Step of the policy that generated it."""
     rewards: Rewards
     """[groups][G] Computed by the validator."""
-    sampling: Sampling
-    """The settings it was generated with."""
+    temperatures: list[float]
+    """The temperature of each environment's rollouts, by index."""
     kept: list[bool]
     """[groups] False if the online filter excludes the group."""
     ungraded: list[int] = []

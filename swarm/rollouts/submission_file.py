@@ -126,11 +126,17 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     number: Count
     environments: Annotated[list[tuple[Name, Name]], Meta(max_length=ENVIRONMENTS_MAX)]
     """Name and version of each of the run's environments."""
-    temperature: float
+    temperature: float | Annotated[list[float], Meta(max_length=ENVIRONMENTS_MAX)]
+    """Of all environments, or a list of each one's."""
     max_new_tokens: Count
     stop_ids: Annotated[list[Count], Meta(max_length=16)]
     engine: Line
     """The worker's engine class: name, version, dtype and kind of device. Nobody can check it."""
+
+    def temperature_of(self, environment: int) -> float | None:
+        """The temperature of an environment's rollouts; None for an index that is not there."""
+        found = self.temperature
+        return found if isinstance(found, float) else dict(enumerate(found)).get(environment)
 
 
 class _Version(msgspec.Struct):

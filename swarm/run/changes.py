@@ -25,6 +25,7 @@ _TAKES_EFFECT = {
     "environments.accuracy_min": NEXT_STEP,
     "environments.accuracy_max": NEXT_STEP,
     "environments.max_staleness": NEXT_STEP,
+    "environments.temperature": NEXT_STEP,
     "sampling": NEXT_STEP,
     "schedule": NEXT_STEP,
     "schedule.steps": AT_ONCE,
@@ -130,4 +131,4 @@ def _shown(value: Any) -> str:
         return value.hex()[:16] or "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value)
+    return "none" if value is None else str(value)

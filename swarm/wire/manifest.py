@@ -6,6 +6,7 @@ Fields are bounded here; bounds that concern several fields are in `swarm.run.bo
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -76,6 +77,8 @@ class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only
     max_staleness: Annotated[int, Meta(ge=-1, le=256)] = -1
     """Groups of older policies are left out: the training step less the policy's number. −1: the
     run's `schedule.max_staleness` alone counts."""
+    temperature: Annotated[float, Meta(gt=0, le=10)] | None = None
+    """Of its rollouts; absent: `sampling.temperature`."""
 
 
 Environments = Annotated[
@@ -100,6 +103,15 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Most swaps of weights while a submission is generated: a worker may go on with each newer
     policy as it is published, and the file says which tokens each policy sampled. 0: every token of
     a step comes from the policy that its order names."""
+
+    def temperatures(self, environments: Sequence[EnvironmentReference]) -> list[float]:
+        """The temperature of each environment's rollouts."""
+        return [each.temperature or self.temperature for each in environments]
+
+
+def one_or_each(temperatures: list[float]) -> float | list[float]:
+    """The temperature of all environments if it is one, else the list."""
+    return temperatures if len(set(temperatures)) > 1 else temperatures[0]
 
 
 class Schedule(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

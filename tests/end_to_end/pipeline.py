@@ -100,7 +100,7 @@ class Pipeline:
             rollouts_digest=blake3(canonical.read_bytes()).digest(),
             policy=step,
             rewards=inspected.rewards,
-            sampling=self.sampling,
+            temperatures=[self.sampling.temperature],
             kept=[True] * self.sampling.groups_per_submission,
         )
         trained = trio.run(self.trainer.train, TrainStep(step=step, submissions=[accepted]))

@@ -119,6 +119,10 @@ def test_every_field_has_its_moment() -> None:
             "environments[0].weight 1.0 → 2.0 (from the next step)",
         ),
         (
+            {"environments": [replace(SORTING, temperature=0.7)]},
+            "environments[0].temperature none → 0.7 (from the next step)",
+        ),
+        (
             {"environments": [SORTING, replace(SORTING, name="chess")]},
             "environments sort-digits 1 → sort-digits 1, chess 1 (not possible in a running run: "
             "start a new one)",

@@ -265,7 +265,7 @@ def test_chats_are_written_as_messages(tmp_path: Path) -> None:
 def seen(
     worker: str, reward: float | None, verdict: str = "accepted", text: str = "3"
 ) -> SeenRollout:
-    origin = SeenSubmission("ab", "r", 0, 1, 0, worker, 0, "native", 1.0, verdict, "", "")
+    origin = SeenSubmission("ab", "r", 0, 1, 0, worker, 0, "native", verdict, "", "")
     turns = [
         Turn("prompt", [5, 6], "21>", None, None, [], [], False),
         Turn("model", [7, 2], text, "stop", [-0.5, -0.5], [], [], True),
@@ -276,6 +276,7 @@ def seen(
         sample=0,
         environment="sort-digits",
         environment_version="1",
+        temperature=1.0,
         turns=turns,
         reward=reward,
         advantage=None,

@@ -60,7 +60,7 @@ def submission(groups: list[Group], path: Path) -> AcceptedSubmission:
         rollouts_digest=blake3(raw).digest(),
         policy=3,
         rewards=[list(group.rewards) for group in groups],
-        sampling=SAMPLING,
+        temperatures=[SAMPLING.temperature],
         kept=[group.kept for group in groups],
     )
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
@@ -75,23 +77,27 @@ def train(service: TrainerService, step: int, *submissions: AcceptedSubmission) 
 
 
 def submission(
-    base: Path, path: Path, policy: int, sampling: Sampling = SAMPLING
+    base: Path,
+    path: Path,
+    policy: int,
+    sampling: Sampling = SAMPLING,
+    temperatures: Sequence[float] = (SAMPLING.temperature,) * 2,
 ) -> AcceptedSubmission:
-    """2 groups × 3, sampled by the engine, in the form that a validator serves."""
+    """2 groups × 3 of an environment each, sampled by the engine, in the form that a validator
+    serves."""
     prompts = [[BOS_ID, 4, 5, 14], [BOS_ID, 6, 14]]
     rows = [prompt for prompt in prompts for _ in range(3)]
-    requests = requests_for(
-        rows,
-        range(6),
-        (policy, 1),
-        sampling.temperature,
-        sampling.stop_ids,
-        sampling.max_new_tokens,
-    )
+    requests = [
+        dataclasses.replace(each, temperature=temperatures[each.row // 3])
+        for each in requests_for(
+            rows, range(6), (policy, 1), 1.0, sampling.stop_ids, sampling.max_new_tokens
+        )
+    ]
     made = generate(NativeEngine(base), requests)
     rollouts = single_turns(
         group=[0, 0, 0, 1, 1, 1],
         sample=[0, 1, 2, 0, 1, 2],
+        environment=[0, 0, 0, 1, 1, 1],
         policy=policy,
         stop_ids=sampling.stop_ids,
         prompts=rows,
@@ -107,7 +113,7 @@ def submission(
         rollouts_digest=blake3(raw).digest(),
         policy=policy,
         rewards=REWARDS,
-        sampling=sampling,
+        temperatures=list(temperatures),
         kept=[True, True],
     )
 
@@ -170,6 +176,18 @@ def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: 
     ]
     assert weights[0] == weights[1]
     assert weights[0] != (tmp_path / "policy-1" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("claimed", [[1.0, 0.5], [0.5, 1.0]])
+def test_each_group_is_scored_at_the_temperature_of_its_environment(
+    base: Path, tmp_path: Path, claimed: list[float]
+) -> None:
+    given = submission(base, tmp_path / "a", policy=0, temperatures=[1.0, 0.5])
+    given = msgspec.structs.replace(given, rewards=[REWARDS[0]] * 2, temperatures=claimed)
+    found = train(started(base), 0, given)
+    assert found.outcomes == [["consumed", "consumed"]]
+    apart = found.figures["engine_log_probability_difference"]
+    assert apart < 1e-4 if claimed == [1.0, 0.5] else apart > 0.1
 
 
 def test_a_run_that_synthesises_trains_nothing(base: Path, tmp_path: Path) -> None:

@@ -54,7 +54,6 @@ class SeenSubmission:
     number: int
     engine: str
     """Empty if unknown: the trainer keeps rollouts without the file's header."""
-    temperature: float | None
     verdict: str | None
     """None if no log with the verdict was found."""
     failed: str | None
@@ -81,6 +80,7 @@ class SeenRollout:
     sample: int
     environment: str
     environment_version: str
+    temperature: float | None
     turns: list[Turn]
     reward: float | None
     parts: Mapping[str, float]

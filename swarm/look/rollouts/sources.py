@@ -258,6 +258,7 @@ class _Submission:
         self._consumed = log.consumed.get(digest)
         self._posted = _posted_reward(found.path)
         self._samples = int(rollouts.sample.max()) + 1
+        self._header = header
         self._names: list[tuple[str, str]] = []
         if header is not None:
             self._names = header.environments
@@ -273,7 +274,6 @@ class _Submission:
             worker=found.worker,
             number=found.number,
             engine=header.engine if header else "",
-            temperature=header.temperature if header else None,
             verdict=verdict.outcome if verdict else None,
             failed=(verdict.failed or None) if verdict else None,
             detail=(verdict.detail or None) if verdict else None,
@@ -339,6 +339,7 @@ class _Submission:
             sample=row.sample,
             environment=name,
             environment_version=version,
+            temperature=self._header.temperature_of(row.environment) if self._header else None,
             turns=turns,
             reward=_at(grades.rewards, row.sample),
             parts=grades.parts[row.sample] if row.sample < len(grades.parts) else {},
