@@ -31,8 +31,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import at_least
-from peers.calibration.calibrate import PROPOSED, EngineClass
-from peers.calibration.thresholds import propose
+from peers.calibration.calibrate import PROPOSED, EngineClass, propose
 from peers.calibration.work import HandedIn, find
 from peers.engines.config import read_config
 from peers.engines.engine import Engine, Prefill

@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 
 from simnet import scenarios
-from simnet.campaign import replay_command, run_campaign
 from simnet.clock import Deadlock
 from simnet.library import run_scenario
 from simnet.report import print_report
+from simnet.simulate import replay_command, run_campaign
 from swarm.errors import SwarmError
 from swarm.terminal.exit import exit_with
 from swarm.terminal.output import STANDARD_OUTPUT, check_writable, write_json

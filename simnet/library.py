@@ -7,9 +7,8 @@ from typing import Any
 
 from simnet import report as reports
 from simnet import scenarios
-from simnet.campaign import replay_command
 from simnet.plot import SUFFIXES
-from simnet.simulate import simulate
+from simnet.simulate import replay_command, simulate
 from swarm.errors import UserError
 from swarm.terminal.output import check_writable
 

@@ -1,14 +1,12 @@
 """Calibration: how much honest engines differ, and thresholds from that. Imports torch.
 
 work.py       a submission's work, what a worker hands in, and what a validator finds
-thresholds.py propose thresholds from honest samples
-calibrate.py  every pair of engine classes, row by row
+calibrate.py  every pair of engine classes, row by row, and thresholds from honest samples
 of_run.py     what `swarm run create` and `update` do about a run's thresholds
 
 For other rooms:
 
-- `calibrate`: EngineClass, PROPOSED, measure_run
+- `calibrate`: EngineClass, PROPOSED, measure_run, propose
 - `of_run`: Measuring, settle
-- `thresholds`: propose
 - `work`: HandedIn, find
 """

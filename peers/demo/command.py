@@ -59,7 +59,7 @@ def demo(
     """
     require_extra("train", "swarm demo")
     require_extra("plots", "swarm demo")
-    from peers.demo.running import run_demo
+    from peers.demo.play import run_demo
     from peers.demo.setup import DemoOptions
 
     options = DemoOptions(

@@ -20,9 +20,8 @@ from peers.engines.architecture import Unsupported, describe
 from peers.engines.config import read_config
 from peers.engines.embedding_and_head import EmbeddingAndHead
 from peers.engines.fitting import check_same, check_shapes
-from peers.engines.layers import Attention, Layers
+from peers.engines.layers import Attention, Layers, make_rotary
 from peers.engines.model import read_adapter, read_weights
-from peers.engines.rotary import make_rotary
 from peers.engines.weights import Weights
 from swarm.errors import UserError
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
-from peers.engines.attention import LayerAttention, attend_causally, attend_further, unseen
 from peers.engines.cache import Bucket
 from peers.engines.device import upload
+from peers.engines.layers import LayerAttention, attend_causally, attend_further, unseen
 
 
 @dataclass(frozen=True)

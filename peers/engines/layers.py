@@ -1,20 +1,111 @@
-"""A range of a model's layers, from their weights: those that one device computes."""
+"""A range of a model's layers, from their weights: those that one device computes, with causal
+attention and the rotary embedding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
 from peers.engines.adapter import Adapter
 from peers.engines.architecture import Architecture
-from peers.engines.attention import LayerAttention
 from peers.engines.feedforward import Dense, Mixture
 from peers.engines.projection import Projection
-from peers.engines.rotary import Rotary, turn
 from peers.engines.weights import Weights
+
+BLOCK = 512
+"""Queries in one piece where no fused kernel computes the layer: bounds the scores in memory."""
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """What the function that attends must know about a layer."""
+
+    index: int
+    window: int | None = None
+    """A token attends to this many tokens, itself included; None: to all before it."""
+
+
+def unseen(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    """Whether a query may not attend to a key, bool, for positions that broadcast together."""
+    later = key > query
+    return later if window is None else later | (key <= query - window)
+
+
+def attend_causally(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Every token attends to itself and those before it, within the layer's window."""
+    length, window = query.shape[2], layer.window
+    if window is None or window >= length:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return attend_further(layer, query, key, value, 0)
+
+
+def attend_further(
+    layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, past: int
+) -> Tensor:
+    """Causal attention of queries [B, H, S, D] to keys and values [B, H_kv, `past` + S, D]."""
+    length, window = query.shape[2], layer.window
+    positions = torch.arange(past + length, device=query.device)
+    pieces = []
+    for start in range(0, length, BLOCK):
+        rows = slice(start, min(start + BLOCK, length))
+        first = 0 if window is None else max(0, past + start - window + 1)
+        seen = slice(first, past + rows.stop)
+        blocked = unseen(positions[past + start : seen.stop, None], positions[seen], window)
+        given = (query[:, :, rows], key[:, :, seen], value[:, :, seen])
+        pieces.append(F.scaled_dot_product_attention(*given, attn_mask=~blocked, enable_gqa=True))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+
+
+class Rotary:
+    """The tables on one device; they grow with the positions used."""
+
+    def __init__(self, frequencies: Tensor, scale: float, dtype: torch.dtype) -> None:
+        """`frequencies`: angle per position for each pair of dimensions; `scale` of both tables."""
+        self._frequencies = frequencies
+        self._scale = scale
+        self._dtype = dtype
+        self._cos = self._sin = torch.empty(0, 2 * len(frequencies))
+
+    def at(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """(cosines, signed sines) of `positions`, all below `length`: [..., 1, head size]."""
+        if length > len(self._cos):
+            self._extend(max(length, 2 * len(self._cos)))
+        return self._cos[positions].unsqueeze(-2), self._sin[positions].unsqueeze(-2)
+
+    def _extend(self, length: int) -> None:
+        positions = torch.arange(length, device=self._frequencies.device).float()
+        angles = torch.outer(positions, self._frequencies).repeat(1, 2)
+        self._cos = (angles.cos() * self._scale).to(self._dtype)
+        self._sin = (angles.sin() * self._scale).to(self._dtype)
+        self._sin[:, : len(self._frequencies)].neg_()  # the sign of "rotate half", applied once
+
+
+def turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate queries or keys [..., heads, head size] by `Rotary.at`."""
+    half = heads.shape[-1] // 2
+    swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
+    return torch.addcmul(heads * cos, swapped, sin)
+
+
+def make_rotary(
+    model: Architecture, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype
+) -> Rotary:
+    """The rotary embedding of a model, whose config is `config`."""
+    if model.rope["rope_type"] == "default":
+        exponents = torch.arange(0, model.head_size, 2, dtype=torch.float32) / model.head_size
+        return Rotary((1.0 / model.rope["rope_theta"] ** exponents).to(device), 1.0, dtype)
+    from transformers import CONFIG_MAPPING
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    loaded = CONFIG_MAPPING[model.family].from_dict(dict(config))
+    frequencies, scale = ROPE_INIT_FUNCTIONS[model.rope["rope_type"]](loaded, device)
+    return Rotary(frequencies, float(scale), dtype)
+
 
 Attention = Callable[[LayerAttention, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B, H, S, D], keys and values [B, H_kv, S, D]) → [B, H, S, D]."""

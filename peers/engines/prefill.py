@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.engines.attention import LayerAttention, attend_causally, attend_further
 from peers.engines.cache import STATE_DTYPE
 from peers.engines.decoder import Decoder
 from peers.engines.device import is_out_of_memory, upload
 from peers.engines.engine import PROMPT_ROWS_MAX, Prefill
+from peers.engines.layers import LayerAttention, attend_causally, attend_further
 from swarm.errors import UserError
 from swarm.world.progress import checkpoint
 

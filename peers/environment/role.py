@@ -16,8 +16,14 @@ from typing import ClassVar
 import msgspec
 
 from peers.environment.memory import Texts
-from peers.environment.pool import CallFailed, EnvironmentSettings, Pool, TooBusy
-from peers.environment.turns import Asker, SignedTurns
+from peers.environment.pool import (
+    Asker,
+    CallFailed,
+    EnvironmentSettings,
+    Pool,
+    SignedTurns,
+    TooBusy,
+)
 from peers.sandbox.run import findings as sandbox_findings
 from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed

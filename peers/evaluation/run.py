@@ -13,8 +13,7 @@ from msgspec import structs
 
 from peers.environments.collection import labels
 from peers.environments.registry import load_any
-from peers.evaluation.samples import SampleFile, open_samples
-from peers.evaluation.ungradable import Ungradable
+from peers.evaluation.samples import SampleFile, Ungradable, open_samples
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.jobs.evaluation import (

@@ -1,5 +1,5 @@
 """The replica role: one of several trainers of a run, which merge their work once per round.
 
 Each trainer takes inner steps from the common outer state and publishes its pseudo-gradient. One of
-them signs which contributions a round has (`chain`, `closing`), and every trainer merges these to
+them signs which contributions a round has (`chain`, `gathering`), and every trainer merges these to
 the same bits."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from swarm.errors import SwarmError
 from swarm.wire.envelope import Envelope
 from swarm.wire.outer import CONTRIBUTION_TOKENS_MAX, GENESIS, Contribution, RoundRecord
+from swarm.world.recent import Recent
 
 ROUNDS_KEPT = 500
 """Rounds of the chain kept in memory: as long as two parts of a network may be apart and still
@@ -84,7 +85,7 @@ class Chain:
         """Records of each signer."""
         self._by_weight: list[tuple[int, int, bytes]] = []
         """Their weights, rounds and digests, sorted: the heaviest first."""
-        self._waiting: dict[bytes, Link] = {}
+        self._waiting: Recent[bytes, Link] = Recent(WAITING_MAX)
         """Records whose parents are unknown, oldest first."""
 
     # --- adding ------------------------------------------------------------------------------
@@ -100,8 +101,6 @@ class Chain:
         if link.record.parent != GENESIS and link.record.parent not in self._links:
             _check_alone(link.record)
             self._waiting[link.digest] = link
-            if len(self._waiting) > WAITING_MAX:
-                del self._waiting[next(iter(self._waiting))]
             return []
         self._check(link)
         return self._join(link)

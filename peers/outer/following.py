@@ -12,7 +12,7 @@ import trio
 from peers.outer.artifacts import state_key
 from peers.outer.asking import ask
 from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost
-from peers.outer.loop import OuterLoop
+from peers.outer.presence import OuterLoop
 from peers.outer.store import OuterState, OuterStore
 from swarm.errors import PeerError, SwarmError
 from swarm.jobs.outer import CheckState, Contributed, FirstState, MergeRound, OuterService
@@ -22,6 +22,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messages import CheckpointReference
 from swarm.wire.outer import GENESIS, Contribution, OuterStatus, RoundRecord
 from swarm.world import ChildDied
+from swarm.world.recent import Recent
 
 RETRY_SECONDS = 5.0
 """Pause before a failed attempt to follow another trainer is repeated."""
@@ -79,9 +80,9 @@ class Following:
         """The manifest of the newest state, once it is hashed, until it is published."""
         self._moving = trio.Lock()
         """Held while a state's folder moves, and while a merge reads one."""
-        self._failed: dict[bytes, _Failures] = {}
+        self._failed: Recent[bytes, _Failures] = Recent(ROUNDS_KEPT)
         """By record; by the trainer's id where its records could not be learned."""
-        self._disowned: dict[bytes, None] = {}
+        self._disowned: Recent[bytes, None] = Recent(ROUNDS_KEPT)
         """Records that state another outer state than most trainers have, oldest first."""
         self._said_lost: bytes | None = None
         """The last record of a branch that was reported as lost."""
@@ -335,16 +336,12 @@ class Following:
         """Never follow a record, which states what fewer trainers say than this one does."""
         self._events.emit("outer.record_refused", signer=link.signer, reason=reason)
         self._disowned[link.digest] = None
-        if len(self._disowned) > ROUNDS_KEPT:
-            del self._disowned[next(iter(self._disowned))]
 
     def _fail(self, wanted: bytes, reason: str) -> None:
         """Count a failed attempt, and report it."""
-        before = self._failed.pop(wanted, None)
+        before = self._failed.get(wanted)
         failed = _Failures(before.number + 1 if before else 1, self._loop.peer.node.world.now())
         self._failed[wanted] = failed
-        if len(self._failed) > ROUNDS_KEPT:
-            del self._failed[next(iter(self._failed))]
         self._events.emit(
             "outer.behind",
             round=self.state.round,

@@ -2,16 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import trio
 
-from peers.outer.loop import OuterLoop
+from peers.outer.presence import OuterLoop
 from swarm.errors import SwarmError
 from swarm.jobs.outer import InspectContribution, OuterService
+from swarm.rollouts.seeds import rendezvous
 from swarm.shardcast.manifest import BadManifest
+from swarm.wire.manifest import Outer
 from swarm.wire.outer import Contribution
 from swarm.world import ChildDied
+from swarm.world.recent import Recent
+
+TAKEOVER_SECONDS = 15.0
+"""How much longer than the trainer before it in rank a trainer waits for a record: enough for a
+signature, a write to disk, and gossip across the world."""
+
+
+def ranking(trainers: Sequence[str], run: str, round: int) -> list[str]:
+    """Trainers in the order in which they may close a round, by rendezvous hash.
+
+    The first that is present signs the round's record once a quorum and the grace window are over;
+    each further one waits a while longer.
+    """
+    return rendezvous(trainers, b"outer", run.encode(), round.to_bytes(8, "big"))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a trainer knows of the round that is to be closed. Times are in the world's seconds."""
+
+    ready: dict[str, float]
+    """When the contribution of each trainer from the newest outer state was complete and checked
+    here. A late contribution from an older state joins the record, but nobody waits for it."""
+    present: Collection[str]
+    """Trainers that can be waited for, this one included."""
+    began: float
+    """When this trainer got the outer state that the round begins from."""
+
+    def missing(self) -> list[str]:
+        """Trainers that are present and have not contributed."""
+        return sorted(set(self.present) - set(self.ready))
+
+    def quorum(self, outer: Outer) -> int:
+        """Contributions that the round needs."""
+        return max(1, min(outer.quorum, len(self.present)))
+
+    def due_at(self, outer: Outer) -> float:
+        """When the round closes, as far as is known now; infinite without such a contribution."""
+        if not self.ready:
+            return math.inf
+        times = sorted(self.ready.values())
+        if not self.missing():
+            return times[-1]
+        deadline = max(times[0], self.began + outer.deadline_seconds)
+        quorum = self.quorum(outer)
+        if len(times) < quorum:
+            return deadline
+        return min(deadline, times[quorum - 1] + outer.grace_seconds)
+
+    def closes_at(self, outer: Outer, ranked: Sequence[str], own: str) -> float:
+        """When this trainer closes the round unless another one has."""
+        before = [trainer for trainer in ranked if trainer in self.present]
+        rank = before.index(own) if own in before else len(before)
+        return self.due_at(outer) + rank * TAKEOVER_SECONDS
+
 
 RETRY_SECONDS = 10.0
 """Pause before a contribution is fetched again that could not be fetched."""
@@ -32,9 +91,9 @@ class Gathering:
         self._ready: dict[str, tuple[Contribution, float]] = {}
         self._busy: set[bytes] = set()
         """Artifacts that are being fetched and checked."""
-        self._refused: dict[bytes, str] = {}
+        self._refused: Recent[bytes, str] = Recent(REFUSED_MAX)
         """Artifacts that can never count, and the reasons."""
-        self._reported: dict[bytes, str] = {}
+        self._reported: Recent[bytes, str] = Recent(REFUSED_MAX)
         """Artifacts that do not count on the present branch, and the reasons."""
 
     def add(self, contribution: Contribution) -> None:
@@ -86,7 +145,7 @@ class Gathering:
             return False  # this trainer has not merged as far
         why = self._loop.chain.refusal(contribution, head)
         if why is not None and digest not in self._reported:
-            _remember(self._reported, digest, why)
+            self._reported[digest] = why
             self._report(contribution, why)
         if why is None and not contribution.is_signed(self._loop.peer.run.id):
             why = "its trainer has not signed it"
@@ -95,7 +154,7 @@ class Gathering:
 
     def _refuse(self, contribution: Contribution, why: str) -> None:
         """Refuse a contribution for good, whatever branch this trainer follows later."""
-        _remember(self._refused, contribution.artifact.digest, why)
+        self._refused[contribution.artifact.digest] = why
         self._report(contribution, why)
 
     def _report(self, contribution: Contribution, why: str) -> None:
@@ -135,10 +194,3 @@ class Gathering:
         finally:
             self._busy.discard(digest)
         self._loop.changed.touch()
-
-
-def _remember(reasons: dict[bytes, str], digest: bytes, why: str) -> None:
-    """Note why an artifact is refused; the oldest of too many is forgotten."""
-    reasons[digest] = why
-    if len(reasons) > REFUSED_MAX:
-        del reasons[next(iter(reasons))]

@@ -1,12 +1,28 @@
-"""The other trainers: who is present, and what each has announced last."""
+"""What the tasks of the replica role share: the outer loop, and the other trainers' statuses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peers.outer.artifacts import Artifacts
+from peers.outer.chain import Chain
 from swarm.node.run_node import RunNode
 from swarm.wire.envelope import CLOCK_SKEW_SECONDS_MAX, Envelope
 from swarm.wire.outer import OuterStatus
+from swarm.world.observable import Observable
+
+
+@dataclass(frozen=True, eq=False)
+class OuterLoop:
+    """The outer loop as this trainer knows it."""
+
+    peer: RunNode
+    chain: Chain
+    presence: Presence
+    artifacts: Artifacts
+    changed: Observable[None]
+    """Touched at every news of a trainer, record, contribution and new outer state."""
+
 
 STATUS_SECONDS = 10.0
 """Interval of a trainer's status while nothing changes."""

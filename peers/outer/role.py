@@ -22,11 +22,9 @@ from peers.models.find import find_model
 from peers.outer import asking
 from peers.outer.artifacts import FOLDER, Artifacts
 from peers.outer.chain import Chain, tokens_in
-from peers.outer.closing import Gathered, ranking
 from peers.outer.following import Following
-from peers.outer.gathering import Gathering
-from peers.outer.loop import OuterLoop
-from peers.outer.presence import STATUS_LIFETIME_SECONDS, STATUS_SECONDS, Presence
+from peers.outer.gathering import Gathered, Gathering, ranking
+from peers.outer.presence import STATUS_LIFETIME_SECONDS, STATUS_SECONDS, OuterLoop, Presence
 from peers.outer.settings import ReplicaSettings
 from peers.outer.store import OuterState, OuterStore, Own
 from swarm.errors import UserError

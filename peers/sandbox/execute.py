@@ -1,28 +1,177 @@
-"""One program behind the walls: start it, watch its streams and its time, report how it ended."""
+"""One program behind the walls: build them, start it, watch its streams and its time."""
 
 from __future__ import annotations
 
 import base64
 import fcntl
+import itertools
 import json
 import math
 import os
 import select
 import selectors
 import signal
+import site
 import socket
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from peers.sandbox.cgroup import Group
-from peers.sandbox.isolation import ENVIRONMENT, NOBODY, launcher, root
 from peers.sandbox.program import PYTHON, Limits, Outcome, Program
 from peers.sandbox.seccomp import filter_program
 from swarm.errors import SwarmError
+
+INSIDE = Path(__file__).with_name("inside.py")
+
+LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
+"""Shared libraries, wherever the interpreter lives."""
+
+NOBODY = 65534
+
+ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+    "TMPDIR": "/tmp",
+    # Equal programs give equal outputs on every machine.
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONIOENCODING": "utf-8",
+}
+
+
+@dataclass(frozen=True)
+class Root:
+    """The files that a program may read."""
+
+    interpreter: str
+    shown: tuple[str, ...]
+    """Folders and files, shown at their own path."""
+    links: tuple[tuple[str, str], ...]
+    hidden: tuple[str, ...]
+    """Folders of installed packages, shown empty, so that no verdict depends on them."""
+
+
+@cache
+def root() -> Root:
+    """The libraries and the interpreter of this machine."""
+    interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    prefix = os.path.realpath(sys.base_prefix)
+    links = tuple(
+        (path, str(Path(path).readlink())) for path in LIBRARIES if Path(path).is_symlink()
+    )
+    wanted = [path for path in LIBRARIES if not Path(path).is_symlink()]
+    wanted += [f"{prefix}/lib", interpreter]
+    shown: list[str] = []
+    for path in wanted:
+        inside = any(path == seen or path.startswith(f"{seen}/") for seen in shown)
+        if Path(path).exists() and not inside:
+            shown.append(path)
+    packages = {*site.getsitepackages([prefix]), "/usr/lib/python3/dist-packages"}
+    hidden = sorted(path for path in packages if Path(path).is_dir() and _within(path, shown))
+    return Root(interpreter, tuple(shown), links, tuple(hidden))
+
+
+def _within(path: str, folders: list[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for folder in folders)
+
+
+def launcher(control: int, spec: int) -> list[str]:
+    """The command that builds the walls, given the two inherited file descriptors."""
+    return [root().interpreter, "-I", "-S", str(INSIDE), str(control), str(spec)]
+
+
+GROUPS = Path("/sys/fs/cgroup")
+
+OVERHEAD_BYTES = 64 << 20
+"""Memory of the sandbox's own processes and of its root folder."""
+OWN_PROCESSES = 2
+
+_numbers = itertools.count()
+
+
+class Group:
+    """A control group that bounds the memory and the processes of a sandbox together.
+
+    Only root, or a user to whom a group was delegated, may make one; without it the limits of
+    single processes remain. Version 2 has one folder, version 1 one for each controller.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        """Make the group as far as it is allowed."""
+        self._folders: list[Path] = []
+        memory = str(limits.memory_bytes + limits.files_bytes + OVERHEAD_BYTES)
+        processes = str(limits.processes + OWN_PROCESSES)
+        parents = _own_groups()
+        if "memory" in parents:
+            self._make(parents["memory"], {"memory.limit_in_bytes": memory})
+        if "pids" in parents:
+            self._make(parents["pids"], {"pids.max": processes})
+        if "" in parents and not self._folders:
+            self._make(parents[""], {"memory.max": memory, "pids.max": processes})
+
+    @property
+    def bounds_memory(self) -> bool:
+        """Whether this machine allowed a bound on memory."""
+        names = ("memory.max", "memory.limit_in_bytes")
+        return any((folder / name).exists() for folder in self._folders for name in names)
+
+    def add(self, pid: int) -> None:
+        """Put a process, and all that it starts from now on, into the group."""
+        for folder in self._folders:
+            with suppress(OSError):
+                (folder / "cgroup.procs").write_text(str(pid))
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel killed a process of the group for its memory."""
+        for folder in self._folders:
+            for name in ("memory.events", "memory.oom_control"):
+                with suppress(OSError):
+                    words = (folder / name).read_text().split()
+                    counts = dict(zip(words[::2], words[1::2], strict=False))
+                    if counts.get("oom_kill", "0") != "0":
+                        return True
+        return False
+
+    def close(self) -> None:
+        """Remove the group; its processes have ended."""
+        for folder in self._folders:
+            with suppress(OSError):
+                folder.rmdir()
+
+    def _make(self, parent: Path, settings: dict[str, str]) -> None:
+        folder = parent / f"swarm-sandbox-{os.getpid()}-{next(_numbers)}"
+        try:
+            folder.mkdir()
+        except OSError:
+            return
+        try:
+            # A missing file means that the controller is not delegated.
+            for name, value in settings.items():
+                with (folder / name).open("r+") as file:
+                    file.write(value)
+        except OSError:
+            with suppress(OSError):
+                folder.rmdir()
+        else:
+            self._folders.append(folder)
+
+
+def _own_groups() -> dict[str, Path]:
+    """The folder of this process's group for each controller; "" for version 2."""
+    found: dict[str, Path] = {}
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for controller in controllers.split(","):
+                found[controller] = GROUPS / controller / path.lstrip("/")
+    return found
+
 
 SETUP_SECONDS = 20.0
 """Wall time to build the walls: two starts of an interpreter, on a machine that may be busy."""

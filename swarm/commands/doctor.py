@@ -35,7 +35,7 @@ def doctor(
 
     Exit status 1: a line begins with PROBLEM, and says what to do.
     """
-    from swarm.look.doctor.look import look
+    from swarm.look.doctor import look
     from swarm.run.findings import lines
     from swarm.settings import load_settings
     from swarm.terminal.interrupt import run_until_interrupted

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from swarm.errors import PeerError, UserError
-from swarm.look.doctor.look import look
+from swarm.look.doctor import look
 from swarm.look.onlooker import status_of
 from swarm.node.local import visit
+from swarm.run.choice import topics
 from swarm.run.findings import Finding, lines
 from swarm.run.invites import check_token
 from swarm.run.links import Link, invite_of, parse_link
 from swarm.run.run import Run
-from swarm.run.terms import topics
 from swarm.sentences import numbered
 from swarm.settings import PeerSettings, load_settings
 from swarm.terminal.exit import FAILED, exits

@@ -7,7 +7,7 @@
 | `newest_policy.py`, `networks.py` | a run's policy, a network's runs |
 | `why.py`, `trace.py`, `refusals.py`, `prefixes.py` | what happened, and why |
 | `dashboard/`, `metrics/`, `alarms/`, `health.py` | the page, Prometheus, alarms, health checks |
-| `doctor/` | what would keep a peer from working |
+| `doctor.py` | what would keep a peer from working |
 | `rollouts/` | rollouts as text, pages and tables |
 
 For other rooms:
@@ -17,7 +17,7 @@ For other rooms:
   write_export
 - `dashboard.server`: Dashboard, serve
 - `dashboard.watch`: Feed, Watcher, watch
-- `doctor.look`: look
+- `doctor`: look
 - `health`: beating, examine
 - `metrics.server`: MetricsServer
 - `networks`: Listed, runs_of

@@ -12,12 +12,11 @@ import trio
 from swarm.errors import DeadlineError, PeerError, UserError
 from swarm.node.node import PEERS_MET, Node
 from swarm.run.admission import TRUSTED_ROLES
-from swarm.run.choice import check_joined, choose_run, joined_runs, pin_owner
+from swarm.run.choice import check_joined, choose_run, joined_runs, pin_owner, terms
 from swarm.run.manifest import Outgrown, manifest_in
 from swarm.run.manifest_exchange import ask_for_manifests
 from swarm.run.records import run_key
 from swarm.run.run import Run
-from swarm.run.terms import terms
 from swarm.transport import ConnectError, DialFailure, Transport
 from swarm.wire.envelope import Envelope, open_envelope
 from swarm.wire.identity import PeerId

@@ -9,7 +9,7 @@ For other rooms:
 - `allowed`: ALLOWED_VARIABLE, allow_environments, allowed_environments
 - `bounds`: check_batch, check_peer_id
 - `changes`: changes
-- `choice`: check_joined, choose_run, joined_runs, pin_owner
+- `choice`: check_joined, choose_run, joined_runs, pin_owner, terms, topics
 - `clock`: TrustedClock
 - `findings`: *, Finding, Work, attempt, lines, within
 - `heard_verdicts`: HeardVerdicts, Key, failed_check, nearest, report_contradictions, verdict_in
@@ -23,7 +23,6 @@ For other rooms:
 - `records`: checkpoint_key, peer_key, record_validators, run_key
 - `registrar`: Registrar
 - `run`: Run, VERSION_REFUSED
-- `terms`: terms, topics
 - `toml`: RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 - `update`: check_update, hand_over, listed, sign_manifest, sign_takeover, signed_before
 - `work`: ORDER_WAIT_SECONDS, OrderBook, check_rendering, judges_of, receipt_in, renders_otherwise,

@@ -2,24 +2,294 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+import msgspec
 import trio
 
-from swarm.errors import UserError
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
-from swarm.world import Child, ChildDied, Setup
+from swarm.world import Child, ChildDied, ChildError, ChildUserError, Job, Setup, process
 from swarm.world.child import CHILD_ENVIRONMENT
 from swarm.world.fork_server import CHILD_REQUEST
-from swarm.world.frames import Assignment, raw
-from swarm.world.local_child import LocalChild
+from swarm.world.frames import (
+    Answer,
+    Assignment,
+    Call,
+    Cancel,
+    Failed,
+    FrameReader,
+    decode_response,
+    encode,
+    raw,
+)
 from swarm.world.machine import free_memory_bytes, most_memory_bytes
-from swarm.world.process import FORK_SERVER_VARIABLE, Process, childs_environment
+from swarm.world.process import FORK_SERVER_VARIABLE, Process, childs_environment, lines_of
+from swarm.world.progress import HUNG_STATUS
 from swarm.world.tasks import open_guarded
+
+T = TypeVar("T")
+
+KILLED_SECONDS = 30.0
+"""Wait for the end of a killed child: releasing memory, above all a GPU's, may take this long."""
+
+LAST_LINES = 20
+"""Last lines of stderr reported when a child dies."""
+
+LINES_PER_SECOND_MAX = 20
+"""Lines of a child's stderr emitted as events; further lines are only kept among the last."""
+
+
+@dataclass
+class _Pending:
+    """A call without an answer yet."""
+
+    number: int
+    what: str
+    patience_seconds: float
+    ended: trio.Event = field(default_factory=trio.Event)
+    end: Answer | Failed | None = None
+    """The child's answer; None after `ended` if the child died."""
+    waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Cancelled after `patience_seconds` without progress."""
+    sent: bool = False
+    """Whether sending the job has started: the child may be working on it."""
+
+    def advanced(self) -> None:
+        self.waiting.deadline = trio.current_time() + self.patience_seconds
+
+    def finish(self, end: Answer | Failed | None) -> None:
+        self.end = end
+        self.ended.set()
+
+
+class LocalChild:
+    """Implements `swarm.world.Child`."""
+
+    def __init__(
+        self, name: str, process: Process, connection: trio.SocketStream, events: Events | None
+    ) -> None:
+        self.name = name
+        self._process = process
+        self._connection = connection
+        self._events = events
+        self._sending = trio.Lock()
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._said_second, self._said_count = 0, 0
+        self._frames_ended, self._stderr_ended = trio.Event(), trio.Event()
+        self._why = ""
+        """Why the child was killed; empty if it was not."""
+        self._how = "does not end though it was killed"
+        self._hung = ""
+        """See `ChildDied.hung`."""
+        self._ended = False
+        """Whether its process has ended; its last output may still be unread."""
+        self._lost_server = False
+        """Whether its fork server has ended, which ends it."""
+        self._gone = trio.Event()
+        self._supervision = trio.CancelScope(shield=True)
+        self._nursery: trio.Nursery | None = None
+        """The nursery of `supervise`."""
+        self._ending = False
+        """Whether the owner ends the child: then its end is not reported."""
+
+    # --- calls -------------------------------------------------------------------------------
+
+    async def request(self, method: str, job: Job, reply: type[T]) -> T:
+        """See `swarm.world.Child.request`."""
+        with self._calling(repr(method), job.patience_seconds) as call:
+            answer = await self._ask(call, encode(Call(call.number, method, raw(job))))
+        try:
+            return msgspec.msgpack.decode(answer, type=reply)
+        except DECODE_ERRORS as error:
+            self._kill(f"sent an invalid answer to {call.what} ({error}) and was killed")
+            raise await self._died() from None
+
+    async def assign(self, assignment: Assignment, deadline_seconds: float) -> None:
+        """Send the child its assignment; raises the same errors as `request`."""
+        with self._calling("start", deadline_seconds, number=0) as call:
+            await self._ask(call, encode(assignment))
+
+    @contextmanager
+    def _calling(self, what: str, patience_seconds: float, number: int = -1) -> Iterator[_Pending]:
+        """A pending call. If the block ends without an answer, the call is cancelled, and the child
+        is killed unless it stops the call."""
+        call = _Pending(next(self._numbers) if number < 0 else number, what, patience_seconds)
+        self._pending[call.number] = call
+        try:
+            yield call
+        finally:
+            if call.ended.is_set():
+                self._pending.pop(call.number, None)
+            elif not call.sent or self._nursery is None:
+                del self._pending[call.number]
+            else:
+                self._nursery.start_soon(self._give_up, call)
+
+    async def _give_up(self, call: _Pending) -> None:
+        with trio.move_on_after(process.GRACE_SECONDS):
+            async with self._sending:
+                await self._write(encode(Cancel(call.number)))
+            await call.ended.wait()
+        self._pending.pop(call.number, None)
+        if not call.ended.is_set():
+            self._ending = True
+            self._kill(f"was given up during {call.what}")
+
+    async def _ask(self, call: _Pending, frame: bytes) -> msgspec.Raw:
+        """Send a call, and wait for its answer."""
+        if self._why or self._ended:
+            call.finish(None)
+            raise await self._died(blameless=True)
+        with call.waiting:
+            call.advanced()
+            async with self._sending:
+                await trio.lowlevel.checkpoint_if_cancelled()  # not a byte of it was sent yet
+                call.sent = True
+                await self._write(frame)
+            call.advanced()
+            await call.ended.wait()
+        if not call.ended.is_set():
+            call.finish(None)
+            why = f"made no progress on {call.what} within {call.patience_seconds:g} s"
+            self._kill(f"{why} and was killed")
+            self._hung = f"child {self.name} {why} and was killed"
+        if call.end is None:
+            raise await self._died()
+        if isinstance(call.end, Failed):
+            raised = ChildUserError if call.end.kind == UserError.__name__ else ChildError
+            raise raised(f"{self.name}: {call.end.message}", call.end.kind)
+        return call.end.reply
+
+    async def _write(self, frame: bytes) -> None:
+        """Send a complete frame, or kill the child: half a frame would garble all later ones."""
+        whole = False
+        try:
+            await self._connection.send_all(frame)
+            whole = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            whole = True  # the task that reads the answers notices
+        finally:
+            if not whole:
+                self._kill("was given up while it was called")
+
+    # --- output of the child -----------------------------------------------------------------
+
+    async def _read_frames(self) -> None:
+        frames = FrameReader(self._connection.receive_some)
+        try:
+            while True:
+                response = decode_response(await frames.next())
+                call = self._pending.get(response.number)
+                if call is None or call.ended.is_set():
+                    raise msgspec.DecodeError(f"no call has the number {response.number}")
+                call.advanced()
+                if isinstance(response, Answer | Failed):
+                    call.finish(response)
+        except DECODE_ERRORS as error:
+            asked = ", ".join(call.what for call in self._pending.values()) or "nothing"
+            self._kill(f"sent an invalid answer to {asked} ({error}) and was killed")
+        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+            pass
+        self._abandon_calls()
+        self._frames_ended.set()
+
+    def _abandon_calls(self) -> None:
+        for call in self._pending.values():
+            if not call.ended.is_set():
+                call.finish(None)
+
+    async def _read_stderr(self, stderr: int) -> None:
+        async with trio.lowlevel.FdStream(stderr) as stream:
+            async for line in lines_of(stream):
+                self._hear(line)
+        self._stderr_ended.set()
+
+    def _hear(self, text: str) -> None:
+        """Keep a line of stderr, and emit it unless there are too many."""
+        # An error message may quote a hostile file: drop characters that control a terminal.
+        line = "".join(c if c.isprintable() else " " for c in text[:400]).rstrip()
+        self._last_lines.append(line)
+        second = int(trio.current_time())
+        if second != self._said_second:
+            self._said_second, self._said_count = second, 0
+        self._said_count += 1
+        if self._events is not None and self._said_count <= LINES_PER_SECOND_MAX:
+            self._events.emit("compute.child_said", name=self.name, line=line)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _kill(self, why: str) -> None:
+        self._why = self._why or why
+        self._process.kill()
+
+    async def _died(self, *, blameless: bool = False) -> ChildDied:
+        """Wait until the child has ended; returns the error that says how."""
+        with trio.CancelScope(shield=True):
+            await self._wait_gone()
+        words = "; its last lines: " + " | ".join(self._last_lines) if self._last_lines else ""
+        message = f"child {self.name} {self._how}{words}"
+        return ChildDied(
+            message, self.name, blameless=blameless or self._lost_server, hung=self._hung
+        )
+
+    async def _wait_gone(self) -> None:
+        """Wait until the process has ended; kill it after `GRACE_SECONDS`."""
+        with trio.move_on_after(process.GRACE_SECONDS):
+            await self._gone.wait()
+        self._process.kill()
+        with trio.move_on_after(KILLED_SECONDS):
+            await self._gone.wait()
+
+    async def end(self) -> None:
+        """Close the socket, which ends the child; kill it if it stays or a call is pending."""
+        self._ending = True
+        if self._pending:
+            self._process.kill()
+        with trio.CancelScope(shield=True):
+            await self._connection.aclose()
+            await self._wait_gone()
+            self._supervision.cancel()
+            self._process.close()
+
+    async def supervise(
+        self, stderr: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Read the child's frames and stderr until it ends; report an unexpected end."""
+        with self._supervision:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._read_stderr, stderr)
+                nursery.start_soon(self._read_frames)
+                task_status.started()
+                await self._process.wait()
+                self._ended = True
+                with trio.move_on_after(process.GRACE_SECONDS):  # its own child may hold them open
+                    await self._frames_ended.wait()
+                    await self._stderr_ended.wait()
+                nursery.cancel_scope.cancel()
+            self._nursery = None
+            self._abandon_calls()
+            status = await self._process.status()
+            self._how = self._why or process.describe_ending(status)
+            self._lost_server = status is None
+            if status == HUNG_STATUS and self._last_lines:
+                self._hung = self._last_lines[-1]
+            self._gone.set()
+            if self._events is not None and not self._ending:
+                self._events.emit(
+                    "compute.child_died", name=self.name, how=self._how, last=[*self._last_lines]
+                )
 
 
 class LocalCompute:

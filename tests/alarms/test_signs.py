@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.events import Event
-from swarm.look.alarms.catalogue import CATALOGUE
-from swarm.look.alarms.raising import RECEIPTS, Board, FromEvents
+from swarm.look.alarms.raising import CATALOGUE, RECEIPTS, Board, FromEvents
 from swarm.settings import AlarmSettings
 
 

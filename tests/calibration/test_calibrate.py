@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from peers.calibration.calibrate import EngineClass, engine_classes, measure_pairs
-from peers.calibration.thresholds import propose
+from peers.calibration.calibrate import EngineClass, engine_classes, measure_pairs, propose
 from peers.engines import demo
 from peers.proofs.toploc import ChunkResult
 from peers.validator.evidence.submission import Recomputed

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peers.calibration.calibrate import EngineClass, measure_pairs
-from peers.calibration.thresholds import propose
+from peers.calibration.calibrate import EngineClass, measure_pairs, propose
 from peers.demo.recipes import THRESHOLDS
 from swarm.wire.manifest import Sampling
 from tests.attacks.assessment import Judged, assess, judge

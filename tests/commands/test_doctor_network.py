@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from peers.inference.doctor import tolerated
-from swarm.look.doctor.network import Place, network_findings
+from swarm.look.doctor import Place, network_findings
 from swarm.run.findings import Finding
 from swarm.run.run import Run
 from swarm.settings import PeerSettings

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from swarm.errors import UserError
-from swarm.run.choice import check_joined, choose_run, joined_runs, pin_owner
+from swarm.run.choice import check_joined, choose_run, joined_runs, pin_owner, terms
 from swarm.run.manifest import run_id
 from swarm.run.run import Run
-from swarm.run.terms import terms
 from swarm.wire.identity import Identity
 from tests.commands.harness import bootstrap_peer, signed_manifest
 from tests.ledger.harness import InlineDisk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.look.alarms.catalogue import CATALOGUE
+from swarm.look.alarms.raising import CATALOGUE
 from tests.docs.pages import ROOT, table, text
 
 

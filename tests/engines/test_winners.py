@@ -11,11 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.engines import search
+from peers.engines import winners
 from peers.engines.noise import Drawn
 from peers.engines.sampling import Ahead, choose, noise_of
-from peers.engines.search import find_search, search_by_numpy
-from peers.engines.winners import VOCABULARY_MIN, judge_margins, largest, margins
+from peers.engines.winners import (
+    VOCABULARY_MIN,
+    find_search,
+    judge_margins,
+    largest,
+    margins,
+    search_by_numpy,
+)
 
 WORD = st.integers(0, 2**32 - 1)
 SHAPES = ["normal", "flat", "peaked", "few", "masked", "huge", "tiny"]
@@ -128,13 +134,13 @@ def test_the_compiled_search_finds_what_numpy_finds(
 def test_without_a_compiler_there_is_no_search(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def compile_nothing() -> search.Search:
+    def compile_nothing() -> winners.Search:
         raise error
 
-    monkeypatch.setattr(search, "_compile", compile_nothing)
+    monkeypatch.setattr(winners, "_compile", compile_nothing)
     assert find_search.__wrapped__() is None
 
 
 def test_a_library_with_other_words_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "SOURCE", search.SOURCE.replace("0xBB67AE85u", "0xBB67AE87u"))
+    monkeypatch.setattr(winners, "SOURCE", winners.SOURCE.replace("0xBB67AE85u", "0xBB67AE87u"))
     assert find_search.__wrapped__() is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from peers.environment.turns import Asker, SignedTurns
+from peers.environment.pool import Asker, SignedTurns
 from swarm.wire.envelope import Envelope, seal
 from swarm.wire.identity import Identity
 from swarm.wire.turns import Turn

@@ -9,8 +9,7 @@ import pytest
 
 from peers.evaluation.report import figures_of, gains_of
 from peers.evaluation.run import Evaluation, Measured
-from peers.evaluation.samples import open_samples
-from peers.evaluation.ungradable import Ungradable, kind_of
+from peers.evaluation.samples import Ungradable, kind_of, open_samples
 from swarm.errors import UserError
 from swarm.jobs.evaluation import RowsRead, Sample, TasksDrawn
 from swarm.wire.manifest import EnvironmentReference

@@ -19,7 +19,7 @@ from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission
 from swarm.shardcast import delta
 from swarm.shardcast.delta import BadDelta, Delta
-from swarm.world.local_child import LocalChild
+from swarm.world.compute import LocalChild
 from tests.background import Ask, in_background
 from tests.fuzz.target import Target
 from tests.rollouts.test_submission_file import HONEST, LIMITS, make_rollouts

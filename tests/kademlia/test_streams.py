@@ -6,9 +6,9 @@ import pytest
 import trio
 from libp2p.kad_dht.pb import kademlia_pb2 as oracle
 
-from swarm.kademlia import serving, wire
+from swarm.kademlia import dht, wire
+from swarm.kademlia.dht import INBOUND_IDLE_SECONDS
 from swarm.kademlia.routing_table import CONTACT_FAILURES_MAX
-from swarm.kademlia.serving import INBOUND_IDLE_SECONDS
 from swarm.kademlia.wire import RECORD_BYTES_MAX, Message, MessageType
 from swarm.transport import Stream, StreamError
 from swarm.wire.identity import peer_id_bytes
@@ -142,7 +142,7 @@ async def test_a_peer_that_answers_garbage_is_dropped():
 
 
 async def test_silent_and_surplus_streams_are_reset(monkeypatch):
-    monkeypatch.setattr(serving, "INBOUND_STREAMS_MAX", 2)
+    monkeypatch.setattr(dht, "INBOUND_STREAMS_MAX", 2)
     async with swarm() as net:
         server, client = await net.start(), await net.start(server=False)
         await client.transport.connect(server.id, [server.address])
@@ -172,9 +172,9 @@ async def test_silent_and_surplus_streams_are_reset(monkeypatch):
 async def test_who_asks_without_end_waits_and_others_do_not(monkeypatch):
     """Else one peer's requests are answered as often as its line carries them."""
     seconds = 20.0
-    monkeypatch.setattr(serving, "REQUESTS_PER_SECOND", 20.0)
-    monkeypatch.setattr(serving, "REQUESTS_BURST", 100.0)
-    monkeypatch.setattr(serving, "REQUEST_BYTES", 64)
+    monkeypatch.setattr(dht, "REQUESTS_PER_SECOND", 20.0)
+    monkeypatch.setattr(dht, "REQUESTS_BURST", 100.0)
+    monkeypatch.setattr(dht, "REQUEST_BYTES", 64)
     async with swarm() as net:
         server, greedy = await net.start(), await net.start(server=False)
         other = await net.start(server=False)
@@ -203,6 +203,6 @@ async def test_who_asks_without_end_waits_and_others_do_not(monkeypatch):
                     await stream.send(PING)
                     assert await stream.receive() is not None
                 assert trio.current_time() - began < 5, "others do not wait"
-        cost = 1 + size / serving.REQUEST_BYTES
-        most = serving.REQUESTS_BURST + seconds * serving.REQUESTS_PER_SECOND + 16
+        cost = 1 + size / dht.REQUEST_BYTES
+        most = dht.REQUESTS_BURST + seconds * dht.REQUESTS_PER_SECOND + 16
         assert given * cost <= most + 8 * cost

@@ -21,11 +21,10 @@ from peers.outer.gathering import Gathering
 from peers.outer.learning import contribution as contribution_file
 from peers.outer.learning import state
 from peers.outer.learning.contribution import Header
-from peers.outer.learning.file_jobs import FileJobs, Merging
+from peers.outer.learning.service import FileJobs, Merging
 from peers.outer.learning.state import StateFile, shares
 from peers.outer.learning.tensor_file import Shapes
-from peers.outer.loop import OuterLoop
-from peers.outer.presence import Presence
+from peers.outer.presence import OuterLoop, Presence
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware
 from simnet.faults import AnyFault, ClockStep, Crash, FullDisk, befall

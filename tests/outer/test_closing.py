@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.outer.closing import TAKEOVER_SECONDS, Gathered, ranking
+from peers.outer.gathering import TAKEOVER_SECONDS, Gathered, ranking
 from swarm.wire.manifest import Outer
 
 OUTER = Outer(quorum=2, grace_seconds=30.0, deadline_seconds=600.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from peers.sandbox import PYTHON, Limits, Outcome, Program, run, why_none
-from peers.sandbox.cgroup import Group
+from peers.sandbox.execute import Group
 
 SHORT = Limits(seconds=1.0, cpu_seconds=1.0, memory_bytes=256 << 20, files_bytes=1 << 20)
 PATIENT = Limits(seconds=30.0, cpu_seconds=5.0, memory_bytes=256 << 20, files_bytes=1 << 20)

@@ -11,10 +11,9 @@ import trio
 
 import swarm.wire.envelope
 from peers.trainer.accepted import AcceptedSubmissions
-from simnet.campaign import run_seed
 from simnet.faults import Crash
 from simnet.scenarios import Scenario, mixed
-from simnet.simulate import simulate
+from simnet.simulate import run_seed, simulate
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart

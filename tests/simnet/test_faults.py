@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simnet.campaign import run_seed
 from simnet.faults import (
     KINDS,
     Kill,
@@ -19,7 +18,7 @@ from simnet.faults import (
     draw,
     kind_of,
 )  # fmt: skip
-from simnet.simulate import simulate
+from simnet.simulate import run_seed, simulate
 from swarm.errors import UserError
 from tests.simnet.test_written import GOOD
 

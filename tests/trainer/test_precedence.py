@@ -12,7 +12,7 @@ from peers.trainer.precedence import SILENT_WAITS_MAX
 from peers.trainer.role import TrainerRole
 from peers.validator.cases import Case
 from peers.validator.examiner import Examiner
-from peers.validator.precedence import Precedence
+from peers.validator.reception import Precedence
 from peers.validator.role import ValidatorRole
 from simnet.compute.rollouts import SimulatedRollouts
 from simnet.simulation import Peer, Simulation

@@ -9,7 +9,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.validator.fair import FairQueue
+from peers.validator.queue import FairQueue
 from simnet.clock import run_virtual
 
 RUNNER = partial(run_virtual, seed=1, limit_seconds=2000)

@@ -18,7 +18,7 @@ from peers.validator.reader import MEMORY_BYTES_MAX, Reader
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, ReadLimits
 from swarm.world.child import CHILD_ENVIRONMENT
-from swarm.world.local_child import LocalChild
+from swarm.world.compute import LocalChild
 from tests.background import Ask, in_background
 from tests.rollouts.test_submission_file import HONEST, LIMITS
 

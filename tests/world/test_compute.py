@@ -21,8 +21,8 @@ import trio.testing
 
 from swarm.errors import UserError
 from swarm.events import Event, Events
-from swarm.world import Child, ChildDied, ChildError, Setup, frames, landlock, local_child, process
-from swarm.world.compute import LocalCompute
+from swarm.world import Child, ChildDied, ChildError, Setup, frames, landlock, process
+from swarm.world.compute import LAST_LINES, LINES_PER_SECOND_MAX, LocalCompute
 from swarm.world.frames import Answer, encode, raw
 from swarm.world.machine import Machine
 from swarm.world.process import (
@@ -242,8 +242,8 @@ async def test_a_talkative_child_cannot_flood_the_events(
             await child.request("die", Nothing(), NoneType)
     seconds.append(trio.current_time() - began)
     told = len(heard.named("compute.child_said"))
-    assert 0 < told <= (seconds[0] + 2) * local_child.LINES_PER_SECOND_MAX
-    assert len(heard.named("compute.child_died")[0].fields["last"]) == local_child.LAST_LINES
+    assert 0 < told <= (seconds[0] + 2) * LINES_PER_SECOND_MAX
+    assert len(heard.named("compute.child_died")[0].fields["last"]) == LAST_LINES
 
 
 @pytest.mark.parametrize(
@@ -552,7 +552,7 @@ def test_children_die_with_an_owner_that_is_killed(compute: LocalCompute) -> Non
     owner_code = f"""
 import trio
 from swarm.events import Events
-from swarm.world.compute import LocalCompute
+from swarm.world.compute import LAST_LINES, LINES_PER_SECOND_MAX, LocalCompute
 from swarm.world.machine import Machine
 from tests.world.service_for_tests import Nothing
 events = Events(Machine(), "owner")

@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from swarm.events import Event
-from swarm.look.alarms.catalogue import CATALOGUE
+from swarm.look.alarms.raising import CATALOGUE
 from swarm.look.refusals import REFUSALS
 from swarm.transport import Traffic
 from swarm.version import __version__

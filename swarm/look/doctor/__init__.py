@@ -1,1 +1,0 @@
-"""What would keep a peer from working on this machine: `swarm doctor`."""
