@@ -3,10 +3,12 @@
     python -m benchmarks.studies asynchrony --seeds 5 --steps 250
     python -m benchmarks.studies clipping --seeds 5 --steps 250
     python -m benchmarks.studies mismatch --seeds 5 --steps 150
+    python -m benchmarks.studies recipes --seeds 5 --steps 80 [--model FOLDER] [--only REGEX]
 
-Prints one JSON object: for each variant the reward's curve over the seeds, the final reward, the
-effective sample size as a share of the tokens, the gradient norm before clipping, and the share of
-seeds that collapse (a final reward below half of the best mean over ten steps).
+Prints what each seed came to on stderr, and one JSON object: for each variant the reward's curve
+over the seeds, the final reward, the effective sample size as a share of the tokens, the gradient
+norm before clipping, and the share of seeds that collapse (a final reward below half of the best
+mean over ten steps).
 
 - `asynchrony`: how stale may rollouts be? Policies 0, 1, 2, 4 and 8 steps behind, for both
   denominators of the ratio (`old`). Published: up to 4 is as good as none (INTELLECT-2, §5).
@@ -15,14 +17,20 @@ seeds that collapse (a final reward below half of the best mean over ten steps).
 - `mismatch`: an engine that computes otherwise than the trainer (in bf16, hidden states rounded as
   fp8, noise on a tenth of the positions' logits), with and without the corrections that use what
   the engine reports (`objective.behaviour = "engine"`, arXiv 2605.14220).
+- `recipes`: the losses of the named recipes (objective, advantage, ratio, mean, KL) and the
+  defaults', on two tasks, with rollouts 1, 4 and 8 steps old. Learning rate, clipping of the norm
+  and batch are the demo's for all: the published ones belong to other models. `--model`: a real
+  model learns, as in `benchmarks.recipe`.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import re
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -34,13 +42,15 @@ import torch
 from msgspec import structs
 
 from benchmarks.common import at_least, load_average, spread
-from benchmarks.recipe import Sampler, train
-from peers.demo.recipes import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from benchmarks.recipe import HALF, Sampler, train
+from peers.demo.recipes import OBJECTIVE, OPTIMISER, SCHEDULE, Recipe, recipe_of
 from peers.demo.warmup import prepare_base
 from peers.engines.native import NativeEngine
-from peers.environments import load as load_environment
+from peers.environments.collection import Environments
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
+from swarm.jobs.training import Sharding
+from swarm.run.recipes import RECIPES
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Objective, Optimiser, Schedule
 
@@ -73,21 +83,23 @@ class Blurred(NativeEngine):
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of the recipe."""
+    """One variant of a demo's recipe."""
 
     objective: Objective = OBJECTIVE
-    optimiser: Optimiser = OPTIMISER
+    optimiser: Optimiser | None = None
+    """None: the demo's."""
     old: str = "generation"
     staleness: int = SCHEDULE.asynchrony
     """Age of the generating policy, in steps."""
     engine: Callable[[Path], NativeEngine] = NativeEngine
     log_difference_max: float = 20.0
     """What a run's thresholds would allow: here, all that the engines do."""
+    task: str = "sort-digits"
 
-    def settings(self, seed: int, steps: int) -> LearnerSettings:
+    def settings(self, seed: int, steps: int, recipe: Recipe, half: bool) -> LearnerSettings:
         schedule = Schedule(
             steps=steps,
-            groups_per_step=SCHEDULE.groups_per_step,
+            groups_per_step=recipe.schedule.groups_per_step,
             asynchrony=self.staleness,
             max_staleness=max(4, self.staleness),
             old="step_start" if self.old == "step_start" else "generation",
@@ -96,8 +108,10 @@ class Variant:
             self.objective,
             schedule,
             seed,
-            optimiser=self.optimiser,
-            completion_tokens_max=SAMPLING.max_new_tokens,
+            optimiser=self.optimiser or recipe.optimiser,
+            adapter=recipe.adapter,
+            sharding=Sharding(mixed_precision=half),
+            completion_tokens_max=recipe.sampling.max_new_tokens,
             log_difference_max=self.log_difference_max,
         )
 
@@ -118,6 +132,16 @@ CORRECTIONS = {
 }
 """Objective, whose μ it sees, and the ratio's denominator."""
 
+LOSSES = {
+    "defaults": (Objective(), "generation"),
+    **{
+        name: (Objective(**table["objective"]), table["schedule"].get("old", "generation"))
+        for name, table in RECIPES.items()
+        if name in ("intellect-2", "prime-rl", "trl", "scale-rl")
+    },
+}
+"""Objective and the ratio's denominator, by recipe."""
+
 _FAST = structs.replace(OPTIMISER, learning_rate=2 * OPTIMISER.learning_rate)
 STUDIES = {
     "asynchrony": {
@@ -135,6 +159,12 @@ STUDIES = {
         )
         for made, engine in ENGINES.items()
         for label, (name, behaviour, old) in CORRECTIONS.items()
+    },
+    "recipes": {
+        f"{task}, {age} steps old: {name}": Variant(objective, old=old, staleness=age, task=task)
+        for task in ("sort-digits", "calculator")
+        for age in (1, 4, 8)
+        for name, (objective, old) in LOSSES.items()
     },
 }
 
@@ -160,16 +190,35 @@ class Curve:
         return self.final < best / 2
 
 
-def learn(base: Path, seed: int, variant: Variant, steps: int) -> Curve:
-    """Train from the policy in `base`; groups without a spread of rewards are left out."""
-    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
-    settings = variant.settings(seed, steps)
+@dataclass
+class Bases:
+    """The warmed-up policies that all variants of a task begin with, made when first asked for."""
+
+    folder: Path
+    model: Path | None = None
+
+    def of(self, task: str, seed: int) -> tuple[Path, Recipe]:
+        recipe = recipe_of(task, model=self.model)
+        base = self.folder / f"{task}-{seed}"
+        if not base.exists():
+            prepare_base(base, seed, recipe, self.model)
+        return base, recipe
+
+
+def learn(bases: Bases, seed: int, variant: Variant, steps: int) -> Curve:
+    """Train a task's base policy; groups without a spread of rewards are left out."""
+    base, recipe = bases.of(variant.task, seed)
+    loaded = Environments(recipe.environments)
+    environments = [loaded.of(reference) for reference in recipe.environments]
+    half = bases.model is not None and HALF
+    settings = variant.settings(seed, steps, recipe, half)
+    engine = functools.partial(variant.engine, dtype=torch.bfloat16) if half else variant.engine
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(base, folder / "0")
         learner = Learner(folder / "0", settings)
         sampler = Sampler(
-            folder / "0", [environment], SAMPLING, engine=variant.engine, spread_only=True
+            folder / "0", environments, recipe.sampling, engine=engine, spread_only=True
         )
         schedule = settings.schedule
         rewards, metrics = train(learner, sampler, folder, seed, schedule, name="study")
@@ -211,21 +260,27 @@ def summary(curves: Sequence[Curve]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--seeds", type=at_least(1), default=2, help="how many seeds, from 0")
+    parser.add_argument("--seeds", type=at_least(1), default=2, help="how many seeds")
     parser.add_argument("--steps", type=at_least(1), default=100)
-    parser.add_argument("--only", default="", help="variants whose names begin so")
+    parser.add_argument("--only", default="", help="variants whose names match so, a regex")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, help="folder of a model, instead of a small one")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    report: dict[str, Any] = {**vars(given), "load_average": load_average(), "variants": {}}
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    report: dict[str, Any] = {**vars(given), "model": str(given.model or "")}
+    report |= {"load_average": load_average(), "variants": {}}
     began = time.process_time()
     with tempfile.TemporaryDirectory() as name:
-        bases = [Path(name) / str(seed) for seed in range(given.seeds)]
-        for seed, base in enumerate(bases):
-            prepare_base(base, seed)
+        bases = Bases(Path(name), given.model)
         for label, variant in STUDIES[given.study].items():
-            if not label.startswith(given.only):
+            if not re.match(given.only, label):
                 continue
-            curves = [learn(base, seed, variant, given.steps) for seed, base in enumerate(bases)]
+            curves: list[Curve] = []
+            for seed in seeds:
+                curves.append(learn(bases, seed, variant, given.steps))
+                spent = round(time.process_time() - began)
+                print(f"{label}, seed {seed}: {curves[-1].final:.4f}, {spent} s", file=sys.stderr)
             report["variants"][label] = summary(curves)
     print_json({**report, "cpu_seconds": round(time.process_time() - began, 1)})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -122,10 +123,20 @@ def maxrl(numbers: Objective, completions: Completions) -> Tensor:
     return torch.where(mean > 0, completions.centred(completions.reward) / mean, 0.0)
 
 
-def batch(numbers: Objective, completions: Completions) -> Tensor:
+def batch(
+    numbers: Objective, completions: Completions, *, mean: Literal["tokens", "prompts"] = "tokens"
+) -> Tensor:
     """r − mean of the group, divided by the std of that over the batch (ScaleRL, arXiv 2510.13786;
-    REINFORCE++-baseline, arXiv 2501.03262)."""
-    return _whitened(completions.centred(completions.reward))
+    REINFORCE++-baseline, arXiv 2501.03262).
+
+    `mean = "prompts"`: times the mean of all completions' lengths over that of the group's, so that
+    in a mean over the batch's tokens every group of one size counts alike (ScaleRL, §3.2).
+    """
+    advantage = _whitened(completions.centred(completions.reward))
+    if mean == "tokens":
+        return advantage
+    length = completions.length.double()
+    return advantage * length.mean() / completions.mean(length).clamp(min=1)
 
 
 def reinforce_pp(numbers: Objective, completions: Completions) -> Tensor:

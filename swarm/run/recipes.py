@@ -1,4 +1,5 @@
-"""Recipes: published settings of a whole run, by name, for `recipe = NAME` in a run's TOML file."""
+"""Recipes: published settings by name, for `recipe = NAME`, or a list of names, in a run's TOML
+file. Of two recipes the first wins, as the file does over both."""
 
 from __future__ import annotations
 
@@ -21,30 +22,28 @@ begins at 0, is below 3e-5 after 100 steps."""
 
 
 def apply_recipe(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A run's table with the values of its recipe, and those for an adapter if it trains one,
+    """A run's table with the values of its recipes, and those for an adapter if it trains one,
     wherever it sets none; raises `UserError`."""
-    filled = _with_recipe(dict(table), where)
+    filled = _with_recipes(dict(table), where)
     adapter = filled.get("adapter")
     if isinstance(adapter, Mapping) and adapter.get("rank"):
         filled = _fill({"optimiser": {}, **filled}, ADAPTER)
     return filled
 
 
-def _with_recipe(table: dict[str, Any], where: str) -> dict[str, Any]:
-    name = table.pop("recipe", None)
-    if name is None:
-        return table
-    recipe = RECIPES.get(name) if isinstance(name, str) else None
-    if recipe is None:
-        known = ", ".join(RECIPES)
-        raise UserError(f"{where}: recipe is {name!r}; the recipes are: {known}")
-    values = dict(recipe)
-    of_each = values.pop("environments", {})
-    entries = table.get("environments")
-    if isinstance(entries, list):
-        table["environments"] = [_fill(entry, of_each) for entry in entries]
-    filled: dict[str, Any] = _fill(table, values)
-    return filled
+def _with_recipes(table: dict[str, Any], where: str) -> dict[str, Any]:
+    named = table.pop("recipe", [])
+    for name in named if isinstance(named, list) else [named]:
+        if not isinstance(name, str) or name not in RECIPES:
+            known = ", ".join(RECIPES)
+            raise UserError(f"{where}: recipe is {name!r}; the recipes are: {known}")
+        values = dict(RECIPES[name])
+        of_each = values.pop("environments", {})
+        entries = table.get("environments")
+        if isinstance(entries, list):
+            table["environments"] = [_fill(entry, of_each) for entry in entries]
+        table = _fill(table, values)
+    return table
 
 
 def _fill(given: Any, values: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from swarm.run.manifest import load_manifest
 from swarm.run.recipes import RECIPES
 from swarm.run.toml import RunHashes, manifest_from_toml
 from swarm.settings import load_settings
-from swarm.wire.manifest import RunManifest
+from swarm.wire.manifest import ProcessRewards, RunManifest
 from tests.docs.pages import ROOT, text
 
 PAGES = sorted(
@@ -100,9 +100,39 @@ def test_impossible_process_rewards_are_refused(run_file: Path, value: str, word
 
 
 def test_an_unknown_recipe_is_refused(run_file: Path) -> None:
-    text = 'recipe = "intellect-3"\n' + run_file.read_text()
-    with pytest.raises(UserError, match="recipe is 'intellect-3'; the recipes are: intellect-2"):
-        manifest_from_toml(_written(run_file, text), HASHES)
+    run = run_file.read_text()
+    known = "the recipes are: intellect-2, prime, prime-rl, trl, scale-rl, intellect-1, length-tar"
+    for value, named in (
+        ('"intellect-3"', "'intellect-3'"),
+        ('["trl", "prme"]', "'prme'"),
+        ("3", "3"),
+    ):
+        with pytest.raises(UserError, match=f"recipe is {named}; {known}"):
+            manifest_from_toml(_written(run_file, f"recipe = {value}\n{run}"), HASHES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_makes_a_run_of_its_values(name: str, run_file: Path) -> None:
+    """All values are fields of the manifest, and together they are no run that is refused."""
+    keys = {key for values in RECIPES[name].values() for key in values} - {"name"}
+    lines = run_file.read_text().replace("steps = 250", "steps = 1000").splitlines()
+    text = "\n".join(line for line in lines if line.partition(" ")[0] not in keys)
+    found = manifest_from_toml(_written(run_file, f'recipe = "{name}"\n{text}'), HASHES)
+    for section, values in RECIPES[name].items():
+        (part,) = found.environments if section == "environments" else [getattr(found, section)]
+        for key, value in values.items():
+            set_to = getattr(part, key)
+            if isinstance(set_to, ProcessRewards):
+                set_to = {field: getattr(set_to, field) for field in value}
+            assert set_to == value, (section, key)
+
+
+def test_of_two_recipes_the_first_wins(run_file: Path) -> None:
+    text = 'recipe = ["scale-rl", "length-targets", "trl"]\n' + run_file.read_text()
+    found = manifest_from_toml(_written(run_file, text), HASHES)
+    assert (found.objective.name, found.objective.weight_max) == ("cispo", 5.0)
+    assert found.optimiser.gradient_norm_max == 1.0  # which ScaleRL does not give
+    assert found.environments[0].options["lengths"][0] == 2000
 
 
 def test_the_page_lists_where_the_defaults_leave_the_paper() -> None:

@@ -518,6 +518,24 @@ def test_advantages_are_those_of_the_formulas(
     assert found.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+@given(st.lists(st.tuples(REWARDS, st.integers(1, 9)), min_size=1, max_size=4))
+def test_prompts_count_alike_in_a_mean_over_tokens(groups: list[tuple[list[float], int]]) -> None:
+    """ScaleRL's mean: over a prompt's tokens, then over prompts; here of A·token, cut to 2 each."""
+    rewards = [(of_group * 2)[:2] for of_group, _ in groups]
+    lengths = [[step, 2 * step + 1] for _, step in groups]
+    options: Any = {"mean": "prompts"}
+    some = Completions.of(rewards, torch.tensor([each for pair in lengths for each in pair]))
+    plain = literal_advantages(Objective(advantage="batch"), rewards, [])
+    found = advantages(Objective(advantage="batch", advantage_options=options), some)
+    shares = (found.double() * some.length).view(-1, 2)  # Σ over a completion's tokens
+    literal = [
+        (plain[2 * index] * a + plain[2 * index + 1] * b) / (a + b) / len(groups)
+        for index, (a, b) in enumerate(lengths)
+    ]
+    over_tokens = shares.sum(1) / int(some.length.sum())
+    assert over_tokens.tolist() == pytest.approx(literal, rel=1e-5, abs=1e-5)
+
+
 def test_without_parts_there_is_one_and_a_missing_one_counts_as_nothing() -> None:
     g, rewards = Objective(advantage="gdpo"), [[0.0, 1.0], [1.0, 0.0]]
     plain = advantages(g, Completions.of(rewards))
