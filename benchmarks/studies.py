@@ -212,7 +212,7 @@ def learn(bases: Bases, seed: int, variant: Variant, steps: int) -> Curve:
     environments = [loaded.of(reference) for reference in recipe.environments]
     half = bases.model is not None and HALF
     settings = variant.settings(seed, steps, recipe, half)
-    engine = functools.partial(variant.engine, dtype=torch.bfloat16) if half else variant.engine
+    engine = functools.partial(NativeEngine, dtype=torch.bfloat16) if half else variant.engine
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(base, folder / "0")

@@ -20,6 +20,7 @@ For other rooms:
   run_id
 - `manifest_exchange`: BOOTSTRAP_SECONDS, ask_for_manifests, serve_manifests
 - `participant`: Participant
+- `recipes`: RECIPES
 - `records`: checkpoint_key, peer_key, record_validators, run_key
 - `registrar`: Registrar
 - `run`: Run, VERSION_REFUSED
