@@ -132,7 +132,7 @@ def test_of_two_recipes_the_first_wins(run_file: Path) -> None:
     found = manifest_from_toml(_written(run_file, text), HASHES)
     assert (found.objective.name, found.objective.weight_max) == ("cispo", 5.0)
     assert found.optimiser.gradient_norm_max == 1.0  # which ScaleRL does not give
-    assert found.environments[0].options["lengths"][0] == 2000
+    assert found.environments[0].options["alpha"] == 0.0003
 
 
 def test_the_page_lists_where_the_defaults_leave_the_paper() -> None:
