@@ -3,8 +3,6 @@
 Everything runs in this process, on one device. docs/library.md shows a program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

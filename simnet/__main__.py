@@ -1,7 +1,5 @@
 """`python -m simnet`: see `simnet.cli`."""
 
-from __future__ import annotations
-
 from simnet.large_pages import use_large_pages
 from swarm.terminal.exit import speak
 

@@ -3,8 +3,6 @@
 python -m simnet run join --peers 50 --seed 1 --json join.json
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterator

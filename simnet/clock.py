@@ -10,8 +10,6 @@ draws their order from a generator, which is seeded here. The names of trio used
 trio is pinned: another version that lacks them ends a simulation with an `AttributeError`.
 """
 
-from __future__ import annotations
-
 import gc
 import heapq
 import os

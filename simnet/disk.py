@@ -9,8 +9,6 @@ and removals since the last sync of any file, a prefix survives. Each range writ
 last sync survives or vanishes by seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 from collections.abc import Callable

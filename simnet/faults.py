@@ -11,8 +11,6 @@ A schedule is a list of faults. In a scenario's file it has one table per fault:
 Every lasting fault ends by itself after `seconds`; then the run must recover.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 from typing import Annotated, TypeAlias, get_args

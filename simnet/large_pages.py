@@ -6,8 +6,6 @@ for pages of 2 MiB if a tunable is set before the process starts (GNU C Library 
 Allocation Tunables"); Python's own allocator has no such setting.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The library: a scenario from its name to its report. docs/library.md shows a program."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Peers' lines to the simulated network, and the properties that all links share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

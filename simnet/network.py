@@ -8,8 +8,6 @@ notice at once when a peer's process dies; if it loses power or is cut off, they
 stays unanswered (25 s).
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Callable

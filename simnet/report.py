@@ -1,7 +1,5 @@
 """The report of a simulation's results on a terminal, and the progress of a running one."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """One simulation of a scenario, from its seed to its report."""
 
-from __future__ import annotations
-
 import dataclasses
 import multiprocessing
 import time

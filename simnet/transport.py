@@ -1,7 +1,5 @@
 """A peer's end of the simulated network: dialling, relays, streams."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import trio

@@ -1,7 +1,5 @@
 """A peer's clock and randomness in a simulation."""
 
-from __future__ import annotations
-
 import random
 
 import trio

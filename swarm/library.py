@@ -4,8 +4,6 @@ These are the asynchronous functions, for programs under trio; `swarm` has plain
 names (`swarm.plain`). docs/library.md shows both.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import AsyncIterator, Sequence

@@ -5,8 +5,6 @@
 The command itself is `swarm.commands.peer`.
 """
 
-from __future__ import annotations
-
 from swarm.commands.peer import main
 
 if __name__ == "__main__":

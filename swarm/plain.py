@@ -4,8 +4,6 @@ They run on one trio loop in a thread of its own, which starts with the first ca
 alive between two calls, or two cells of a notebook, whose own loop is left alone.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 from collections.abc import Awaitable, Callable

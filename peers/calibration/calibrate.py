@@ -1,7 +1,5 @@
 """How much honest engines differ on a run's model and prompts, and thresholds from that."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Without measured ones a run observes (`swarm.wire.manifest.Thresholds.measured_tokens`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A submission without a network: its work, what a worker hands in, and what a validator finds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How alike two texts are, by the runs of words that they share; and which of many are alike."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from itertools import islice

@@ -1,7 +1,5 @@
 """`swarm demo`: a whole swarm on this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -4,8 +4,6 @@ The demo is a run's owner like any other: it makes a key, signs a run manifest, 
 with the ordinary command line.
 """
 
-from __future__ import annotations
-
 import secrets
 import shlex
 import shutil

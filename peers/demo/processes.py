@@ -5,8 +5,6 @@ outlives it. Restarts are not those of `swarm.world.restarts`: a peer reports no
 lifetime decides whether deaths count as in a row.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

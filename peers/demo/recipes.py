@@ -5,8 +5,6 @@ docs/concepts.md and docs/environments.md have the measured figures of the first
 those of the second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol

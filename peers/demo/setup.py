@@ -1,7 +1,5 @@
 """The options of a demo, its run, its peers, and their settings."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

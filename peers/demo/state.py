@@ -3,8 +3,6 @@
 Events come as JSON lines from the demo's own processes.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

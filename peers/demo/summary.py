@@ -1,7 +1,5 @@
 """The results of a demo: the policy, a summary as JSON, the reward curve, a page on the screen."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ It composes lines itself and uses neither tables nor layouts of rich. The screen
 its shape from one refresh to the next, and drawing takes a few milliseconds.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import IO

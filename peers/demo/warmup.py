@@ -4,8 +4,6 @@ The warm-up stops early. That gives RL enough rewards to learn from, and leaves 
 learn.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The endpoint's HTTP interface: an ASGI application."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing

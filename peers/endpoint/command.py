@@ -1,7 +1,5 @@
 """`swarm endpoint`: the HTTP interface of OpenAI on one policy, for agents."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Errors in the JSON form of OpenAI's interface."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

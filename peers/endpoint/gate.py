@@ -1,7 +1,5 @@
 """Who may come in, and how many at once."""
 
-from __future__ import annotations
-
 import hmac
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Generates what a job asks for, choice by choice, and hands out what is sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 

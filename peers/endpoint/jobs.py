@@ -1,7 +1,5 @@
 """A request as the engine sees it: prompts, and how to sample after them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

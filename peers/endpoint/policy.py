@@ -1,7 +1,5 @@
 """The policy that an endpoint serves: its folder, name, tokenizer and stop ids."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

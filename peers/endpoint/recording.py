@@ -5,8 +5,6 @@
 anyone derives the noise (`swarm.rollouts.seeds.submission_seed`).
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

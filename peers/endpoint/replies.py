@@ -1,7 +1,5 @@
 """Replies in the forms of OpenAI: whole ones, and the events of a stream."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A field that would change the tokens and is not supported is refused unless it h
 value: nothing that a client asks for is ignored in silence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 

@@ -5,8 +5,6 @@ that may end at a text, is therefore generated in requests of a few tokens, each
 the cache of the one before. Noise depends on a token's position only, so the tokens are the same.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The endpoint's process: an engine and an HTTP server."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from collections.abc import Callable

@@ -6,8 +6,6 @@ around them is what the model was taught to write. Forms in JSON are understood,
 (Mistral), and a bare object (Llama).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

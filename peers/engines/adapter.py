@@ -8,8 +8,6 @@ An adapter comes from the network: names, shapes and size are checked in the fil
 any tensor is read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

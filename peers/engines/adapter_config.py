@@ -1,7 +1,5 @@
 """What a folder with a LoRA adapter says of it, read and checked. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A whole batch of requests at once, for callers with nothing to do until it is finished."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from peers.engines.engine import Engine, Piece, Request

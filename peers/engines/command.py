@@ -1,7 +1,5 @@
 """`swarm engine`: engines that run in an environment of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -5,8 +5,6 @@ caller's: `forward` hands each layer's queries, keys and values to a function th
 differs between models is in the `Architecture` that the config asks for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path

@@ -4,8 +4,6 @@ Imports torch lazily, only to create the weights, so that a process that needs j
 starts at once.
 """
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 from typing import Any

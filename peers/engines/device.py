@@ -1,7 +1,5 @@
 """What a child process computes with: the device, the dtype, and what it finds on its machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

@@ -7,8 +7,6 @@ samples agree with it. So the tokens are those of sampling one at a time: noise 
 is right exactly if it is the argmax, and a validator sees no difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What lies before and after a model's layers: embedding, final norm and head."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor

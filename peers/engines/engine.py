@@ -3,8 +3,6 @@
 Token ids go in and come out; text never passes through an engine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Published checkpoints hold `mlp.experts.3.gate_proj.weight` and so on; transform
 compute with `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

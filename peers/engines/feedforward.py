@@ -1,7 +1,5 @@
 """A layer's MLP: a dense gated one, or a mixture of experts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

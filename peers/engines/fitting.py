@@ -1,7 +1,5 @@
 """Whether a checkpoint is one of the model that is loaded, before its tensors are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

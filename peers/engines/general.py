@@ -6,8 +6,6 @@ the start compares token-by-token generation with one plain forward pass; a mode
 refused with the figure.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The model's own forward pass runs with a stand-in for its body, so that whatever
 its head (scales, caps, biases) is done as in transformers.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

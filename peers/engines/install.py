@@ -7,8 +7,6 @@ with. Swarm itself is linked, not copied: the child runs the
 same code as its peer.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

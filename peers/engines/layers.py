@@ -1,8 +1,6 @@
 """A range of a model's layers, from their weights: those that one device computes, with causal
 attention and the rotary embedding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

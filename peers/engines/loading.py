@@ -4,8 +4,6 @@ For the trainer and the general engine; the native engine reads weights by itsel
 runs code from the folder or uses the network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

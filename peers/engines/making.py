@@ -1,7 +1,5 @@
 """A submission in the making: the turns that it asks for, its finished rollouts, their proofs."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence

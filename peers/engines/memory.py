@@ -4,8 +4,6 @@ The figures follow from the config, the headers of the weight files and the dtyp
 our engines. vLLM's cache lacks the hidden states, so it is a little smaller.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

@@ -4,8 +4,6 @@ Or an adapter's folder (`peers.engines.adapter`): then its weights are read from
 adapter is merged into them.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

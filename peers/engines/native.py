@@ -6,8 +6,6 @@ log-probabilities cost nothing extra, and a prefill runs the same layers as gene
 computes what it would compute alone, up to rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice

@@ -6,8 +6,6 @@ token. The noise comes from the counter-based generator Philox4x32-10
 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

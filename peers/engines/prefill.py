@@ -6,8 +6,6 @@ others. Rows with the same prompt share one computation of it. The tokens of a p
 and halved when memory is short.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The matrix products of a layer, with unmerged adapters beside them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

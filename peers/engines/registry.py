@@ -1,7 +1,5 @@
 """Engines by name: the native engine, and engines that other packages register."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.util import find_spec

@@ -6,8 +6,6 @@ When memory is short, copies are dropped first, and then the newest rows wait ag
 are kept, and their caches are computed again later.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

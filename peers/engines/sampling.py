@@ -1,8 +1,6 @@
 """Sampling noise of the rows being generated: for several positions at once where a vocabulary is
 tiny, or, where it is large, for the tokens that can win only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """The child process of an inference peer: computes rollouts and proofs, and writes the file."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

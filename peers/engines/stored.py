@@ -1,7 +1,5 @@
 """Files of tensors, as readable as the folder that they are in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

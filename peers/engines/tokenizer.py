@@ -4,8 +4,6 @@ Files are selected by name from a closed list, so that no code (Python, pickles)
 They are copied byte for byte, because the run manifest holds the hash of tokenizer.json.
 """
 
-from __future__ import annotations
-
 import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path

@@ -10,8 +10,6 @@ The results are those of noise for all tokens, bit for bit: noise depends on not
 row, position and token.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

@@ -4,8 +4,6 @@ It holds the states of the last episodes, so that the next turn continues them. 
 does not hold, for example another peer's, is played again from the tokens in the request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 the environment answers `8132>`; the model repeats `8132` and ends.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Annotated

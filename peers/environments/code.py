@@ -5,8 +5,6 @@ For demos and tests: `times 3; max -4>` asks for
 `code`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any
 

@@ -5,8 +5,6 @@ A record has `problem_id`, `source`, `task_type`, `prompt`, `gold_standard_solut
 the record's `task_type`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A look at every row of a data set: of which can no rollout be made, and why?"""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ It shows that the first submission can be generated and graded, not that the run
 Imports no torch.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

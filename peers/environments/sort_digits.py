@@ -1,7 +1,5 @@
 """Sort six digits: `428190>` asks for `012489`. Small enough to be learned on a CPU in seconds."""
 
-from __future__ import annotations
-
 from peers.environments.interface import SingleTurn, Task, Tasks, Transcript
 from peers.environments.tasks import Generated
 

@@ -1,7 +1,5 @@
 """The killable process that renders the chat templates of strangers."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from functools import lru_cache

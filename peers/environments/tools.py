@@ -1,7 +1,5 @@
 """The environment `tools`: arithmetic that is easy with a calculator or a Python interpreter."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The service of `swarm environment check`, in a child process: it calls an environment's code."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

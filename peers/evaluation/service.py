@@ -1,7 +1,5 @@
 """The child of `swarm eval`, and of evaluations during training: plays tasks and grades them."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ The result has the files of the first checkpoint, its dtypes and its tokenizer. 
 not at all.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ model only config, tokenizer and safetensors are fetched, of a data set only the
 read, never programs or pickles. A file counts once its SHA-256 is the one that the hub states.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

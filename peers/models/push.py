@@ -1,7 +1,5 @@
 """A policy on the Hugging Face hub, with a model card that says where it comes from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """`python -m peers.outer.follower`: a rank above 0 of one of several trainers."""
 
-from __future__ import annotations
-
 import sys
 
 from peers.trainer.follower import run

@@ -24,8 +24,6 @@ indices collide, and two entries with one residue share one value.
 A proof does not show how tokens were drawn; seeded sampling does (`peers.engines.noise`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from collections.abc import Sequence

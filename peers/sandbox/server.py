@@ -3,8 +3,6 @@
 `python -m peers.sandbox.server DESCRIPTOR PARENT`
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 import threading

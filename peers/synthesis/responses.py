@@ -1,7 +1,5 @@
 """Solutions as records of genesys, in the form in which SYNTHETIC-1 is published."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

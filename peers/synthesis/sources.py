@@ -1,7 +1,5 @@
 """Where solutions come from: samples of a teacher on this machine, or the rollouts of a run."""
 
-from __future__ import annotations
-
 import platform
 import re
 from array import array

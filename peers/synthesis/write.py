@@ -1,7 +1,5 @@
 """Which solutions `swarm synthesize` keeps, and their Parquet in a Hugging Face folder."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

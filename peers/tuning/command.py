@@ -1,7 +1,5 @@
 """`swarm sft` and `swarm dpo`: fine-tuning on this machine, in a child process, with no network."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

@@ -5,8 +5,6 @@ log-probability of each token that the model wrote; all other tokens are inputs 
 the examples is held back for validation.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

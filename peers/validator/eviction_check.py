@@ -1,7 +1,5 @@
 """Computing the reason of an eviction again, from the logs and the evidence that is kept."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`swarm ledger check-eviction`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -4,8 +4,6 @@ The checks are exact: anyone with the file, the step order and the manifest find
 The hostile file itself is opened in a separate process (`peers.validator.reader`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

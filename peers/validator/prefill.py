@@ -6,8 +6,6 @@ rounding differs between machines. They refuse a submission; a worker is evicted
 chance cannot explain the evidence of all its submissions (`peers.validator.evidence`).
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

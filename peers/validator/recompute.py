@@ -4,8 +4,6 @@ logits and noise.
 The figures of both are what the statistical checks and the worker's evidence rest on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -9,8 +9,6 @@ For other rooms:
 - `__init__`: KINDS, disguise
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from simnet.adversaries import identities, relays, workers

@@ -1,7 +1,5 @@
 """Many identities for one machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 

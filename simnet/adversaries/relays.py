@@ -1,7 +1,5 @@
 """Relays that attack pieces, gossip, the DHT or memory."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, cast
 

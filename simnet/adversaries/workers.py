@@ -1,7 +1,5 @@
 """Workers and validators that cheat, or burden others. Each runs a role's code up to its attack."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, ClassVar, cast

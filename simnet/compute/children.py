@@ -1,7 +1,5 @@
 """Simulated child processes, which answer by cost models."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial

@@ -1,7 +1,5 @@
 """Cost model of deltas between checkpoints."""
 
-from __future__ import annotations
-
 import trio
 
 from simnet.compute.setting import WEIGHTS, Setting

@@ -1,7 +1,5 @@
 """Cost model of an environment peer's children, and the episodes of served environments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import trio

@@ -1,7 +1,5 @@
 """Cost model of an evaluation's service."""
 
-from __future__ import annotations
-
 import trio
 
 from simnet.compute.setting import Setting

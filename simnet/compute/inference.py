@@ -1,7 +1,5 @@
 """Cost model of the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Cost model of the service of one of several trainers."""
 
-from __future__ import annotations
-
 from typing import ClassVar, TypeVar
 
 import msgspec

@@ -1,7 +1,5 @@
 """Submissions of simulated engines: small files whose content follows from the seed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

@@ -1,7 +1,5 @@
 """A peer's machine, and the work that its cost models answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Cost model of a trainer's service."""
 
-from __future__ import annotations
-
 from typing import ClassVar, NamedTuple
 
 import msgspec

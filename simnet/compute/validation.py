@@ -1,7 +1,5 @@
 """Cost models of a validator's inspector and prefill."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import trio

@@ -11,8 +11,6 @@ For other rooms:
 - `steady`: WORKER, WORKLOAD
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -5,8 +5,6 @@ lines from all over the world. The bound is the least time of any broadcast: one
 slowest downlink, one over the trainer's uplink, and all copies over all uplinks together.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from simnet.compute.setting import Workload

@@ -4,8 +4,6 @@ The kinds of adversaries (`simnet/adversaries/`) follow from the seed, and no tw
 The run must continue as without them, and every invariant must hold.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from simnet.adversaries import KINDS

@@ -37,8 +37,6 @@ of the pieces. Round trips, heartbeats, start-up and the granularity of pieces t
 at full size, so the figures are slightly too slow.
 """
 
-from __future__ import annotations
-
 from statistics import mean, median
 from typing import Any
 

@@ -4,8 +4,6 @@ At its learning rate of 3e-7 a delta over the eight optimiser steps of a rollout
 the checkpoint (`python -m benchmarks.delta`). The rest is as in [intellect-2](intellect_2.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from simnet.scenarios import intellect_2

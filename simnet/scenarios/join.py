@@ -5,8 +5,6 @@ join as relays from anywhere in the world, within half a minute or at twenty per
 some of them look each other up.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import trio

@@ -5,8 +5,6 @@ within a bound, every worker must generate with one of them, and the trusted pee
 other's logs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Helpers shared by scenarios: drawing lines, starting peers, summarising times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any

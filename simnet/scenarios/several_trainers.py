@@ -5,8 +5,6 @@ steps and comes back. A third is cut off for some rounds, goes on by itself, and
 the heavier chain. At the end every trainer must hold the same state.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -6,8 +6,6 @@ once in five minutes, and records are stored again at the rate at which they exp
 benchmarks.simulator steady` measures the cost.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import trio

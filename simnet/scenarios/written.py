@@ -3,8 +3,6 @@
 Every size, speed and name is checked before anything runs; docs/simulation.md explains the keys.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`swarm dashboard`: a run as a live web page on this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`swarm doctor`: what would keep a peer from working on this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`swarm health`: whether the peer with a home is well, for health checks of containers."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

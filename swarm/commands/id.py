@@ -1,7 +1,5 @@
 """`swarm id`: the id of the peer in a home."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`swarm join`: from an invite link to a running peer."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`swarm trace`: one submission's way through the swarm, hop by hop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

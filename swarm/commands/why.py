@@ -1,7 +1,5 @@
 """`swarm why`: what happened to a submission or a peer, and why."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated

@@ -5,8 +5,6 @@ lies in files that the jobs name: an *update* is the file of a trainer's contrib
 that of an outer state. Swarm computes both, and takes the outer step.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Protocol
 
 import msgspec

@@ -1,7 +1,5 @@
 """Jobs of fine-tuning, which needs no network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol

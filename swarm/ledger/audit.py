@@ -4,8 +4,6 @@ A kept receipt is held against its validator's log as it is now. What the log ha
 commits to by the hashes that it keeps, for signed heads that are not older than these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations

@@ -1,8 +1,6 @@
 """Where commands get copies of a run's logs: the network, a trusted peer's home, or an export; and
 the proofs that a worker keeps of its own work."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """`swarm doctor`: all checks of a machine for a peer with given settings, without starting one."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The runs of a network, as its bootstrap peers list them and their trusted peers report them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

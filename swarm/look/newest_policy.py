@@ -1,7 +1,5 @@
 """Fetching a run's newest policy from its peers into a folder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

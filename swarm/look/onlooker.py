@@ -4,8 +4,6 @@ An onlooker asks all trusted peers at once, over the ledger protocol. It needs n
 checks the answers as if they had come by gossip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Names that a person shortened: hashes and peer ids by how they begin or, as in logs, end."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from pathlib import Path

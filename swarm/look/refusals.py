@@ -3,8 +3,6 @@
 docs/troubleshooting.md has the same words. Names of checks are those in verdicts.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import NamedTuple

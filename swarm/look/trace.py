@@ -4,8 +4,6 @@ The events that name a submission become spans. The trace's id is the beginning 
 hash, so the spans of all peers join although no message carries a trace.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

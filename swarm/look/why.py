@@ -1,7 +1,5 @@
 """What the ledger says about one submission or one peer, in words for a contributor."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections import Counter

@@ -7,8 +7,6 @@ signed has another id. The checksum finds a link that was cut off or mistyped; i
 link has one spelling, so that equal links are equal texts. (docs/decisions/0042-invite-links.md)
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime

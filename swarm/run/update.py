@@ -1,7 +1,5 @@
 """Signing a version of a run and handing it to the network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -26,8 +26,6 @@ This module needs numpy and runs in a child process (`DeltaService`); the networ
 `swarm.shardcast.chain`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

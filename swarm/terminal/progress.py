@@ -1,7 +1,5 @@
 """Progress bars on standard error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The environment `harness`: tasks of a data set, played by a program that the lab has."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -4,8 +4,6 @@ Two sides meet here. Threads of the HTTP server call `ask` and `take_reward` for
 environment's thread calls the rest. A request waits until the environment answers it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

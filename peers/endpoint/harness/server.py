@@ -4,8 +4,6 @@ It has no engine. A request waits until the environment has the model's text; th
 whose episode it belongs to.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -4,8 +4,6 @@ A check runs its code in two child processes, which hash text differently, as tw
 environment that iterates over a set is found out.
 """
 
-from __future__ import annotations
-
 import keyword
 import os
 import re

@@ -1,7 +1,5 @@
 """`swarm environment`: list, write, check and install environments."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -3,8 +3,6 @@ r"""What the text of an answer alone tells: how it is read, and what math-verify
 Texts here have at most `ANSWER_CHARACTERS_MAX` characters.
 """
 
-from __future__ import annotations
-
 import re
 
 ALIKE = {

@@ -3,8 +3,6 @@
 The program runs in the sandbox, the comparison outside it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The forms in which public data sets publish hidden tests, all read into the same cases."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json

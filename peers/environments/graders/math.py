@@ -5,8 +5,6 @@ that every validator decides alike. A clock decides nothing: an answer that pass
 takes `CPU_SECONDS` all the same is not gradable.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec

@@ -3,8 +3,6 @@
 Its timeouts use signals, which work in a main thread only; the owner kills this process instead.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

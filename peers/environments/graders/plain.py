@@ -1,7 +1,5 @@
 """Graders that need no library: equal texts, and equal numbers."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

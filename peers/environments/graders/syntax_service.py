@@ -1,7 +1,5 @@
 """The process that finds the program in a completion, before a sandbox is made for it."""
 
-from __future__ import annotations
-
 import ast
 import warnings
 from typing import Any

@@ -7,8 +7,6 @@ takes more CPU time than it may. Unless the service needs them, it cannot open a
 reads no key (where Linux has Landlock), and writes no file beyond `FILE_BYTES_MAX`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import resource

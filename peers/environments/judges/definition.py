@@ -13,8 +13,6 @@ key_file = "/etc/swarm/judge.key"
 ```
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

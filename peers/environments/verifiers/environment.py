@@ -1,7 +1,5 @@
 """The environment `verifiers`: any package of the `verifiers` library."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

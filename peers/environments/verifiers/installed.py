@@ -4,8 +4,6 @@
 interface need another than those of the 1.x interface.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

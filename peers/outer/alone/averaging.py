@@ -6,8 +6,6 @@ and the contributions to merge into it. The merge, with Nesterov's step, is the 
 lists (`peers.outer`); another library gives one, the average.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`swarm train`: pre-train a model, alone or with others by a library."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any

@@ -12,8 +12,6 @@ forwarded as they are, so every trainer decodes the same values to the bit.
 Every payload is a zstd frame of a size that is known in advance.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

@@ -5,8 +5,6 @@ blocks of equal length, each of which begins with the last token of the block be
 token but the very first is predicted once.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 from collections.abc import Iterator, Sequence

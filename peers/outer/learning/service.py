@@ -1,7 +1,5 @@
 """The service of the child of one of several trainers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

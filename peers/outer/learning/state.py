@@ -10,8 +10,6 @@ rounded IEEE operation per element (a product and a sum are never fused), in the
 trainers' ids, so neither the machine, the number of threads nor the order of arrival changes a bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ They are safetensors files whose bytes follow from names and tensors alone: tens
 the header without freedom. So equal tensors mean equal files.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

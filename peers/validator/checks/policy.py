@@ -4,8 +4,6 @@ Rounding differs between machines, so none of them proves a fault. A failure ref
 submission; a worker is evicted only when chance cannot explain the evidence of all of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rollouts as data: JSON lines, or a Hugging Face data set folder."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Which rollouts to show: filters by environment, reward, worker and step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Each line of a rollout's text stands behind a bar, so that no text can pass for a line of ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from rich.cells import chop_cells

@@ -1,7 +1,5 @@
 """A rollout with all that is known about it: its text, rewards, advantage and verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ holds accepted rollouts in canonical form, until they are trained on. Verdicts c
 the same home, or from a ledger that is given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

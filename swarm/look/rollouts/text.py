@@ -1,7 +1,5 @@
 """Token ids as text, with the run's tokenizer. Imports tokenizers lazily: it loads slowly."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path

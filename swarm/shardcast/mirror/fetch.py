@@ -1,7 +1,5 @@
 """Fetching a checkpoint from mirrors into a folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import closing

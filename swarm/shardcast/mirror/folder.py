@@ -3,8 +3,6 @@
 The index of a mirror, `checkpoint.json`: which checkpoint it has.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """A checkpoint as a mirror: exported as plain files for any web server, or served in place."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

@@ -3,8 +3,6 @@
 hypercorn would let a client change to HTTP/2, whose connections it does not close when they idle.
 """
 
-from __future__ import annotations
-
 import socket
 from contextlib import suppress
 from math import inf
