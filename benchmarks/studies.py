@@ -19,8 +19,9 @@ mean over ten steps).
   the engine reports (`objective.behaviour = "engine"`, arXiv 2605.14220).
 - `recipes`: the losses of the named recipes (objective, advantage, ratio, mean, KL) and the
   defaults', on two tasks, with rollouts 1, 4 and 8 steps old. Learning rate, clipping of the norm
-  and batch are the demo's for all: the published ones belong to other models. `--model`: a real
-  model learns, as in `benchmarks.recipe`.
+  and batch are the demo's for all: the published ones belong to other models. A batch is one
+  optimiser step, or eight as INTELLECT-2 has it. `--model`: a real model learns, as in
+  `benchmarks.recipe`.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ class Variant:
     log_difference_max: float = 20.0
     """What a run's thresholds would allow: here, all that the engines do."""
     task: str = "sort-digits"
+    parts: int = 1
+    """Optimiser steps of a batch."""
 
     def settings(self, seed: int, steps: int, recipe: Recipe, half: bool) -> LearnerSettings:
         schedule = Schedule(
@@ -108,7 +111,9 @@ class Variant:
             self.objective,
             schedule,
             seed,
-            optimiser=self.optimiser or recipe.optimiser,
+            optimiser=structs.replace(
+                self.optimiser or recipe.optimiser, optimiser_steps=self.parts
+            ),
             adapter=recipe.adapter,
             sharding=Sharding(mixed_precision=half),
             completion_tokens_max=recipe.sampling.max_new_tokens,
@@ -141,6 +146,7 @@ LOSSES = {
     },
 }
 """Objective and the ratio's denominator, by recipe."""
+LOSSES["intellect-2, 8 parts"] = LOSSES["intellect-2"]
 
 _FAST = structs.replace(OPTIMISER, learning_rate=2 * OPTIMISER.learning_rate)
 STUDIES = {
@@ -161,7 +167,9 @@ STUDIES = {
         for label, (name, behaviour, old) in CORRECTIONS.items()
     },
     "recipes": {
-        f"{task}, {age} steps old: {name}": Variant(objective, old=old, staleness=age, task=task)
+        f"{task}, {age} steps old: {name}": Variant(
+            objective, old=old, staleness=age, task=task, parts=8 if "8 parts" in name else 1
+        )
         for task in ("sort-digits", "calculator")
         for age in (1, 4, 8)
         for name, (objective, old) in LOSSES.items()
