@@ -34,6 +34,8 @@ class Group:
     """False: the online filter leaves the group out; it still counts in the metrics."""
     temperature: float = 1.0
     """Sampling temperature."""
+    environment: int = 0
+    """Index of its environment."""
 
     def __post_init__(self) -> None:
         check_rewards([self.rewards], [self.kept], len(self.rollouts))
@@ -71,6 +73,8 @@ def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroup
         rewards=rewards,
         trained=trained,
         all_completion_lengths=whole.completion_lengths,
+        environment=torch.tensor([each.environment for each in groups for _ in each.rollouts]),
+        truncated=torch.tensor([each.segments[-1].finish == "length" for each in rollouts]),
         rows=rows,
         tokens=here.tokens,
         sampled=here.sampled,

@@ -5,7 +5,7 @@ For other rooms:
 - `__init__`: Environment, Grade, NotGradable, Renderer, Task, episodes_of, grade, load, probe_hash,
   task_of
 - `chat_template`: ChatTemplate, ChatTokens
-- `collection`: Environments, GroupTask, labels
+- `collection`: Environments, GroupTask
 - `columns`: Row, flat, value_of
 - `dataset`: DataOptions, OfRows, prompt_columns, prompt_in, prompt_of, text_in
 - `episodes`: EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of

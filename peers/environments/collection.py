@@ -35,14 +35,6 @@ class GroupTask:
     """Token ids of the state that the group continues, after the task's prompt."""
 
 
-def labels(references: Sequence[EnvironmentReference]) -> list[str]:
-    """Each environment's label in metrics: its name, with its index where two share a name."""
-    names = [reference.name for reference in references]
-    return [
-        f"{name}-{index}" if names.count(name) > 1 else name for index, name in enumerate(names)
-    ]
-
-
 def room_for(reference: EnvironmentReference, room: PromptRoom) -> PromptRoom:
     """Room for the prompts of an environment, which may have to fit a message."""
     return room.at_most(SERVED_PROMPT_TOKENS_MAX) if reference.where == "served" else room

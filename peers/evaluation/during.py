@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.environments.collection import labels
 from peers.evaluation import run
 from peers.evaluation.report import estimate
 from peers.evaluation.settings import EvaluationSettings
@@ -19,7 +18,7 @@ from swarm.jobs import Hardware
 from swarm.jobs.evaluation import EVALUATION_START_SECONDS, EvaluationSetup, Sample
 from swarm.node.run_node import RunNode
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
-from swarm.wire.manifest import EnvironmentReference, RunManifest
+from swarm.wire.manifest import EnvironmentReference, RunManifest, labels
 from swarm.wire.messages import Checkpoint, CheckpointReference, EnvironmentEvaluation, Evaluation
 from swarm.world.observable import Observable
 

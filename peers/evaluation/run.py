@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from peers.environments.collection import labels
 from peers.environments.registry import load_any
 from peers.evaluation.samples import SampleFile, Ungradable, open_samples
 from swarm.errors import UserError
@@ -31,7 +30,7 @@ from swarm.jobs.evaluation import (
 from swarm.run.toml import describe_run
 from swarm.terminal.options import UNGRADABLE_MAX
 from swarm.terminal.tables import struct_from_mapping
-from swarm.wire.manifest import EnvironmentReference, Sampling, one_or_each
+from swarm.wire.manifest import EnvironmentReference, Sampling, labels, one_or_each
 from swarm.world import Child, Compute, client
 from swarm.world.compute import LocalCompute
 

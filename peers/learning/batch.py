@@ -99,6 +99,10 @@ class AcceptedGroups:
     """What the rewards are made of, from the verdict."""
     all_completion_lengths: Tensor
     """Sampled tokens of every sequence of the submission, int64 [all]."""
+    environment: Tensor
+    """Index of each sequence's environment, int64 [all]."""
+    truncated: Tensor
+    """Whether the length limit cut off each sequence, bool [all]."""
     rows: Tensor
     """This rank's sequences, as indices among all, int64 [B], ascending."""
     tokens: Tensor
@@ -131,6 +135,10 @@ class AcceptedGroups:
         self.informative = sorted(set(self._group[self.trained].tolist()))
         """Indices of the groups to train on."""
         self._completion_lengths = self.all_completion_lengths[self.rows]
+
+    def environments(self, groups: Collection[int]) -> Tensor:
+        """The environment of each of this rank's sequences of some groups, int64."""
+        return self.environment[self.rows][_among(self._group[self.rows], groups)]
 
     @property
     def oldest(self) -> int:

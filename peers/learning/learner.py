@@ -26,7 +26,7 @@ from peers.learning.ranks import Ranks
 from peers.learning.scoring import Part, score
 from peers.learning.settings import LearnerSettings
 from peers.learning.step import GrpoStep
-from peers.learning.work import NO_WORK
+from peers.learning.work import NO_WORK, stability
 from swarm.errors import UserError
 
 
@@ -137,6 +137,8 @@ class Learner:
         metrics |= NO_WORK
         taken = GrpoStep(self.policy, self.past, self.settings, step, self.process)
         metrics |= taken.take(self._cut(given))
+        *self.environments, whole = stability(given, taken.trained, self._ranks)
+        metrics = whole | metrics
         self.problems = list(dict.fromkeys(taken.problems))
         names = dict.fromkeys(each.name for each in given if each.name)
         self.consumed[step] = [*self.consumed.get(step, []), *names]

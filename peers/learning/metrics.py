@@ -51,6 +51,8 @@ _SECTIONS = {
         "submissions",
         "engine_",
         "trained_",
+        "repetition",
+        "truncated",
     ),
     "time": (
         "idle_",

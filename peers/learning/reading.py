@@ -63,11 +63,14 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
         return torch.from_numpy(np.concatenate(parts) if parts else flat[:0])
 
     kinds = mine("segment_kinds", segment_offsets) == MODEL
+    environment = torch.from_numpy(file.get_tensor("environment")).long()
     temperatures = torch.tensor(submission.temperatures, dtype=torch.float64)
     return AcceptedGroups(
         name=name,
         policies=np.unique(file.get_tensor("span_policies")).tolist(),
-        temperature=temperatures[torch.from_numpy(file.get_tensor("environment")).long()[rows]],
+        environment=environment,
+        truncated=cut_off,
+        temperature=temperatures[environment[rows]],
         rewards=rewards,
         trained=trained,
         ungraded=submission.ungraded,

@@ -113,6 +113,8 @@ class ScoredBatch:
     """Advantage of each token, fp32 [n]; in most runs that of its completion."""
     completion: Tensor
     """Index of each token's completion, of B, int64 [n]."""
+    environment: Tensor
+    """Index of each token's environment, int64 [n]."""
 
     def tokens(self, rows: Rows, log_pi: Tensor, entropy: Tensor) -> Tokens:
         """The tokens of one pass, as the objective sees them."""
@@ -159,6 +161,7 @@ def assemble(
     batches = [each.batch(groups) for each, groups in part]
     batch = join(batches)
     some = completions_of(part)
+    environment = torch.cat([each.environments(groups) for each, groups in part])
     advantage = advantages(objective, some, settings.completion_tokens_max, problems)[some.here]
     passes = policy.passes(batch)
     learner = current if current is not None and _publishes_exactly(policy) else -1
@@ -202,6 +205,7 @@ def assemble(
         trusted_within=settings.log_difference_max if objective.behaviour == "engine" else 0.0,
         advantage=joined("token_advantage", of_completions).to(device),
         completion=batch.per_token(torch.arange(len(batch))).to(device),
+        environment=batch.per_token(environment).to(device),
     )
 
 

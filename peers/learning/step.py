@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from peers.learning import objective as objectives
@@ -19,7 +20,7 @@ from peers.learning.past import PastPolicies
 from peers.learning.policy import TrainedPolicy
 from peers.learning.scoring import Part, ScoredBatch, assemble, compare_engines, score
 from peers.learning.settings import LearnerSettings
-from peers.learning.work import NO_WORK, training_work
+from peers.learning.work import NO_WORK, by_environment, training_work
 from swarm.world.progress import report
 
 
@@ -34,6 +35,8 @@ class GrpoStep:
     """Number of the rollout step, and of the policy before it."""
     process: ProcessModel | None = None
     """The model of process rewards, if the objective has them."""
+    trained: list[Tensor] = field(default_factory=list)
+    """Gets what `stability` needs of each pass."""
     problems: list[str] = field(default_factory=list)
     """Gets a sentence for each formula of another package that fails: its optimiser step is
     skipped."""
@@ -81,6 +84,9 @@ class GrpoStep:
             )
             tokens = batch.tokens(rows, log_pi, entropy)
             loss, metrics = objectives.loss(goal, tokens, batch.totals, self.problems)
+            kl = objectives.k3(tokens.log_mu, tokens.log_pi)
+            columns = (torch.ones_like(kl), entropy, kl)
+            self.trained.append(by_environment(batch.environment[rows.index], columns))
             # Each rank's loss is its share of the batch's; FSDP averages the gradients.
             (loss * ranks.parts).backward()  # type: ignore[no-untyped-call]
             for name, value in metrics.items():

@@ -1,13 +1,30 @@
-"""The useful work of a step: the tokens that it trained on, and the operations that they need."""
+"""A step's useful work, and figures of each environment in which a collapse shows first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from peers.learning.batch import Batch
+from peers.learning.batch import AcceptedGroups, Batch
+from peers.learning.ranks import Ranks
+from swarm.wire.messages import ENVIRONMENTS_MAX
+
+GRAM = 4
+"""Tokens of a run whose return is a repetition (seq-rep-4 of Welleck et al., arXiv 1908.04319)."""
+
+_SHARES = {
+    "completion_length": (1, 0),
+    "truncated": (2, 0),
+    "repetition": (4, 3),
+    "entropy": (6, 5),
+    "kl_generation": (7, 5),
+}
+"""The sums that each figure is a quotient of."""
+
 
 NO_WORK = {"trained_tokens": 0.0, "model_flops": 0.0}
 """The work of a step that trained on nothing."""
@@ -67,3 +84,42 @@ def model_flops(model: Any, sequences: Sequence[tuple[int, int]]) -> float:
 def _operations(parameter: Tensor) -> int:
     """Operations per input that a parameter takes part in, forward and backward."""
     return parameter.numel() * (6 if parameter.requires_grad else 4)
+
+
+def by_environment(environment: Tensor, columns: Sequence[Tensor]) -> Tensor:
+    """Sums of columns [n] over each environment, fp64 [environments, columns]."""
+    values = torch.stack([each.detach().double() for each in columns], 1)
+    return values.new_zeros(ENVIRONMENTS_MAX, len(columns)).index_add_(0, environment, values)
+
+
+def stability(
+    given: Sequence[AcceptedGroups], trained: Sequence[Tensor], ranks: Ranks
+) -> list[dict[str, float]]:
+    """Figures of each environment by index, and last those of all; unknown ones are left out.
+
+    `trained`: sums over passes of this rank, fp64 [environments, 3]: tokens, their entropies and
+    KLs to the sampler. Repetition is of the completions trained on, length and truncation of all.
+    """
+    sums = torch.zeros(ENVIRONMENTS_MAX, 8, dtype=torch.float64)
+    for each in trained:
+        sums[:, 5:] += each.cpu()
+    for some in given:
+        length = some.all_completion_lengths * (ranks.rank == 0)  # which every rank knows
+        columns = (length.bool(), length, length.bool() & some.truncated)
+        sums[:, :3] += by_environment(some.environment, columns)
+        sums[:, 3:5] += by_environment(some.environment[some.rows], _runs(some))
+    sums = torch.tensor(ranks.sum(sums.flatten().tolist())).view_as(sums)
+    return [
+        {name: row[a] / row[b] for name, (a, b) in _SHARES.items() if row[b] and isfinite(row[a])}
+        for row in [*sums.tolist(), sums.sum(0).tolist()]
+    ]
+
+
+def _runs(given: AcceptedGroups) -> Sequence[Tensor]:
+    """Runs of `GRAM` tokens in each of this rank's completions, and those seen in it before."""
+    lengths = given.all_completion_lengths[given.rows].tolist()
+    found = []
+    for tokens in map(Tensor.tolist, given.tokens[given.sampled].split(lengths)):  # type: ignore[no-untyped-call]
+        runs = list(zip(*(tokens[start:] for start in range(GRAM)), strict=False))
+        found.append((len(runs), len(runs) - len(set(runs))))
+    return torch.tensor(found).view(-1, 2).unbind(1)

@@ -131,7 +131,7 @@ class Resumption:
                 break
             times.trained = self.peer.node.world.now()
             if step + 1 > newest:
-                trained = TrainedStep(taken, result.figures, batch, result.group_tokens)
+                trained = TrainedStep(taken, result.figures, batch, result.environments)
                 await self.training.hand_over(child, step, trained, times)
                 continue
             self.progress.advance(step + 1)

@@ -205,9 +205,7 @@ class TrainerService:
                 ]
                 for index, each in enumerate(read)
             ],
-            group_tokens=[
-                [each.tokens_in({group}) for group in range(len(each.rewards))] for each in read
-            ],
+            environments=learner.environments,
         )
 
     def _read(

@@ -4,7 +4,7 @@ beside the next step, and the step's figures are reported."""
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -13,18 +13,22 @@ from peers.evaluation.during import Evaluations
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.batches import Batches
 from peers.trainer.child import accepted_submissions, training_terms
-from peers.trainer.environments import environment_figures
 from peers.trainer.orders import Orders
-from peers.trainer.pool import Accepted
+from peers.trainer.pool import SPREAD_MIN, Accepted, environment_of
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import State
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.store import Batch
 from swarm.jobs.training import Figures, Follow, Record, ScoreAhead, TrainingService, TrainStep
 from swarm.ledger.entries import Consumed, TrainingFigures
+from swarm.rollouts.rollouts import mean_parts, parts_in
 from swarm.run.manifest import manifest_in
 from swarm.wire.envelope import Envelope
-from swarm.wire.manifest import RunManifest
+from swarm.wire.manifest import EnvironmentReference, RunManifest, labels
+from swarm.wire.messages import Verdict
+
+EnvironmentFigures = dict[str, dict[str, float]]
+"""Figures by name, by the environment's label."""
 
 
 @dataclass
@@ -48,8 +52,8 @@ class TrainedStep:
     """The learner's metrics."""
     record: Batch
     """The batch's entries for the log."""
-    group_tokens: list[list[int]]
-    """[submissions][groups] Completion tokens."""
+    environments: Sequence[Figures]
+    """The child's of each environment, by index."""
 
 
 class Training:
@@ -140,7 +144,7 @@ class Training:
             for accepted, outcomes in zip(batch, result.outcomes, strict=True)
         ]
         record = Batch(consumed, result.figures["reward"], values)
-        return TrainedStep(batch, result.figures, record, result.group_tokens)
+        return TrainedStep(batch, result.figures, record, result.environments)
 
     async def hand_over(
         self, child: TrainingService, step: int, trained: TrainedStep, times: StepTimes
@@ -155,6 +159,8 @@ class Training:
         await publisher.begin_save(child, step + 1, state)
         times.handed_over = self._world.now()
         figures = self._figures(step, trained, times)
+        references = progress.versions.manifest_of(step).environments
+        environments = environment_figures(trained.batch, trained.environments, references)
 
         async def publish() -> None:
             """Wait until the policy is durable, then log the step and publish it."""
@@ -163,12 +169,17 @@ class Training:
                 child,
                 step + 1,
                 reward=trained.record.reward,
-                figures=logged_figures(figures),
+                figures=logged_figures(figures, environments),
                 consumed=trained.record.consumed,
             )
             self._published()
             figures["publish_seconds"] = self._world.now() - times.handed_over
-            await self._report(child, step, trained, figures)
+            self._add_evaluation(figures, environments)
+            digests = [each.digest for each in trained.batch]
+            told = {**figures, "environments": environments, "step": step}
+            self._peer.node.events.emit("trainer.trained_on", step=step, submissions=digests)
+            self._peer.node.events.emit("trainer.step_trained", **told)
+            await child.record(Record(step=step, figures=figures, environments=environments))
             if state is not None:
                 await self._accepted.saved(state.step)
 
@@ -194,26 +205,13 @@ class Training:
             **({"states_valued": sum(map(len, values))} if values else {}),
         }
 
-    async def _report(
-        self, child: TrainingService, step: int, trained: TrainedStep, figures: Figures
-    ) -> None:
-        """Report a published step, and have the child record it."""
-        manifest = self._progress.versions.manifest_of(step)
-        environments = environment_figures(
-            trained.batch, trained.group_tokens, manifest.environments
-        )
+    def _add_evaluation(self, figures: Figures, environments: EnvironmentFigures) -> None:
         evaluated = self.evaluations.take()
         if evaluated is not None:
             policy = evaluated.reference.step
             figures |= {"evaluation": evaluated.reward, "evaluation_policy": policy}
             for found in evaluated.environments:
                 environments.setdefault(found.label, {})["evaluation"] = found.reward
-        events, digests = self._peer.node.events, [each.digest for each in trained.batch]
-        events.emit("trainer.trained_on", step=step, submissions=digests)
-        events.emit(
-            "trainer.step_trained", **{**figures, "environments": environments, "step": step}
-        )
-        await child.record(Record(step=step, figures=figures, environments=environments))
 
 
 class Background:
@@ -257,7 +255,13 @@ class Background:
             self._ended.set()
 
 
-def logged_figures(figures: Figures) -> TrainingFigures:
+OF_EACH = ["reward", "completion_length", "entropy", "kl_generation", "repetition", "truncated"]
+"""The figures in `TrainingFigures.of_each`, by the learner's names."""
+
+
+def logged_figures(
+    figures: Figures, environments: EnvironmentFigures | None = None
+) -> TrainingFigures:
     """The figures of a step that its trainer logs, by the learner's names; only finite ones."""
     clipped = [value for name, value in figures.items() if name.startswith("clipped_")]
     found = {
@@ -268,11 +272,83 @@ def logged_figures(figures: Figures) -> TrainingFigures:
         "clipped": sum(clipped) if clipped else None,
         "learning_rate": figures.get("learning_rate"),
         "seconds": figures.get("step_seconds"),
+        "repetition": figures.get("repetition"),
+        "truncated": figures.get("truncated"),
     }
+    several = environments.values() if environments and len(environments) > 1 else ()
     return TrainingFigures(
         **{
             name: float(value)
             for name, value in found.items()
             if value is not None and math.isfinite(value)
-        }
+        },
+        of_each=[[each.get(name) for name in OF_EACH] for each in several],
     )
+
+
+def environment_figures(
+    batch: Sequence[Accepted],
+    computed: Sequence[Figures],
+    environments: Sequence[EnvironmentReference],
+) -> EnvironmentFigures:
+    """Figures of each environment in order, empty for those without groups; groups left out count,
+    too, those that continue states excepted.
+
+    `computed`: the child's figures of each environment, or nothing. pass_at_1 is the share of right
+    completions and pass_at_g that of groups with a right one, where a completion is right if its
+    task reward is 1; both are of graded groups, as the reward is. With a length penalty a verdict
+    has only mean and spread of a group's task rewards: these figures then are exact for rewards of
+    0 and 1. part_NAME is the mean of a part of the rewards.
+    """
+    gathered: list[list[tuple[Accepted, int]]] = [[] for _ in environments]
+    for accepted in batch:
+        for group in range(len(accepted.verdict.rewards)):
+            if not accepted.verdict.continues(group):  # else it begins within a rollout
+                gathered[environment_of(accepted.verdict, group)].append((accepted, group))
+    known: list[Figures] = [*computed, *[{} for _ in environments]]
+    found = [
+        _figures(own) | more if own else {} for own, more in zip(gathered, known, strict=False)
+    ]
+    return dict(zip(labels(environments), found, strict=True))
+
+
+def _figures(groups: Sequence[tuple[Accepted, int]]) -> dict[str, float]:
+    count = len(groups)
+    labels = [accepted.labels[group] for accepted, group in groups]
+    found = {
+        "groups": float(count),
+        "keep_rate": labels.count("kept") / count,
+        "quarantine_rate": labels.count("quarantined") / count,
+    }
+    graded = [
+        (accepted.verdict, group)
+        for (accepted, group), label in zip(groups, labels, strict=True)
+        if label != "quarantined"
+    ]
+    return {**found, **_reward_figures(graded)} if graded else found
+
+
+def _reward_figures(groups: Sequence[tuple[Verdict, int]]) -> dict[str, float]:
+    """Figures of graded groups."""
+    rewards = [verdict.rewards[group] for verdict, group in groups]
+    shares = [_right(verdict, group) for verdict, group in groups]
+    parts = mean_parts(
+        each
+        for verdict, group in groups
+        for each in parts_in(verdict.parts, verdict.rewards, group)
+    )
+    return {
+        "reward": sum(map(sum, rewards)) / sum(map(len, rewards)),
+        "pass_at_1": sum(share for share, _ in shares) / len(groups),
+        "pass_at_g": sum(any_right for _, any_right in shares) / len(groups),
+        **{f"part_{name}": mean for name, mean in parts.items()},
+    }
+
+
+def _right(verdict: Verdict, group: int) -> tuple[float, bool]:
+    """(share of right completions, whether there is any)."""
+    if verdict.task_means:
+        mean, spread = verdict.task_means[group], verdict.task_spreads[group]
+        return mean, max(mean, spread) >= 1 - SPREAD_MIN
+    right = [reward >= 1 - SPREAD_MIN for reward in verdict.rewards[group]]
+    return sum(right) / len(right), any(right)

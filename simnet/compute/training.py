@@ -124,7 +124,6 @@ class TrainerModel:
                 ]
                 for submission in job.submissions
             ],
-            group_tokens=[[sum(group) for group in found.lengths] for found in read],
         )
 
     async def roll_back(self, job: training.RollBack) -> None:

@@ -173,8 +173,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     """The learner's metrics."""
     outcomes: list[list[Literal["consumed", "zero-advantage"]]] = []
     """[submissions][groups]"""
-    group_tokens: list[list[int]] = []
-    """[submissions][groups] Completion tokens."""
+    environments: list[Figures] = []
+    """Figures of each environment, by index, as far as the batch has any."""
     unreadable: list[Unreadable] = []
     problems: list[str] = []
     """Why parts of the step were skipped: formulas of other packages that failed."""

@@ -12,6 +12,7 @@ from msgspec import Meta
 from swarm.errors import DECODE_ERRORS
 from swarm.wire.envelope import ENVELOPE_BYTES_MAX
 from swarm.wire.messages import (
+    ENVIRONMENTS_MAX,
     Bets,
     Count,
     Digest,
@@ -126,6 +127,13 @@ class TrainingFigures(_Struct, frozen=True, kw_only=True):
     loss: Finite | None = None
     seconds: Finite | None = None
     """Wall time of the step."""
+    repetition: Finite | None = None
+    """Share of runs of four tokens that occurred in the same completion before."""
+    truncated: Finite | None = None
+    """Share of completions that the length limit cut off."""
+    of_each: Annotated[list[list[Finite | None]], Meta(max_length=ENVIRONMENTS_MAX)] = []
+    """Reward, length, entropy, KL, repetition and truncated of each of the run's environments, in
+    the manifest's order; empty: it has only one."""
 
 
 class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):

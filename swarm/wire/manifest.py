@@ -86,6 +86,14 @@ Environments = Annotated[
 ]
 
 
+def labels(references: Sequence[EnvironmentReference]) -> list[str]:
+    """Each environment's label in metrics: its name, with its index where two share a name."""
+    names = [reference.name for reference in references]
+    return [
+        f"{name}-{index}" if names.count(name) > 1 else name for index, name in enumerate(names)
+    ]
+
+
 SUBMISSION_GROUPS_MAX = 1024
 """Their figures must fit a verdict's envelope."""
 

@@ -70,7 +70,7 @@ def verdict(number: int, **changes: Any) -> Verdict:
     return verdict_at(number, **changes)(number)
 
 
-def published(policy: int, **figures: float) -> CheckpointPublished:
+def published(policy: int, **figures: Any) -> CheckpointPublished:
     """A trainer's entry, with the figures of the step before the policy."""
     told = TrainingFigures(**{"reward": 0.5, "entropy": 1.25, "seconds": 3.0, **figures})
     return CheckpointPublished(lineage=0, step=policy, manifest=bytes(32), figures=told)

@@ -15,6 +15,7 @@ from swarm.ledger.entries import Consumed, TrainingFigures, decode
 from swarm.look.dashboard.history import AHEAD_MAX, STEPS_KEPT, WORKERS_MAX, History
 from swarm.look.dashboard.idle import why_trainer, why_worker
 from swarm.look.dashboard.server import PARTS
+from swarm.look.dashboard.snapshot import snapshot_of
 from swarm.look.dashboard.watch import Feed, Watcher
 from swarm.run.run import Run
 from swarm.wire.messages import CheckpointReference
@@ -112,6 +113,27 @@ def test_figures_of_a_log_are_finite() -> None:
         "clipped_high": 0.2,
     }
     assert logged_figures(figures) == TrainingFigures(reward=1.0, clipped=0.1 + 0.2)
+    of_each = {"a": {"reward": 0.5, "entropy": 1.0}, "b": {}}
+    told = logged_figures({"repetition": 0.25, "truncated": 0.5}, of_each)
+    assert (told.repetition, told.truncated) == (0.25, 0.5)
+    assert told.of_each == [[0.5, None, 1.0, None, None, None], [None] * 6]
+    assert logged_figures({}, {"a": {"reward": 0.5}}).of_each == [], "the batch is all of it"
+
+
+def test_the_page_is_told_of_each_environment_and_of_a_rollback() -> None:
+    history = History()
+    told = published(2, repetition=0.25, truncated=0.5, of_each=[[0.5, 8.0, 1.25, None, 0.0, 1.0]])
+    history.learn_training(told, order(2))
+    back = CheckpointReference(lineage=1, step=1, digest=bytes(32), size_bytes=1)
+    began = msgspec.structs.replace(published(1), figures=None, lineage=1)
+    history.learn_training(began, order(2))
+    assert history.begun == {}, "no order of that lineage has come"
+    history.learn_training(began, order(2, checkpoint=back))
+    shown = snapshot_of(status_with([], order(2, checkpoint=back)), history, [])
+    assert shown.head.begun == {1: 1} and shown.head.environments == ["sort-digits"]
+    row = shown.steps[1]
+    assert (row.repetition, row.truncated) == (0.25, 0.5)
+    assert row.of_each == [[0.5, 8.0, 1.25, None, 0.0, 1.0]]
 
 
 def test_what_a_refused_submission_names_moves_no_chart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,49 @@ def test_claims_of_thousands_of_peers_are_drawn(kind: int, tmp_path: Path) -> No
     assert drawn["tree"][0] == 40 and drawn["regions-body"][0] == 40
     assert drawn["tree-note"][1] == "The 40 peers that are furthest behind, of 8,192."
     assert drawn["regions-note"][1] == "The 40 regions that generate most, of 8,192."
+
+
+CHARTS = """
+const drawn = [];
+const element = () => ({
+  children: [], hidden: false, innerText: "", clientWidth: 300, setAttribute() {},
+  addEventListener() {}, append(...all) { this.children.push(...all); },
+  replaceChildren(...all) { this.children = all; },
+});
+globalThis.document = { createElement: element, documentElement: null };
+globalThis.getComputedStyle = () => ({ getPropertyValue: (name) => name });
+globalThis.matchMedia = () => ({ addEventListener() {} });
+globalThis.ResizeObserver = class { observe() {} };
+globalThis.uPlot = class {
+  constructor(options, data) { this.data = data; drawn.push(this); }
+  batch(act) { act(); } setScale() {}
+};
+const { drawCharts } = await import("./charts.js");
+const place = element();
+drawCharts(place, new Map(Object.entries(STEPS)), LABELS);
+console.log(JSON.stringify(place.children.filter((figure) => !figure.hidden).map((figure) => {
+  const [name, readout] = figure.children[0].children;
+  return [name.textContent, readout.children.map((part) => part.textContent)];
+})));
+"""
+
+
+def charts(folder: Path, steps: dict[int, Any], labels: list[str]) -> dict[str, list[str]]:
+    """What stands above each chart, by its name."""
+    text = CHARTS.replace("STEPS", json.dumps(steps)).replace("LABELS", json.dumps(labels))
+    return dict(in_node(folder, text, "charts.js"))
+
+
+def test_each_environment_of_a_mixture_has_a_line(tmp_path: Path) -> None:
+    steps = {
+        1: {"entropy": 1.0, "kl": 0.5, "repetition": 0.25},
+        2: {"entropy": 0.5, "of_each": [[1, 8, 0.75, None, 0.5, 1], [0, 4, 0.25, 0.1, 0, 0]]},
+    }
+    found = charts(tmp_path, steps, ["sorting", "tools"])
+    assert found["entropy, nats"] == ["step 2", "all 0.5", "sorting 0.75", "tools 0.25"]
+    assert found["KL, nats per token"] == ["step 2", "generation 0.5", "tools 0.1"]
+    assert found["repetition"] == ["step 2", "all 0.25", "sorting 0.5", "tools 0"]
+    assert found["truncated"] == ["step 2", "sorting 1", "tools 0"]
+    assert found["reward"] == ["step 2", "sorting 1", "tools 0"]
+    alone = charts(tmp_path, {1: steps[1]}, ["sorting"])
+    assert alone["entropy, nats"] == ["step 1", "1"] and "truncated" not in alone

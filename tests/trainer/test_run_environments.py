@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from peers.trainer.environments import environment_figures
 from peers.trainer.pool import Accepted, label_old
+from peers.trainer.training import environment_figures
 from swarm.rollouts.rollouts import parts_of
 from swarm.wire.manifest import EnvironmentReference
 from tests.orders import verdict
@@ -42,11 +42,15 @@ def test_figures_of_each_environment() -> None:
         ),  # with a length penalty: one of two is right
     ]
     batch[0].labels[1] = "no_spread"
-    found = environment_figures(batch, [[10, 20], [8]], [CALCULATOR, SORTING])
+    other = msgspec.structs.replace(SORTING, name="without-groups")
+    computed = [{"completion_length": 7.5, "entropy": 0.5}, {}, {"entropy": 9.0}]
+    found = environment_figures(batch, computed, [CALCULATOR, SORTING, other])
     assert found["calculator"] == {
         "reward": 0.25, "pass_at_1": 0.25, "pass_at_g": 0.5, "keep_rate": 0.5, "groups": 2.0,
-        "completion_length": 7.5, "quarantine_rate": 0.0,
+        "completion_length": 7.5, "entropy": 0.5, "quarantine_rate": 0.0,
     }  # fmt: skip
+    assert list(found) == ["calculator", "sort-digits", "without-groups"]
+    assert found["without-groups"] == {}
     assert found["sort-digits"]["pass_at_1"] == 0.5 and found["sort-digits"]["pass_at_g"] == 1.0
     assert found["sort-digits"]["reward"] == pytest.approx(0.8)
 
@@ -55,8 +59,8 @@ def test_a_group_without_a_grade_has_figures_but_no_reward() -> None:
     parts = parts_of([{"form": 1.0}, {"form": 0.5}, {}, {}])
     batch = [accepted(0, [1.0, 0.0], [0.0, 0.0], quarantined=[1], parts=parts)]
     batch[0].labels[1] = "quarantined"
-    assert environment_figures(batch, [[4, 20]], [CALCULATOR])["calculator"] == {
-        "groups": 2.0, "keep_rate": 0.5, "quarantine_rate": 0.5, "completion_length": 6.0,
+    assert environment_figures(batch, [], [CALCULATOR])["calculator"] == {
+        "groups": 2.0, "keep_rate": 0.5, "quarantine_rate": 0.5,
         "reward": 0.5, "pass_at_1": 0.5, "pass_at_g": 1.0, "part_form": 0.75,
     }  # fmt: skip
     batch[0].labels[0] = "quarantined"

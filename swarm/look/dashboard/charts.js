@@ -9,6 +9,10 @@ export const written = (value) => (Math.abs(value) >= 1000
   : Math.abs(value) > 0 && Math.abs(value) < 0.001 ? value.toExponential(1)
     : String(Number(value.toPrecision(3))));
 
+// The figures of each environment, in the order of a row's `of_each`.
+const OF_EACH = ["batch_reward", "batch_length", "entropy", "kl", "repetition", "truncated"];
+const MARKS = 8; // of environments, in page.css
+
 const all = [];
 let zoomed = null; // [first, last] step, or null: everything
 
@@ -19,8 +23,9 @@ function zoom(range) {
 
 class Chart {
   // series: { label, field, mark } with the name of a colour in page.css; a chart without data hides.
-  constructor(title, series, { bars = false, main = false, hint = "" } = {}) {
-    Object.assign(this, { title, series, bars, plot: null, rows: [], at: null });
+  // each: the figure in OF_EACH that gets a line for each environment.
+  constructor(title, series, { bars = false, main = false, hint = "", each = "" } = {}) {
+    Object.assign(this, { title, own: series, series, bars, each, plot: null, rows: [], at: null });
     this.height = main ? MAIN_HEIGHT : HEIGHT;
     this.figure = document.createElement("figure");
     this.figure.tabIndex = 0;
@@ -51,7 +56,13 @@ class Chart {
     this.read();
   }
 
-  show(rows) {
+  show(rows, environments) {
+    if (this.each && environments.length > 1) {
+      this.series = [
+        ...this.own.map((line) => (line.field === this.each ? { ...line, label: line.label || "all", sparse: true } : line)),
+        ...environments.map((label, index) => ({ label, field: `${this.each}/${index}`, mark: `of${index % MARKS}` })),
+      ];
+    }
     this.rows = rows.filter(([, row]) => this.series.some(({ field }) => typeof row[field] === "number"));
     this.figure.hidden = !this.rows.length;
     if (this.figure.hidden) return;
@@ -155,21 +166,26 @@ const charts = [
     { label: "batch", field: "batch_reward", mark: "two" },
     { label: "held out", field: "held_out", mark: "three", sparse: true },
     { label: "accepted", field: "reward", mark: "mark" },
-  ], { main: true, hint: "accepted: by the validators' verdicts; batch: by the trainer's word; held out: on tasks never trained on" }),
+  ], { main: true, each: "batch_reward",
+    hint: "accepted: by the validators' verdicts; batch: by the trainer's word; held out: on tasks never trained on" }),
   new Chart("tokens per completion", [
     { label: "batch", field: "batch_length", mark: "two" },
     { label: "accepted", field: "length", mark: "mark" },
-  ]),
+  ], { each: "batch_length" }),
   new Chart("verdicts", [
     { label: "refused", field: "refused", mark: "bad" },
     { label: "quarantined", field: "quarantined", mark: "warn" },
     { label: "accepted", field: "accepted", mark: "good" },
   ], { bars: true }),
-  new Chart("entropy, nats", [{ label: "", field: "entropy", mark: "two" }]),
+  new Chart("entropy, nats", [{ label: "", field: "entropy", mark: "two" }], { each: "entropy" }),
   new Chart("KL, nats per token", [
     { label: "generation", field: "kl", mark: "two" },
     { label: "reference", field: "kl_reference", mark: "three" },
-  ], { hint: "from the policy that generated the tokens, and from the reference policy" }),
+  ], { each: "kl", hint: "from the policy that generated the tokens, and from the reference policy" }),
+  new Chart("repetition", [{ label: "", field: "repetition", mark: "two" }], {
+    each: "repetition", hint: "share of runs of four tokens that occurred in the same completion before" }),
+  new Chart("truncated", [{ label: "", field: "truncated", mark: "two" }], {
+    each: "truncated", hint: "share of completions that the length limit cut off" }),
   new Chart("clipped tokens", [{ label: "share", field: "clipped", mark: "two" }]),
   new Chart("gradient norm", [{ label: "", field: "gradient_norm", mark: "two" }]),
   new Chart("loss", [{ label: "", field: "loss", mark: "two" }]),
@@ -177,10 +193,19 @@ const charts = [
   new Chart("seconds per step", [{ label: "", field: "seconds", mark: "two" }]),
 ];
 
-export function drawCharts(place, steps) {
+// A row with the figures of each environment as fields of their own: `entropy/0`.
+function spread(row) {
+  const found = { ...row };
+  for (const [index, values] of (row.of_each ?? []).entries()) {
+    for (const [at, name] of OF_EACH.entries()) found[`${name}/${index}`] = values[at];
+  }
+  return found;
+}
+
+export function drawCharts(place, steps, environments) {
   if (!place.children.length) place.append(...charts.map((chart) => chart.figure));
-  const rows = [...steps].sort((one, other) => one[0] - other[0]);
-  for (const chart of charts) chart.show(rows);
+  const rows = [...steps].sort((one, other) => one[0] - other[0]).map(([step, row]) => [step, spread(row)]);
+  for (const chart of charts) chart.show(rows, environments);
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {

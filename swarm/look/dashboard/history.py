@@ -74,6 +74,8 @@ class History:
         self.trained: dict[int, tuple[int, TrainingFigures]] = {}
         """(lineage, figures) by step, of which the figures are: the policy that it made is one
         higher."""
+        self.begun: dict[int, int] = {}
+        """The policy that began the newest lineage, by that."""
         self.complete_from = 0
         """Step from which on the workers' figures lack no verdict."""
         self.evaluations: dict[int, float] = {}
@@ -120,6 +122,8 @@ class History:
         """
         step = entry.step - 1
         first = order.step - STEPS_KEPT + 1
+        if entry.figures is None and order.lineage == entry.lineage > max(self.begun, default=0):
+            self.begun = {entry.lineage: entry.step}
         if entry.figures is None or not max(0, first) <= step <= order.step + AHEAD_MAX:
             return
         held = self.trained.get(step)

@@ -35,6 +35,12 @@ function drawHead() {
   byId("progress").replaceChildren(bar(done, `${Math.round(done * 100)} % of the steps`));
   byId("rollouts").hidden = !head.rollouts;
   byId("trainer").textContent = head.trainer;
+  const [begun] = Object.entries(head.begun);
+  byId("begun").hidden = !begun;
+  if (begun) {
+    byId("begun").textContent = `Lineage ${begun[0]} began with policy ${count(begun[1])}: the trainer went back to it, or took `
+      + "another's place, and its log says why. Rollouts of later policies of the lineage before are stale.";
+  }
   const found = head.problems.map((line) => element("li", line));
   const text = (items) => [...items].map((each) => each.textContent).join("\n");
   if (text(byId("problems").children) !== text(found)) byId("problems").replaceChildren(...found);
@@ -68,8 +74,8 @@ function take(found) {
   state.refusals = found.refusals;
   state.peers = new Map(Object.entries(found.peers));
   state.steps = new Map(Object.entries(found.steps).map(([step, row]) => [Number(step), row]));
-  const steps = JSON.stringify(found.steps), refusals = JSON.stringify(found.refusals);
-  if (steps !== charted) { charted = steps; drawCharts(byId("charts"), state.steps); }
+  const steps = JSON.stringify([found.steps, found.head.environments]), refusals = JSON.stringify(found.refusals);
+  if (steps !== charted) { charted = steps; drawCharts(byId("charts"), state.steps, state.head.environments); }
   if (refusals !== refused) { refused = refusals; drawRefusals(); }
   drawHead();
   drawBroadcast(state);

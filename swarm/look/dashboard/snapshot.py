@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from swarm.ledger.entries import TrainingFigures
 from swarm.look.dashboard.history import History, WorkerFigures
 from swarm.look.dashboard.idle import why_trainer, why_worker
 from swarm.look.onlooker import RunStatus
@@ -14,6 +15,7 @@ from swarm.look.refusals import REFUSALS, UNKNOWN
 from swarm.sentences import numbered
 from swarm.shardcast.fetch.job import source_mark
 from swarm.terminal.untrusted import printable
+from swarm.wire.manifest import labels
 from swarm.wire.messages import Present, Verdict
 
 PROBLEMS_SHOWN = 12
@@ -37,6 +39,10 @@ class Head(_Part, frozen=True):
     held_out_policy: int | None = None
     trainer: str = ""
     """Why the trainer is idle, or what it does."""
+    begun: dict[int, int] = {}
+    """The policy that the newest lineage began with, where it is not the first."""
+    environments: list[str] = []
+    """Their labels."""
     problems: list[str] = []
     """What is wrong with the run, and what of it could not be read."""
     counted_from: int = 0
@@ -102,18 +108,13 @@ class StepRow(_Part, frozen=True, omit_defaults=True):
     learning_rate: float | None = None
     loss: float | None = None
     seconds: float | None = None
+    repetition: float | None = None
+    truncated: float | None = None
+    of_each: list[list[float | None]] = []
+    """As in `TrainingFigures`."""
 
 
-TRAINERS_FIGURES = (
-    "entropy",
-    "kl",
-    "kl_reference",
-    "clipped",
-    "gradient_norm",
-    "learning_rate",
-    "loss",
-    "seconds",
-)
+TRAINERS_FIGURES = set(TrainingFigures.__struct_fields__) - {"reward", "length", "of_each"}
 
 
 class RefusalRow(_Part, frozen=True):
@@ -176,6 +177,8 @@ def _head(status: RunStatus, history: History, problems: list[str], *, rollouts:
         held_out=evaluation.reward if evaluation else None,
         held_out_policy=evaluation.reference.step if evaluation else None,
         trainer=numbered(why_trainer(status, history)),
+        begun=history.begun,
+        environments=[printable(each) for each in labels(status.run.manifest.environments)],
         problems=[printable(numbered(each)) for each in (*wrong, *problems)][:PROBLEMS_SHOWN],
         counted_from=history.complete_from,
         rollouts=rollouts,
@@ -233,6 +236,7 @@ def _step_row(history: History, number: int) -> StepRow:
         _, told = trained
         found |= {"batch_reward": _short(told.reward), "batch_length": _short(told.length)}
         found |= {name: _short(getattr(told, name)) for name in TRAINERS_FIGURES}
+        found["of_each"] = [list(map(_short, each)) for each in told.of_each]
     return StepRow(**found)
 
 

@@ -66,6 +66,8 @@ TRAINING = {
     "completion_length": "Mean tokens per completion.",
     "entropy": "Mean entropy of the policy per token, in nats.",
     "kl_generation": "KL divergence between the generating policy and the trained one.",
+    "repetition": "Share of runs of four tokens that occurred in the same completion before.",
+    "truncated": "Share of completions that the length limit cut off.",
     "gradient_norm": "Norm of the gradient before clipping.",
     "staleness": "Steps between the oldest policy in the batch and this step.",
     "step_seconds": "Time of the step, waiting included.",
