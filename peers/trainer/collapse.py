@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Action = Literal["report", "pause", "rollback"]
+Action = Literal["recover", "report", "pause", "rollback"]
 
 RECENT_STEPS = 5
 """Number of newest steps; their mean is compared with the limits."""
@@ -29,7 +29,7 @@ UNREWARDED_STEPS = 10
 
 UNREWARDED = "no_reward"
 """Name of that alarm. It is only reported: neither a pause nor an earlier state helps."""
-
+COLLAPSE = "reward"
 
 _WORDS = {
     "gradient_norm": "the gradient norm climbs",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.child import accepted_submissions, start_training
-from peers.trainer.collapse import RECENT_STEPS, UNREWARDED, Alarms
+from peers.trainer.collapse import COLLAPSE, RECENT_STEPS, UNREWARDED, Alarms
 from peers.trainer.orders import Orders
 from peers.trainer.progress import hold
 from peers.trainer.publishing import NotAsLogged, Publisher
@@ -184,20 +184,25 @@ class Lineages:
                 sentence=alarm.sentence,
             )
         alarms = [alarm for alarm in alarms if alarm.name != UNREWARDED]
-        if not alarms or self.settings.alarm_action == "report":
+        action = self.settings.alarm_action
+        if action == "recover":
+            alarms = [each for each in alarms if each.name == COLLAPSE and not self.rollbacks]
+        if not alarms or action == "report":
             return
         await self.training.idle()
         why = f"step {step}: {'; '.join(alarm.sentence for alarm in alarms)}"
-        if self.settings.alarm_action == "rollback":
+        if action != "pause":
             good = [
                 state
                 for state in self.publisher.states.all()
                 if state.step <= step + 1 - RECENT_STEPS
             ]
             if good and self.rollbacks < self.settings.rollbacks_max:
-                await self.roll_back(child, good[-1], why)
+                then = "; a further collapse is only reported" if action == "recover" else ""
+                await self.roll_back(child, good[-1], why + then)
                 return
-        await hold(self.peer, self.progress, why)
+        if action != "recover":
+            await hold(self.peer, self.progress, why)
 
     async def roll_back(self, child: TrainingService, state: State, why: str) -> None:
         """Continue from an older state in a new lineage.

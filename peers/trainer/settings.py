@@ -83,8 +83,9 @@ class TrainerSettings(EvaluationSettings):
     starved_seconds: float = pydantic.Field(default=300.0, gt=0)
     """Seconds without a new accepted rollout after which the trainer revises the step's order, and
     between further revisions. (After 30 s it reports whom it waits for.)"""
-    alarm_action: Action = "report"
-    """What an alarm does: report, pause the run, or go back to the last good state."""
+    alarm_action: Action = "recover"
+    """What an alarm does: report only, pause the run, or rollback to the last good state. recover:
+    report, and go back once if the reward collapses."""
     alarm_gradient_norm: float = pydantic.Field(default=AlarmLimits.gradient_norm, gt=1)
     """Raise an alarm where the gradient norm is more than this times its median."""
     alarm_clipped_share: float = pydantic.Field(default=AlarmLimits.clipped_share, gt=1)

@@ -223,6 +223,44 @@ async def test_what_cannot_be_repeated_opens_a_new_lineage() -> None:
     assert "is not on this disk" in back[0]["reason"]
 
 
+COLLAPSING: dict[str, Any] = {"reward_start": 0.9, "reward_gain": -0.06}
+"""The reward of each policy is lower than that of the one before, until it is 0."""
+
+
+async def test_a_run_that_collapses_is_rolled_back_once_and_goes_on() -> None:
+    async with simulated(**COLLAPSING) as (simulation, said):
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=40, step_seconds=5.0,
+            save_steps=5, groups_per_step=32,
+        )  # fmt: skip
+        await finish(simulation)
+        entries = consumed(peers["trainer"])
+        assert len({entry.submission for entry in entries}) == len(entries)
+    alarms = [each for each in said.named("trainer.alarm") if each["sign"] == "reward"]
+    (back,) = said.named("trainer.rolled_back")
+    assert back["lineage"] == 1 and back["step"] <= alarms[0]["step"] - 4
+    assert "collapsed" in back["reason"] and "a further collapse is only" in back["reason"]
+    assert len(alarms) == 2 and alarms[1]["step"] > back["step"], "the second one is reported"
+    assert "trainer.paused" not in said.names()
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "settings"), [(1, {}), (5, {"alarm_action": "report"})], ids=["no state", "off"]
+)
+async def test_without_a_state_or_the_setting_a_collapse_is_an_alarm(
+    save_steps: int, settings: dict[str, Any]
+) -> None:
+    """States of each step: the two that are kept are younger than the collapse."""
+    async with simulated(**COLLAPSING) as (simulation, said):
+        await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=20, step_seconds=5.0,
+            save_steps=save_steps, groups_per_step=32, trainer=settings,
+        )  # fmt: skip
+        await finish(simulation)
+    assert [each["sign"] for each in said.named("trainer.alarm")] == ["reward"]
+    assert not {"trainer.rolled_back", "trainer.paused"} & {*said.names()}
+
+
 async def test_a_deleted_base_of_adapters_is_published_again() -> None:
     """Newcomers may find it nowhere else."""
     async with simulated() as (simulation, said):
