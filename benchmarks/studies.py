@@ -2,7 +2,6 @@
 
     python -m benchmarks.studies asynchrony --seeds 5 --steps 250
     python -m benchmarks.studies clipping --seeds 5 --steps 250
-    python -m benchmarks.studies mismatch --seeds 5 --steps 150
     python -m benchmarks.studies recipes --seeds 5 --steps 80 [--model FOLDER] [--only REGEX]
 
 Prints what each seed came to on stderr, and one JSON object: for each variant the reward's curve
@@ -14,9 +13,6 @@ mean over ten steps).
   denominators of the ratio (`old`). Published: up to 4 is as good as none (INTELLECT-2, §5).
 - `clipping`: δ = 4 (two-sided) against none (one-sided), on rollouts six steps old and at twice the
   demo's learning rate, so that ratios leave the clipping range.
-- `mismatch`: an engine that computes otherwise than the trainer (in bf16, hidden states rounded as
-  fp8, noise on a tenth of the positions' logits), with and without the corrections that use what
-  the engine reports (`objective.behaviour = "engine"`, arXiv 2605.14220).
 - `recipes`: the losses of the named recipes (objective, advantage, ratio, mean, KL) and the
   defaults', on two tasks, with rollouts 1, 4 and 8 steps old. Learning rate, clipping of the norm
   and batch are the demo's for all: the published ones belong to other models. A batch is one
@@ -34,7 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,26 +56,6 @@ TAIL = 10
 
 ONE_SIDED = 1e9
 """A δ that no ratio reaches: log-ratios are clamped at 20."""
-
-
-BLURRED_SHARE = 0.1
-"""Share of the positions whose logits have noise."""
-
-
-class Blurred(NativeEngine):
-    """An engine whose logits are off by normal noise of `nats`, or whose states are rounded."""
-
-    def __init__(self, folder: Path, nats: float = 0.0) -> None:
-        super().__init__(folder)
-        self._nats, self._generator = nats, torch.Generator().manual_seed(0)
-
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        if not self._nats:
-            return super().logits(states.to(torch.float8_e4m3fn).to(states.dtype))
-        exact = super().logits(states)
-        noisy = torch.rand(len(exact), 1, generator=self._generator) < BLURRED_SHARE
-        noise = torch.randn(exact.shape, generator=self._generator)
-        return exact + noisy * self._nats * noise
 
 
 @dataclass(frozen=True)
@@ -121,22 +97,6 @@ class Variant:
         )
 
 
-ENGINES: dict[str, Callable[[Path], NativeEngine]] = {
-    "fp32": NativeEngine,
-    "bf16": functools.partial(NativeEngine, dtype=torch.bfloat16),
-    "fp8 states": Blurred,
-    **{f"{nats:g} nats": functools.partial(Blurred, nats=nats) for nats in (0.1, 0.5, 2.5)},
-}
-CORRECTIONS = {
-    "grpo": ("grpo", "trainer", "generation"),
-    "grpo, engine": ("grpo", "engine", "generation"),
-    "tis, trainer": ("tis", "trainer", "step_start"),
-    "tis, engine": ("tis", "engine", "step_start"),
-    "icepop, engine": ("icepop", "engine", "step_start"),
-    "dppo, engine": ("dppo", "engine", "generation"),
-}
-"""Objective, whose μ it sees, and the ratio's denominator."""
-
 LOSSES = {
     "defaults": (Objective(), "generation"),
     **{
@@ -158,13 +118,6 @@ STUDIES = {
     "clipping": {
         side: Variant(structs.replace(OBJECTIVE, delta=delta), _FAST, staleness=6)
         for side, delta in (("two-sided", OBJECTIVE.delta), ("one-sided", ONE_SIDED))
-    },
-    "mismatch": {
-        f"{made}; {label}": Variant(
-            structs.replace(OBJECTIVE, name=name, behaviour=behaviour), old=old, engine=engine
-        )
-        for made, engine in ENGINES.items()
-        for label, (name, behaviour, old) in CORRECTIONS.items()
     },
     "recipes": {
         f"{task}, {age} steps old: {name}": Variant(
@@ -265,9 +218,8 @@ def summary(curves: Sequence[Curve]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("study", choices=STUDIES)
+def run(parser: argparse.ArgumentParser, studies: Mapping[str, Mapping[str, Variant]]) -> None:
+    """Train each variant of the study that the command line names, and print the report."""
     parser.add_argument("--seeds", type=at_least(1), default=2, help="how many seeds")
     parser.add_argument("--steps", type=at_least(1), default=100)
     parser.add_argument("--only", default="", help="variants whose names match so, a regex")
@@ -281,7 +233,7 @@ def main() -> None:
     began = time.process_time()
     with tempfile.TemporaryDirectory() as name:
         bases = Bases(Path(name), given.model)
-        for label, variant in STUDIES[given.study].items():
+        for label, variant in studies[given.study].items():
             if not re.match(given.only, label):
                 continue
             curves: list[Curve] = []
@@ -291,6 +243,12 @@ def main() -> None:
                 print(f"{label}, seed {seed}: {curves[-1].final:.4f}, {spent} s", file=sys.stderr)
             report["variants"][label] = summary(curves)
     print_json({**report, "cpu_seconds": round(time.process_time() - began, 1)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("study", choices=STUDIES)
+    run(parser, STUDIES)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -185,26 +186,33 @@ class TrainedPolicy:
         With several ranks each gathers all parameters and keeps its share of them; adapters are
         rank 0's. `is_base`: it is the policy that training began with.
         """
-        mine: Weights = {}
-        owners: dict[str, int] = {}
-        loads = [0] * self.ranks.world
+        owners, writers = ({}, {}) if self._adapter.rank else self._owners
         # Frozen parts of a whole model, such as its eyes, are published, too.
         published = self.trained() if self._adapter.rank else dict(self.model.named_parameters())
+        mine: Weights = {}
         for name, parameter in published.items():
-            owners[name] = 0 if self._adapter.rank else loads.index(min(loads))
-            loads[owners[name]] += parameter.numel()
             full = whole(parameter.detach().to(self.published_dtype))
-            if owners[name] == self.ranks.rank:
+            if owners.get(name, 0) == self.ranks.rank:
                 mine[name] = full.to("cpu", copy=True)
-        if self._adapter.rank:
-            return Snapshot(mine, {}, is_base)
-        for name, value in loading.stored_buffers(self.model).items():
-            owners[name] = 0
-            if self.ranks.rank == 0:
-                mine[name] = value.to("cpu", copy=True)
-        # Here and not in `write`: a sharded model lists its state by freeing what it has gathered,
-        # under the pass that the learner's thread is in.
-        return Snapshot(mine, loading.published_owners(self.model, owners), is_base)
+        for name in owners if self.ranks.rank == 0 else ():
+            if name not in published:
+                mine[name] = self.model.get_buffer(name).to("cpu", copy=True)
+        return Snapshot(mine, writers, is_base)
+
+    @cached_property
+    def _owners(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The rank that writes each parameter and buffer, and that of each tensor of the folder.
+
+        Asked for in the learner's thread alone: a sharded model lists its state by freeing what it
+        has gathered, under the pass that this thread may be in.
+        """
+        owners: dict[str, int] = {}
+        loads = [0] * self.ranks.world
+        for name, parameter in self.model.named_parameters():
+            owners[name] = loads.index(min(loads))
+            loads[owners[name]] += parameter.numel()
+        owners |= dict.fromkeys(loading.stored_buffers(self.model), 0)
+        return owners, loading.published_owners(self.model, owners)
 
     def write(self, folder: Path, snapshot: Snapshot) -> None:
         """Write a snapshot as a plain Hugging Face folder, or an adapter's, durably; in the thread
