@@ -5,6 +5,8 @@ Each role has a table of its own. The role's class names the table's model (`swa
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -62,6 +64,22 @@ class ComputeSettings(RoleSettings):
 
 
 RoleSettingsT = TypeVar("RoleSettingsT", bound=RoleSettings)
+
+
+def from_line(
+    role: str, kind: type[RoleSettingsT], given: Sequence[str], fields: Mapping[str, Any]
+) -> RoleSettingsT:
+    """A role's settings from `fields` and from a command's --set NAME=VALUE; raises `UserError`."""
+    table = dict(fields)
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise UserError(f"--set is {each!r}; write it as NAME=VALUE")
+        try:
+            table[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:  # a text needs no quotes
+            table[name] = value
+    return PeerSettings(tables={role: table}).of(role, kind)
 
 
 class AlarmSettings(RoleSettings):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,17 +20,21 @@ import torch
 from msgspec.structs import replace as changed
 from torch import Tensor
 
+from peers.engines.config import read_config
+from peers.engines.device import find_dtype
 from peers.engines.loading import blank, decoder_layers
 from peers.learning.activations import FUSED, Activations, Pass, activations
 from peers.learning.adapters import adapt
 from peers.learning.attention import fastest_attention
 from peers.learning.optimisers import BLOCK, PIECE, QUANTISED_MIN
+from peers.learning.ranks import Ranks
 from peers.learning.sharding import check_layout
 from peers.learning.tensor_parallel import divide_blank
 from swarm.jobs.memory import MemoryPart, MemoryPlan, Phase, fullest, total
 from swarm.jobs.training import Sharding
 from swarm.terminal.figures import readable_bytes
 from swarm.wire.manifest import Adapter
+from swarm.world.machine import free_memory_bytes
 
 GB = 10**9
 CPU = torch.device("cpu")
@@ -59,6 +65,36 @@ class Machine:
     """Bytes of one machine's host memory."""
 
 
+def sharding_of(model: Path, dtype: str, how: Sharding, device: torch.device) -> Sharding:
+    """A layout, with the precision that a setting `dtype` means on this device for a model stored
+    as its config says."""
+    config = read_config(model)
+    if dtype == "auto" and "bfloat16" in (config.get("dtype"), config.get("torch_dtype")):
+        dtype = "fastest"
+    return changed(how, mixed_precision=find_dtype(dtype, device) == torch.bfloat16)
+
+
+def machine_of(ranks: Ranks) -> Machine:
+    """This machine, with what is free of its memory now; the same on every rank."""
+    kind = ranks.device.type
+    device = 0
+    if kind == "cuda":
+        free, total = torch.cuda.mem_get_info(ranks.device)
+        device = min(total, free + CONTEXT_BYTES)  # this process has its context already
+    here = min(ranks.world, int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world)))
+    host = free_memory_bytes()
+    host = 0 if host == sys.maxsize else host  # unknown
+    least = [-int(most) for most in ranks.max([-device, -host])]
+    device, host = least
+    return Machine(
+        device=kind,
+        ranks=ranks.world,
+        ranks_here=here,
+        device_limit=device,
+        host_limit=host + here * PROCESS_BYTES[kind] if host else 0,  # whose libraries are loaded
+    )
+
+
 @dataclass(frozen=True)
 class Workload:
     """What the trainer is to do."""
@@ -73,6 +109,18 @@ class Workload:
     """The reference and the teacher, as far as the objective needs them."""
     process: bool = False
     """Whether a second model is trained, for process rewards."""
+    saves: bool = True
+    """Whether states and policies are copied, to be written beside the next step."""
+    table: str = "trainer"
+    """The table of the settings that would need less."""
+
+
+def of_rounds(tokens: int, longest: int) -> Workload:
+    """The work of one of several trainers, which takes inner steps with one policy alone, in passes
+    of `tokens`, or of its sequences of `longest` tokens."""
+    return Workload(
+        max(tokens, longest), longest, held=0, reference=0, saves=False, table="replica"
+    )
 
 
 @dataclass(frozen=True)
@@ -191,7 +239,8 @@ def _parts(
     # Past policies score without gradients, so their copy is not held while there are any.
     stays = sharding.cpu_offload and machine.device == "cuda"  # in FSDP's pinned memory
     spare = "copy of the adapters" if model.rank else "spare model"
-    yield _part(f"{spare}, fp32", home, "always" if stays else "scoring", 4 * count)
+    if work.held:
+        yield _part(f"{spare}, fp32", home, "always" if stays else "scoring", 4 * count)
     if machine.ranks > 1 or sharding.mixed_precision or sharding.cpu_offload:
         parts = shards if sharding.expert_parallel else 1
         yield from _gathered(shape, dtype.itemsize, pass_, parts, adapts=bool(model.rank))
@@ -205,10 +254,11 @@ def _parts(
 
     policies = work.held + work.reference
     yield _part("past policies and reference", "host", "always", policies * count * published)
-    state = (1 + work.process) * (4 * count + moments)
-    yield _part("copy of the training state", "host", "always", state)
-    share = -(-_count(trained) // machine.ranks) * published
-    yield _part("copy of a policy to publish, its share", "host", "always", share)
+    if work.saves:
+        state = (1 + work.process) * (4 * count + moments)
+        yield _part("copy of the training state", "host", "always", state)
+        share = -(-_count(trained) // machine.ranks) * published
+        yield _part("copy of a policy to publish, its share", "host", "always", share)
     yield _part("process", "host", "always", PROCESS_BYTES[machine.device])
     if machine.device == "cuda":
         yield _part("CUDA, NCCL and gaps", "device", "always", CONTEXT_BYTES)
@@ -295,7 +345,7 @@ def _problem(found: MemoryPlan, machine: Machine) -> str:
 def _advise(sharding: Sharding, work: Workload) -> str:
     """What would need less memory, what costs the least time first."""
     wanted = [
-        f"trainer.{name} = " + (f'"{value}"' if isinstance(value, str) else str(value).lower())
+        f"{work.table}.{name} = " + (f'"{value}"' if isinstance(value, str) else str(value).lower())
         for name, value in _savings(sharding, work)
         if getattr(sharding, name) != value
     ]

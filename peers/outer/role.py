@@ -168,6 +168,8 @@ class ReplicaRole:
             self._peer.status.doing = "loading"
             own = self._store.own()
             started = await child.start(self._start())
+            if started.plan is not None:
+                self._settings.take(started.plan, self._events)
             await self._following.begin(child)
             self._own = own[-1] if own else None
             self._bases = {each.contribution.base for each in own}
@@ -202,7 +204,10 @@ class ReplicaRole:
             rounds=self._outer.rounds,
             trainers=tuple(manifest.trainer_ids()),
             compression=self._outer.compression,
+            sharding=settings.sharding,
             dtype=settings.dtype,
+            attention=settings.attention,
+            memory_check=settings.memory_check,
             folder=self._loop.artifacts.local(FOLDER),
         )
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pydantic
 
+from peers.learning.training_settings import TrainingSettings
 from swarm.errors import UserError
 from swarm.jobs.outer import Inner
-from swarm.settings import ComputeSettings
 from swarm.wire.manifest import Optimiser
 
 
-class ReplicaSettings(ComputeSettings):
+class ReplicaSettings(TrainingSettings):
     """`[replica]`: how this peer takes its inner steps."""
 
     model: str = ""

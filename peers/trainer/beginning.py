@@ -17,11 +17,9 @@ from peers.trainer.resuming import Lineages, Resumption
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.training import Training
 from swarm.errors import SwarmError, UserError
-from swarm.jobs.memory import fullest
 from swarm.jobs.training import PlanTraining, RecordTo, TrainingService
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held, is_right
-from swarm.terminal.figures import readable_bytes
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Checkpoint, CheckpointReference, StepOrder
 
@@ -107,28 +105,7 @@ class Beginning:
     async def _plan(self, child: TrainingService, manifest: RunManifest) -> None:
         """Say what the trainer will hold in memory; raises `UserError` if it does not fit."""
         found = await child.plan(PlanTraining(start=start_training(self._settings, manifest)))
-        parts = {
-            memory: [
-                f"{part.name} {readable_bytes(part.bytes)}" for part in fullest(found.parts, memory)
-            ]
-            for memory in ("device", "host")
-        }
-        self._peer.node.events.emit(
-            "trainer.planned",
-            parameters=found.parameters,
-            ranks=found.ranks,
-            pass_tokens=found.tokens,
-            device_bytes=found.device_bytes,
-            device_limit=found.device_limit,
-            host_bytes=found.host_bytes,
-            host_limit=found.host_limit,
-            device_parts=parts["device"],
-            host_parts=parts["host"],
-            save_steps=self._settings.save_steps,
-            problem=found.problem,
-        )
-        if found.problem and self._settings.memory_check == "refuse":
-            raise UserError(found.problem)
+        self._settings.take(found, self._peer.node.events, self._settings.save_steps)
 
 
 @dataclass(eq=False)

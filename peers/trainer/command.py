@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -13,15 +12,13 @@ from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan, fullest, total
 from swarm.sentences import numbered
+from swarm.settings import from_line
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.figures import readable_bytes
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import plain, print_json
 from swarm.wire.manifest import ADAPTER_RANK_MAX, Schedule
-
-if TYPE_CHECKING:
-    from peers.trainer.settings import TrainerSettings
 
 app = typer.Typer(help="The trainer's memory, and its place.", no_args_is_help=True)
 
@@ -65,9 +62,13 @@ def plan_command(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Setting of [trainer] as NAME=VALUE, such as optimiser=adamw8bit; repeatable.",
+            help="Setting of [trainer], or of [replica], as NAME=VALUE, such as "
+            "optimiser=adamw8bit; repeatable.",
         ),
     ] = None,
+    outer: Annotated[
+        bool, typer.Option("--outer", help="Plan one of several trainers ([replica]).")
+    ] = False,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     as_json: AsJson = False,
 ) -> None:
@@ -83,11 +84,15 @@ def plan_command(
             raise UserError(f"{option} is {size:g}; it must be at most {MEMORY_GB_MAX:g}")
     from peers.engines.config import read_text_config
     from peers.learning import plan as planning  # it imports torch
+    from peers.outer.settings import ReplicaSettings
+    from peers.trainer.settings import TrainerSettings
 
     path = Path(model)
     is_config = path.name == "config.json" and path.is_file()
     folder = path.parent if is_config else find_model(model, "--model", weights=False).folder
-    chosen = _trainer_settings(folder, settings or [])
+    kind = ReplicaSettings if outer else TrainerSettings
+    table = "replica" if outer else "trainer"
+    chosen = from_line(table, kind, settings or [], {"model": str(folder)})
     half = chosen.dtype == "bfloat16" or (chosen.dtype == "auto" and device == "cuda")
     positions = read_text_config(folder)["max_position_embeddings"]
     if context is not None and context > positions:
@@ -95,7 +100,7 @@ def plan_command(
             f"--context is {context}; the model reads at most {positions} tokens "
             "(max_position_embeddings in its config.json)"
         )
-    longest = context or min(CONTEXT, positions)
+    longest = context or min(getattr(chosen, "sequence_tokens", CONTEXT), positions)
     machine = planning.Machine(
         device=device,
         ranks=gpus,
@@ -103,12 +108,10 @@ def plan_command(
         device_limit=round(memory_gb * GB),
         host_limit=round(host_memory_gb * GB),
     )
-    work = planning.Workload(
-        tokens=max(longest, chosen.pass_tokens),
-        longest=longest,
-        held=Schedule().max_staleness + 2,
-        reference=True,
-    )
+    work = planning.of_rounds(chosen.pass_tokens, longest)
+    if not outer:
+        held = Schedule().max_staleness + 2
+        work = planning.Workload(work.tokens, longest, held, reference=1)
     sharding = msgspec.structs.replace(chosen.sharding, mixed_precision=half)
     shape = planning.Model(folder, adapter_rank)
     found = planning.fit(shape, sharding, machine, work)
@@ -118,23 +121,6 @@ def plan_command(
         _show(found)
     if found.problem:
         raise typer.Exit(1)
-
-
-def _trainer_settings(folder: Path, given: list[str]) -> TrainerSettings:
-    """Settings of a trainer of this model; raises `UserError`."""
-    from peers.trainer.settings import TrainerSettings
-    from swarm.settings import PeerSettings
-
-    table: dict[str, Any] = {"model": str(folder)}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not equals:
-            raise UserError(f"--set is {each!r}; write it as NAME=VALUE")
-        try:
-            table[name] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:  # a text needs no quotes
-            table[name] = value
-    return PeerSettings(tables={"trainer": table}).of("trainer", TrainerSettings)
 
 
 @app.command("takeover")

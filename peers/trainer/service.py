@@ -17,12 +17,13 @@ from peers.learning.attention import why_not
 from peers.learning.batch import AcceptedGroups
 from peers.learning.lead import lead
 from peers.learning.learner import Learner
+from peers.learning.plan import sharding_of
 from peers.learning.ranks import LearnerThread, Ranks
 from peers.learning.reading import check_file, read_groups
 from peers.learning.settings import LearnerSettings
 from peers.learning.sharding import check_compiler
 from peers.learning.values import give_values
-from peers.trainer.planning import plan_training, sharding_of
+from peers.trainer.planning import plan_training
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
@@ -113,7 +114,7 @@ class TrainerService:
         self._learner = Learner(Path(job.model), settings, ranks=self._ranks)
 
     def _sharding_of(self, job: StartTraining) -> Sharding:
-        sharding = sharding_of(job, self._ranks.device)
+        sharding = sharding_of(Path(job.model), job.dtype, job.sharding, self._ranks.device)
         tokens = sharding.pass_tokens or self._pass_tokens
         return msgspec.structs.replace(sharding, pass_tokens=tokens)
 

@@ -5,24 +5,19 @@ Settings of the whole run (objective, batch, schedule) are in its manifest inste
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pydantic
 from pydantic_core import PydanticCustomError
 
 from peers.evaluation.settings import EvaluationSettings
+from peers.learning.training_settings import TrainingSettings
 from peers.models.find import is_hub_name
 from peers.trainer.collapse import Action, AlarmLimits
 from swarm.errors import UserError
-from swarm.jobs.training import Sharding
 from swarm.shardcast import limits
 from swarm.shardcast.manifest import is_mirror
 
-Attention = Literal["fastest", "flash_attention_2", "flex_attention", "sdpa", "eager"]
-"""One of `attention.ATTENTIONS`, or the fastest one that the device can train with."""
 
-
-class TrainerSettings(EvaluationSettings):
+class TrainerSettings(TrainingSettings, EvaluationSettings):
     """`[trainer]`: how this peer trains. With bfloat16 the master weights stay in float32."""
 
     model: str = ""
@@ -33,40 +28,10 @@ class TrainerSettings(EvaluationSettings):
     architecture and tokenizer, held in main memory like the reference."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
     """Seed of the trainer's own choices: how a batch is split into optimiser steps."""
-    replicas: int = pydantic.Field(default=1, ge=1)
-    """Whole copies of the policy among the ranks (HSDP); each copy is sharded over its ranks."""
-    tensor_parallel: int = pydantic.Field(default=1, ge=1)
-    """Neighbouring ranks over which each layer's matrices are divided; they compute the same
-    sequences. For models whose layers are too large for one device; choose the GPUs of a node."""
-    sequence_parallel: int = pydantic.Field(default=1, ge=1)
-    """Neighbouring ranks that share the tokens of every sequence, and exchange them for heads
-    around attention. For sequences whose activations are too large for one device."""
-    expert_parallel: bool = False
-    """Of a mixture of experts: each rank of a copy keeps its own experts of every layer, and tokens
-    travel to them, so that experts are never gathered."""
-    activation_checkpointing: bool = False
-    """Keep only the layers' inputs, and compute the rest again in the backward pass."""
-    compile: bool = False
-    """Compile the layers with torch.compile. Off by default: INTELLECT-2's authors saw it lead to
-    collapse late in training."""
-    attention: Attention = "fastest"
-    """Attention implementation; set it for a device on which the fastest one fails."""
-    cpu_offload: bool = False
-    """Keep weights, gradients and optimiser in main memory."""
-    optimiser: Literal["adamw", "adamw8bit", "muon"] = "adamw"
-    """adamw keeps AdamW's moments in float32 (8 bytes per parameter), adamw8bit in 8 bits (2 bytes;
-    needs the extra `adamw8bit`). muon steps the layers' matrices by an orthogonalised momentum (4
-    bytes) at AdamW's learning rates, and all else by AdamW."""
     save_steps: int = pydantic.Field(default=5, ge=1, le=1000)
     """Steps between training states, and so the most that a crash loses: the trainer repeats them
     from their recorded batches. It keeps the policies that these need, `max_staleness` and as many
     as these steps, if the run's `checkpoints_kept` is less."""
-    pass_tokens: int = pydantic.Field(default=0, ge=0, le=1 << 24)
-    """Most tokens in one forward pass; fewer take less memory. A longer sequence has a pass of its
-    own. 0: what the memory allows, at most 16,384."""
-    memory_check: Literal["refuse", "report"] = "refuse"
-    """What happens at the start if the plan of the memory does not fit: the trainer stops, or it
-    only says so."""
     states_kept: int = pydantic.Field(default=2, ge=1, le=1000)
     """Number of newest training states kept."""
     states_every: int = pydantic.Field(default=0, ge=0)
@@ -138,9 +103,3 @@ class TrainerSettings(EvaluationSettings):
             entropy=self.alarm_entropy,
             reward=self.alarm_reward,
         )
-
-    @property
-    def sharding(self) -> Sharding:
-        """The policy's layout in memory; `dtype` sets its precision."""
-        names = [each for each in Sharding.__struct_fields__ if each in type(self).model_fields]
-        return Sharding(**{name: getattr(self, name) for name in names})

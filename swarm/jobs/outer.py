@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from swarm.jobs import Hardware, LoadingJob, SavingJob, TrainingJob
+from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import Figures, Sharding
 from swarm.wire.manifest import Compression, Optimiser
 from swarm.wire.messages import Count, Digest
@@ -59,6 +60,9 @@ class StartReplica(LoadingJob, frozen=True, kw_only=True):
     sharding: Sharding = Sharding()
     dtype: str = "auto"
     attention: str = "fastest"
+    memory_check: str = ""
+    """What happens where the plan of the memory does not fit (`peers.learning.training_settings`);
+    empty: none is made."""
     folder: str = ""
     """Folder of its states; what a killed process left unfinished there is deleted. Empty: none."""
 
@@ -73,6 +77,8 @@ class ReplicaStarted(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences of its data, without those held back."""
     data: str = ""
     """What its data hold: another text once a file has changed."""
+    plan: MemoryPlan | None = None
+    """What it holds in memory."""
 
 
 class FirstState(SavingJob, frozen=True, kw_only=True):

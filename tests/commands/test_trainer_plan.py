@@ -92,3 +92,30 @@ def test_a_plan_reads_no_more_than_the_model_does(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
     assert sentence in complaint("trainer", "plan", *arguments)
+
+
+INTELLECT_1 = QWEN_32B | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 42,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+
+def test_one_of_several_trainers_is_planned_at_intellect_1s_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(INTELLECT_1))
+    plan = ("trainer", "plan", "--outer", "--model", tmp_path, *EIGHT_H100[:4])
+    plan += ("--set", "sequence_tokens=8192")
+    outcome = swarm(*plan)
+    assert outcome.status == 1
+    assert "less is needed with replica.activation_checkpointing = true" in outcome.output
+    outcome = swarm(*plan, "--set", "activation_checkpointing=true")
+    assert outcome.status == 0
+    assert "past policies" not in outcome.output and "it fits, and leaves" in outcome.output
+    refused = swarm("trainer", "plan", "--outer", "--model", tmp_path, "--set", "save_steps=3")
+    assert "replica.save_steps" in complaint(refused)

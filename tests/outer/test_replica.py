@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from peers.engines.demo import make_policy
 from peers.engines.loading import load
 from peers.engines.model import read_weights
+from peers.learning import plan
 from peers.learning.mixture import Mixture, Permutation
 from peers.learning.ranks import Ranks
 from peers.outer.learning import contribution, state
@@ -37,6 +38,7 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
+from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Optimiser
 from tests.trainer.ranks_harness import run_ranks
 
@@ -289,6 +291,40 @@ def test_wrong_settings_are_named(
 ) -> None:
     job = job_of(base, text, **changes)
     with pytest.raises(UserError, match=sentence):
+        trio.run(ReplicaService().start, job)
+
+
+def test_a_trainer_holds_less_by_its_settings_and_learns_the_same(
+    base: Path, text: Path, tmp_path: Path
+) -> None:
+    how = Sharding(activation_checkpointing=True, pass_tokens=33)
+    found = []
+    for name, sharding in (("plain", Sharding()), ("less", how)):
+        job = job_of(base, text, compression="fp32", memory_check="refuse", sharding=sharding)
+        trainer = Trainer(tmp_path / name, job)
+        trainer.train(1)
+        assert trainer.started.plan is not None
+        assert trainer.started.plan.tokens == (33 if sharding.pass_tokens else 4 * 33)
+        found.append(Contribution(Path(trainer.path("contribution-1"))))
+    for tensor in found[0].shapes:
+        size = prod(found[0].shapes[tensor])
+        whole, parts = (each.piece(tensor, slice(0, size)) for each in found)
+        assert torch.allclose(whole, parts, atol=1e-5)
+
+
+def test_a_trainer_that_does_not_fit_is_refused_before_it_is_loaded(
+    base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "free_memory_bytes", lambda: 1000)
+    job = job_of(base, text, memory_check="refuse")
+    with pytest.raises(UserError, match=r"needs .* main memory.*replica.optimiser = \"adamw8bit\""):
+        trio.run(ReplicaService().start, job)
+    trio.run(ReplicaService().start, msgspec.structs.replace(job, memory_check="report"))
+
+
+def test_a_setting_that_does_not_divide_the_ranks_is_named(base: Path, text: Path) -> None:
+    job = job_of(base, text, sharding=Sharding(sequence_parallel=2))
+    with pytest.raises(UserError, match=r"^replica.sequence_parallel is 2, which does not divide"):
         trio.run(ReplicaService().start, job)
 
 

@@ -13,7 +13,7 @@ import trio
 
 from peers.learning import packing
 from peers.learning.learner import Learner
-from peers.learning.plan import Workload
+from peers.learning.plan import Workload, machine_of
 from peers.learning.ranks import Launch, Ranks
 from peers.trainer import planning
 from peers.trainer.service import TrainerService
@@ -106,7 +106,7 @@ def test_ranks_of_several_machines_share_their_own_memory(monkeypatch: pytest.Mo
     ranks = Ranks(Launch(3, 16, 3))
     monkeypatch.setattr(ranks, "max", list)  # no other rank is here
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    found = planning.machine_of(ranks)
+    found = machine_of(ranks)
     assert (found.ranks, found.ranks_here, found.device) == (16, 8, "cpu")
 
 

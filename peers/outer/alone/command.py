@@ -95,6 +95,14 @@ def train(
     validation: Annotated[
         int, typer.Option(help="Sequences held back to measure the loss after each round.")
     ] = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Further setting of [replica] as NAME=VALUE, such as "
+            "activation_checkpointing=true; repeatable.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and of the order of the data.")] = 0,
     device: Annotated[
         str, typer.Option(help="Torch device; auto: a GPU if there is one.")
@@ -117,36 +125,50 @@ def train(
         )
     from peers.outer.alone.averaging import open_backend
     from peers.outer.alone.training import Plan, TrainOptions, rounds_of, run_train
+    from peers.outer.settings import ReplicaSettings
     from swarm.commands.start import become_rank
-    from swarm.jobs import Hardware
     from swarm.jobs.averaging import AveragingSetup
-    from swarm.jobs.outer import Inner, OuterSetup, StartReplica
+    from swarm.jobs.outer import OuterSetup, StartReplica
+    from swarm.settings import from_line
     from swarm.wire.manifest import Optimiser
 
     become_rank(["replica"])
-    inner = Inner(
-        data=[absolute(each) for each in data],
-        weights=weight or [],
-        sequence_tokens=sequence_tokens,
-        batch_sequences=batch,
-        z_loss=z_loss,
-        validation_sequences=validation,
-        optimiser=Optimiser(
-            learning_rate=learning_rate,
-            beta2=0.95,
-            weight_decay=weight_decay,
-            gradient_norm_max=1.0,
-            warmup_steps=warmup_steps,
-            learning_rate_schedule="wsd",
-            decay_share=decay_share,
-            final_learning_rate_share=0.0,
-        ),
+    own = from_line(
+        "replica",
+        ReplicaSettings,
+        settings or [],
+        {
+            "model": folder,
+            "data": [absolute(each) for each in data],
+            "weights": weight or [],
+            "sequence_tokens": sequence_tokens,
+            "batch_sequences": batch,
+            "z_loss": z_loss,
+            "validation_sequences": validation,
+            "seed": seed,
+            "device": device,
+            "threads": threads,
+        },
+    )
+    optimiser = Optimiser(
+        learning_rate=learning_rate,
+        beta2=0.95,
+        weight_decay=weight_decay,
+        gradient_norm_max=1.0,
+        warmup_steps=warmup_steps,
+        learning_rate_schedule="wsd",
+        decay_share=decay_share,
+        final_learning_rate_share=0.0,
     )
     job = StartReplica(
         model=folder,
         trainer="alone",
         seed=seed,
-        inner=inner,
+        inner=own.inner(optimiser),
+        sharding=own.sharding,
+        dtype=own.dtype,
+        attention=own.attention,
+        memory_check=own.memory_check,
         inner_steps=inner_steps,
         rounds=rounds_of(steps, inner_steps),
         compression="fp32",
@@ -167,7 +189,7 @@ def train(
     options = TrainOptions(
         out=out,
         resume=resume,
-        setup=OuterSetup(hardware=Hardware(device=device, threads=threads)),
+        setup=OuterSetup(hardware=own.hardware),
         plan=Plan(
             job=job,
             outer_learning_rate=outer_learning_rate,

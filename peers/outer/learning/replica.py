@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import torch
 from torch import Tensor
 
-from peers.engines.device import find_dtype
 from peers.learning import states
 from peers.learning.descent import descend
 from peers.learning.durable import whole_folder
@@ -53,13 +51,12 @@ class Replica:
         self._ranks = ranks
         inner: Inner = job.inner
         self._inner = inner
-        mixed = find_dtype(job.dtype, ranks.device) == torch.bfloat16
         settings = LearnerSettings(
             objective=Objective(),
             schedule=Schedule(),
             seed=job.seed,
             optimiser=inner.optimiser,
-            sharding=msgspec.structs.replace(job.sharding, mixed_precision=mixed),
+            sharding=job.sharding,
             attention=None if job.attention == "fastest" else job.attention,
         )
         base = Path(job.model)

@@ -1,12 +1,14 @@
 """The service of the child of one of several trainers."""
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from msgspec import structs
 
 from peers.engines import loading
 from peers.engines import model as policy_model
@@ -14,6 +16,8 @@ from peers.engines.device import use_hardware
 from peers.engines.loading import published
 from peers.learning.durable import delete_unfinished, whole_folder
 from peers.learning.lead import lead
+from peers.learning.packing import PASS_TOKENS_MAX
+from peers.learning.plan import Model, fit, machine_of, of_rounds, sharding_of
 from peers.learning.ranks import LearnerThread, Ranks
 from peers.learning.stored import StoredWeights
 from peers.outer.learning import contribution, state
@@ -23,6 +27,7 @@ from peers.outer.learning.replica import Replica
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile
 from peers.outer.learning.tensor_file import Shapes
 from swarm.errors import UserError
+from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.outer import (
     AloneService,
     CheckState,
@@ -182,8 +187,14 @@ class ReplicaService(FileJobs):
     def start(self, job: StartReplica) -> ReplicaStarted:
         if job.folder and self._ranks.rank == 0:
             delete_unfinished(Path(job.folder))
-        self._job = job
-        self._replica = Replica(job, self._ranks)
+        try:
+            plan = plan_replica(job, self._ranks) if job.memory_check else None
+            if plan is not None and plan.problem and job.memory_check == "refuse":
+                raise UserError(plan.problem)
+            self._job = job = placed(job, plan, self._ranks)
+            self._replica = Replica(job, self._ranks)
+        except UserError as error:  # its settings have the names of a run's trainer
+            raise UserError(re.sub(r"\btrainer\.(?=\w)", "replica.", str(error))) from error
         policy, shapes = self._replica.policy, self._replica.shapes
         self._model = Merging(Path(job.model), policy.model, shapes, policy.published_dtype)
         return ReplicaStarted(
@@ -192,6 +203,7 @@ class ReplicaService(FileJobs):
             shapes=dict(shapes),
             sequences=self._replica.sequences,
             data=self._replica.data,
+            plan=plan,
         )
 
     @in_job_thread
@@ -223,6 +235,26 @@ class ReplicaService(FileJobs):
                 policy_model.save(loading.random(Path(job.model), job.seed), aside, Path(job.model))
 
         return await self._on_files(draw)
+
+
+def plan_replica(job: StartReplica, ranks: Ranks) -> MemoryPlan:
+    """Plan this rank's memory, with passes that fit; raises `UserError` for a broken config."""
+    inner, how = job.inner, job.sharding
+    parts = max(1, ranks.world // (how.tensor_parallel * how.sequence_parallel))
+    mine = -(-inner.batch_sequences // parts) * inner.sequence_tokens
+    return fit(
+        Model(Path(job.model)),
+        sharding_of(Path(job.model), job.dtype, how, ranks.device),
+        machine_of(ranks),
+        of_rounds(min(how.pass_tokens or PASS_TOKENS_MAX, mine), inner.sequence_tokens),
+    )
+
+
+def placed(job: StartReplica, plan: MemoryPlan | None, ranks: Ranks) -> StartReplica:
+    """The job with the precision that its dtype means here, and passes as planned."""
+    how = sharding_of(Path(job.model), job.dtype, job.sharding, ranks.device)
+    tokens = how.pass_tokens or (plan.tokens if plan is not None else 0)
+    return structs.replace(job, sharding=structs.replace(how, pass_tokens=tokens))
 
 
 _SERVICE: type[OuterService] = ReplicaService
