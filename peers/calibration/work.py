@@ -152,4 +152,5 @@ def find(validator: Engine, work: Work, sampling: Sampling, handed_in: HandedIn)
         rows=range(len(sequences)),
         proofs=handed_in.proofs,
     )
-    return recompute(validator, given, work.key(), sampling.temperature, Thresholds())
+    temperature = sampling.temperature
+    return recompute(validator, given, work.key(), temperature, Thresholds(), scored=True)

@@ -193,8 +193,13 @@ def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Ten
     )
 
 
-def margins(logits: Tensor, tokens: Tensor, temperature: float, drawn: Drawn) -> Judgement:
-    """Compare claimed tokens int64 [n] with logits, as `judge_margins` does."""
+def margins(
+    logits: Tensor, tokens: Tensor, temperature: float, drawn: Drawn, *, scored: bool = True
+) -> Judgement:
+    """Compare claimed tokens int64 [n] with logits, as `judge_margins` does.
+
+    Without `scored` log-probabilities may be left out, which sum over the whole vocabulary.
+    """
     if not pays(logits):
         return judge_margins(logits, tokens, temperature, drawn.noise(logits.shape[-1]))
     scaled = logits.float() / temperature
@@ -205,7 +210,9 @@ def margins(logits: Tensor, tokens: Tensor, temperature: float, drawn: Drawn) ->
     return Judgement(
         margin=best - torch.from_numpy(claimed.values),
         gap=best - second,
-        log_probability=scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1),
+        log_probability=scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
+        if scored
+        else torch.zeros(len(scaled)),
     )
 
 

@@ -60,7 +60,7 @@ class Found:
 
     A tie is a position where claimed and likeliest other token differ by less than `TIE_WIDTH`."""
     log_probabilities: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """[tokens] Of the claimed tokens, under the policy."""
+    """[tokens] Of the claimed tokens, under the policy; only if asked for (`scored`)."""
 
 
 @torch.inference_mode()
@@ -70,6 +70,8 @@ def recompute(
     key: tuple[int, int],
     temperature: float,
     thresholds: Thresholds,
+    *,
+    scored: bool = False,
 ) -> Found:
     """Prefill the rollouts in one batch and compare; `key` is that of the submission's noise.
 
@@ -96,7 +98,14 @@ def recompute(
         for tokens, indices in zip(given.sequences, given.sampled, strict=True)
     ]
     missed, gaps, log_probabilities = judge_sampling(
-        engine, prefill, completions, given.rows, key, temperature, starts=given.starts
+        engine,
+        prefill,
+        completions,
+        given.rows,
+        key,
+        temperature,
+        starts=given.starts,
+        scored=scored,
     )
     ends = np.cumsum([len(completion) for completion in completions])[:-1]
     near = np.where(missed > 0, missed, gaps) < TIE_WIDTH
@@ -118,8 +127,10 @@ def judge_sampling(
     temperature: float,
     entries_max: int = ENTRIES_MAX,
     starts: Sequence[int] = (),
+    *,
+    scored: bool = False,
 ) -> npt.NDArray[np.float64]:
-    """Margins, gaps and log-probabilities [3, tokens] (`peers.engines.winners.Judgement`),
+    """Margins, gaps and log-probabilities [3, tokens] (`peers.engines.winners.margins`),
     `entries_max` entries at a time.
 
     Every token is judged, so both a stop token and its absence are: stop ids compete like others.
@@ -141,7 +152,8 @@ def judge_sampling(
         checkpoint()
         here = slice(start, start + step)
         drawn = Drawn(key, row_index[here], positions[here])
-        found = margins(engine.logits(states[here]), tokens[here], temperature, drawn)
+        logits = engine.logits(states[here])
+        found = margins(logits, tokens[here], temperature, drawn, scored=scored)
         parts.append(torch.stack([found.margin, found.gap, found.log_probability]))
     capped = torch.cat(parts, dim=1).clamp(-MARGIN_CAP, MARGIN_CAP)
     return capped.cpu().numpy().astype(np.float64)
