@@ -158,7 +158,6 @@ LORA = Adapter(rank=16, alpha=32.0)
 OF_MODEL = Recipe(
     title="",
     environments=(),
-    sampling=replace(SAMPLING, groups_per_submission=8),
     schedule=replace(SCHEDULE, steps=40, groups_per_step=8),
     optimiser=replace(OPTIMISER, learning_rate=8e-4, gradient_norm_max=0.5, warmup_steps=3),
     adapter=LORA,

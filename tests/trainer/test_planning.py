@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import trio
 
-from peers.learning import packing
+from peers.learning import packing, plan
 from peers.learning.learner import Learner
 from peers.learning.plan import Workload, machine_of
 from peers.learning.ranks import Launch, Ranks
@@ -38,7 +38,7 @@ def test_the_service_plans_before_it_loads(base: Path, tmp_path: Path) -> None:
 def test_a_machine_without_the_memory_is_a_sentence(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "free_memory_bytes", lambda: 4_096_000)
+    monkeypatch.setattr(plan, "free_memory_bytes", lambda: 4_096_000)
     found = trio.run(TrainerService().plan, PlanTraining(start=start(base)))
     assert found.problem.startswith("the trainer needs ")
     assert "more than its 504 MB" in found.problem  # 0.5 GB of which this process has already
@@ -59,7 +59,7 @@ def test_passes_are_as_large_as_the_memory_allows(
     wanted = PlanTraining(start=msgspec.structs.replace(job, terms=terms))
     found = {}
     for free_mb in (100_000, 250, 100, 4):
-        monkeypatch.setattr(planning, "free_memory_bytes", lambda: free_mb * 1_024_000)  # noqa: B023
+        monkeypatch.setattr(plan, "free_memory_bytes", lambda: free_mb * 1_024_000)  # noqa: B023
         found[free_mb] = trio.run(TrainerService().plan, wanted)
     assert found[100_000].tokens == packing.PASS_TOKENS_MAX
     assert packing.PASS_TOKENS_MAX > found[250].tokens > found[100].tokens >= 512

@@ -29,7 +29,7 @@ from peers.environments.sort_digits import SortDigits
 from peers.learning.attention import ATTENTIONS
 from peers.learning.ranks import Ranks
 from peers.trainer.service import TrainerService
-from peers.trainer.settings import Attention
+from peers.learning.training_settings import Attention
 from swarm.errors import UserError
 from swarm.jobs.training import (
     AcceptedSubmission,
