@@ -16,8 +16,8 @@ For other rooms:
 - `metrics`: *
 - `mixture`: Mixture, Place, shares
 - `objective`: *, Totals
-- `packing`: *, Rows, lay_out
-- `plan`: *, CONTEXT_BYTES, Machine, Model, PROCESS_BYTES, Workload, fit
+- `packing`: *, PASS_TOKENS_MAX, Rows, lay_out
+- `plan`: *, Model, Workload, fit, machine_of, of_rounds, sharding_of
 - `policy`: TrainedPolicy, blank_model, score_passes
 - `ranks`: Launch, LearnerThread, Ranks
 - `reading`: check_file, read_groups
@@ -28,6 +28,7 @@ For other rooms:
 - `states`: *
 - `stored`: Slices, StoredWeights, slices_of
 - `token_file`: Tokens, tokenized
+- `training_settings`: TrainingSettings
 - `trial`: with_digest
 - `values`: give_values
 """

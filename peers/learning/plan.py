@@ -180,7 +180,7 @@ def fit(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> M
 
 
 def _plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
-    check_layout(sharding, machine.ranks, model.shape())
+    check_layout(sharding, machine.ranks, model.shape(), work.table)
     most = sharding.pass_tokens or work.tokens
     work = replace(work, tokens=max(work.longest, min(most, work.tokens)))
     parts = [part for part in _parts(model, sharding, machine, work) if part.bytes]

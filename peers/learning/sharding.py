@@ -76,13 +76,16 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
         module.to(ranks.device)
 
 
-def check_layout(how: Sharding, ranks: int, model: Any) -> None:
-    """Raise `UserError` for settings that do not divide the ranks, or each other's work."""
+def check_layout(how: Sharding, ranks: int, model: Any, table: str = "trainer") -> None:
+    """Raise `UserError` for settings that do not divide the ranks, or each other's work.
+
+    `table`: the one that they stand in, for the sentence.
+    """
     plain = Sharding()
     used = {each for each in how.__struct_fields__ if getattr(how, each) != getattr(plain, each)}
     for one, other in APART:
         if {one, other} <= used:
-            raise UserError(f"trainer.{one} cannot be used with trainer.{other}; omit one")
+            raise UserError(f"{table}.{one} cannot be used with {table}.{other}; omit one")
     copy = ranks // max(1, how.replicas)
     for name, what, count in (
         ("replicas", "ranks", ranks),
@@ -91,11 +94,11 @@ def check_layout(how: Sharding, ranks: int, model: Any) -> None:
     ):
         given = getattr(how, name)
         if given < 1 or count % given:
-            raise UserError(f"trainer.{name} is {given}, which does not divide the {count} {what}")
+            raise UserError(f"{table}.{name} is {given}, which does not divide the {count} {what}")
     heads = getattr(model.config.get_text_config(), "num_attention_heads", ranks)
     if how.sequence_parallel > heads:
         raise UserError(
-            f"trainer.sequence_parallel is {how.sequence_parallel}, which is more than the "
+            f"{table}.sequence_parallel is {how.sequence_parallel}, which is more than the "
             f"model's {heads} attention heads"
         )
 

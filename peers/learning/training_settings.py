@@ -1,8 +1,6 @@
 """Settings of all that trains, of a run's trainer and of one of several: how the model lies in
 memory and is computed."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pydantic

@@ -2,4 +2,9 @@
 
 Each trainer takes inner steps from the common outer state and publishes its pseudo-gradient. One of
 them signs which contributions a round has (`chain`, `gathering`), and every trainer merges these to
-the same bits."""
+the same bits.
+
+For other rooms:
+
+- `settings`: ReplicaSettings
+"""

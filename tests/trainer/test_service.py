@@ -28,8 +28,8 @@ from peers.environments.interface import Split, as_text
 from peers.environments.sort_digits import SortDigits
 from peers.learning.attention import ATTENTIONS
 from peers.learning.ranks import Ranks
-from peers.trainer.service import TrainerService
 from peers.learning.training_settings import Attention
+from peers.trainer.service import TrainerService
 from swarm.errors import UserError
 from swarm.jobs.training import (
     AcceptedSubmission,
