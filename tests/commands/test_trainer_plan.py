@@ -109,8 +109,8 @@ INTELLECT_1 = QWEN_32B | {
 
 def test_one_of_several_trainers_is_planned_at_intellect_1s_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(INTELLECT_1))
-    plan = ("trainer", "plan", "--outer", "--model", tmp_path, *EIGHT_H100[:4])
-    plan += ("--set", "sequence_tokens=8192")
+    of_one = ("--model", tmp_path, *EIGHT_H100[:4], "--set", "sequence_tokens=8192")
+    plan = ("trainer", "plan", "--outer", *of_one)
     outcome = swarm(*plan)
     assert outcome.status == 1
     assert "less is needed with replica.activation_checkpointing = true" in outcome.output

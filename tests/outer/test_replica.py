@@ -309,7 +309,7 @@ def test_a_trainer_holds_less_by_its_settings_and_learns_the_same(
         shapes = {name: tuple(shape) for name, shape in trainer.started.shapes.items()}
         with Contribution(path, shapes) as opened:
             found.append(opened.values())
-    assert torch.allclose(*found, atol=1e-5)
+    assert torch.allclose(found[0], found[1], atol=1e-5)
 
 
 def test_a_trainer_that_does_not_fit_is_refused_before_it_is_loaded(
