@@ -7,11 +7,11 @@ For other rooms:
 - `chat_template`: ChatTemplate, ChatTokens
 - `collection`: Environments, GroupTask
 - `columns`: Row, flat, value_of
-- `dataset`: DataOptions, OfRows, prompt_columns, prompt_in, prompt_of, text_in
+- `dataset`: DataOptions, FIELD, OfRows, prompt_columns, prompt_in, prompt_of, text_in
 - `episodes`: EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of
 - `interface`: Conversation, Environment, Episodes, Grade, Message, NotGradable, Prompt, SingleTurn,
   Split, Task, Tasks, ToolMessage, Transcript, UnusableTask, Wrapper, as_text, episodes_of,
-  messages_of
+  messages_of, with_text
 - `kept`: Kept, kept_row
 - `pairs`: json_pairs
 - `play`: *, Observation

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -67,6 +67,15 @@ def messages_of(prompt: Prompt) -> tuple[Message, ...]:
     if isinstance(prompt, str):
         return (Message("user", prompt),)
     return prompt.messages if isinstance(prompt, Conversation) else prompt
+
+
+def with_text(prompt: Prompt, text: str) -> Prompt:
+    """A prompt with another text, or with another text of its last message."""
+    if isinstance(prompt, str):
+        return text
+    *before, last = messages_of(prompt)
+    messages = (*before, replace(last, content=text))
+    return replace(prompt, messages=messages) if isinstance(prompt, Conversation) else messages
 
 
 def as_text(prompt: Prompt) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peers.environments.interface import Environment, Prompt, Task, Tasks, Wrapper, messages_of
+from peers.environments.interface import Environment, Task, Tasks, Wrapper, messages_of, with_text
 from peers.environments.tasks import Changed
 from swarm.rollouts.seeds import digest
 
@@ -58,14 +58,8 @@ class LengthTargets(Wrapper):
     def _with_target(self, task: Task, seed: bytes) -> Task:
         chosen = int.from_bytes(digest("swarm/1/target-length", seed), "big")
         target = self.options.lengths[chosen % len(self.options.lengths)]
-        prompt = self._filled(task.prompt, target)
+        template = self.options.prompt.replace("{length}", str(target))
+        asked = messages_of(task.prompt)[-1].content
+        prompt = with_text(task.prompt, template.replace("{prompt}", asked))
         alpha = self.options.alpha
         return replace(task, prompt=prompt, target_length=target, length_weight=alpha, inner=task)
-
-    def _filled(self, prompt: Prompt, target: int) -> Prompt:
-        """The template with a prompt and a target; of messages, the last one is filled in."""
-        template = self.options.prompt.replace("{length}", str(target))
-        if isinstance(prompt, str):
-            return template.replace("{prompt}", prompt)
-        *before, last = messages_of(prompt)
-        return (*before, replace(last, content=template.replace("{prompt}", last.content)))

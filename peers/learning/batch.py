@@ -51,6 +51,12 @@ class Batch:
         """Values [B] of sequences → [n] of their completion tokens."""
         return values.repeat_interleave(self.completion_lengths)
 
+    def only(self, kept: Tensor) -> Batch:
+        """Some of the sequences, bool [B]."""
+        here = kept.repeat_interleave(self.lengths)
+        of_each = (self.lengths, self.completion_lengths, self.temperature)
+        return Batch(self.tokens[here], self.sampled[here], *(each[kept] for each in of_each))
+
     def split(self, values: Tensor) -> list[Tensor]:
         """Values [T] → B views, one per sequence."""
         parts = values.split(self.lengths.tolist())  # type: ignore[no-untyped-call]
@@ -125,7 +131,9 @@ class AcceptedGroups:
     log_reference: Tensor | None = None
     """Log-probabilities under the reference, fp32 [n]; None until scored."""
     log_teacher: Tensor | None = None
-    """Log-probabilities under the teacher, fp32 [n]; None until scored."""
+    """Log-probabilities under the teacher, fp32 [n]; NaN: it cannot say; None until scored."""
+    teacher_prompts: Sequence[Sequence[int]] | None = None
+    """[B] Token ids of the prompts that the teacher sees; empty: none; None: the sequences' own."""
     token_advantage: Tensor | None = None
     """Advantage of each completion token, fp32 [n], in host memory; None: each has its
     completion's, which follows from the group's rewards."""
@@ -159,15 +167,9 @@ class AcceptedGroups:
 
     def batch(self, groups: Collection[int]) -> Batch:
         """This rank's sequences of some of the informative groups."""
-        here = _among(self._group[self.rows], groups)
-        in_tokens = here.repeat_interleave(self.lengths)
-        return Batch(
-            tokens=self.tokens[in_tokens].long(),
-            sampled=self.sampled[in_tokens],
-            lengths=self.lengths[here],
-            completion_lengths=self._completion_lengths[here],
-            temperature=self.temperature[here],
-        )
+        lengths = (self.lengths, self._completion_lengths)
+        everything = Batch(self.tokens.long(), self.sampled, *lengths, self.temperature)
+        return everything.only(_among(self._group[self.rows], groups))
 
     def completions(self, groups: Collection[int]) -> Completions:
         """All completions of some groups, whichever rank holds them."""

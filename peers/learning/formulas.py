@@ -49,7 +49,7 @@ class Tokens:
     """More than any index in `completion`; only formulas of whole completions need it."""
 
     log_teacher: Tensor | None = None
-    """Log-probabilities under the teacher; needed when the teacher's weight is not 0."""
+    """Log-probabilities under the teacher, NaN: it cannot say; needed if its weight is not 0."""
 
     @property
     def log_ratio(self) -> Tensor:

@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.engines.adapter_config import is_adapter
-from peers.engines.tokenizer import vocabulary
 from peers.learning import states
 from peers.learning.batch import AcceptedGroups
 from peers.learning.implicit import ProcessModel
-from peers.learning.past import PastPolicies
+from peers.learning.past import PastPolicies, Teacher
 from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
 from peers.learning.scoring import Part, score
@@ -53,6 +51,7 @@ class Learner:
         # Adapters are exchanged in the policy itself: their base never changes.
         spare = None if settings.adapter.rank else blank_model(base, settings, self._ranks)
         self.past = PastPolicies(spare, self.policy, settings.sharding)
+        self.past.scorer.share_tokens(self._ranks.sharing)
         """The policies whose rollouts can be trained on."""
         self._saver = ThreadPoolExecutor(1, "saving")
         self._saving: Future[None] | None = None
@@ -89,24 +88,13 @@ class Learner:
         objective = self.settings.objective
         if objective.needs_reference and self.past.reference is None:
             self.past.reference = self.past.copy(self.policy.read_weights(self._base))
+        if objective.teacher_weight and not (self.settings.teacher or objective.teacher_prompt):
+            raise UserError(
+                "the run's objective.teacher_weight needs a teacher; set teacher under [trainer] "
+                "to a model with the same tokenizer"
+            )
         if objective.teacher_weight and self.past.teacher is None:
-            teacher = Path(self.settings.teacher)
-            if not self.settings.teacher:
-                raise UserError(
-                    "the run's objective.teacher_weight needs a teacher; set teacher under "
-                    "[trainer] to the folder of a policy"
-                )
-            if vocabulary(teacher) != vocabulary(self._base):
-                raise UserError(
-                    f"trainer.teacher {teacher} has another tokenizer than the run's model; choose "
-                    "a teacher with the same one"
-                )
-            if self.settings.adapter.rank and not is_adapter(teacher):
-                raise UserError(
-                    f"trainer.teacher {teacher} is a whole model, but the run trains adapters; "
-                    "choose an adapter of the same base"
-                )
-            self.past.teacher = self.past.copy(self.policy.read_weights(teacher))
+            self.past.teacher = Teacher(self._base, self.settings, self.policy, self.past)
         if not objective.has_process:
             self.process = None
         elif self.process is None:

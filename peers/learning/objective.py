@@ -48,7 +48,9 @@ def loss(
     if objective.teacher_weight:
         if tokens.log_teacher is None:
             raise ValueError("teacher_weight is not 0 but there is no teacher")
+        untaught = tokens.log_teacher.isnan()
         gap = tokens.log_teacher - tokens.log_pi.detach()  # prime-rl's; see docs/objectives.md
+        gap = gap.masked_fill(untaught, 0)
         mixed = torch.lerp(tokens.advantage, gap, objective.teacher_weight)
         tokens = replace(tokens, advantage=mixed)
     share, left_alone = compute("objective", FORMULAS, objective, tokens, tokens.log_pi, problems)
@@ -69,8 +71,8 @@ def loss(
             "kl_generation": k3(tokens.log_mu, tokens.log_pi).sum(),
             "entropy": tokens.entropy.sum(),
         }
-    if tokens.log_teacher is not None:
-        sums["kl_teacher"] = (tokens.log_pi - tokens.log_teacher).detach().sum()
+    if objective.teacher_weight:
+        sums |= {"kl_teacher": -gap.sum(), "untaught": untaught.sum()}
     if objective.kl_coefficient:
         if tokens.log_reference is None:
             raise ValueError("kl_coefficient is not 0 but there are no reference log-probabilities")

@@ -106,13 +106,15 @@ class Workload:
     held: int
     """Older policies held at once."""
     reference: int
-    """The reference and the teacher, as far as the objective needs them."""
+    """The reference and a teacher of the policy's shape, as far as the objective needs them."""
     process: bool = False
     """Whether a second model is trained, for process rewards."""
     saves: bool = True
     """Whether states and policies are copied, to be written beside the next step."""
     table: str = "trainer"
     """The table of the settings that would need less."""
+    teacher: Model | None = None
+    """A teacher that is a model of its own."""
 
 
 def of_rounds(tokens: int, longest: int) -> Workload:
@@ -262,6 +264,13 @@ def _parts(
     yield _part("process", "host", "always", PROCESS_BYTES[machine.device])
     if machine.device == "cuda":
         yield _part("CUDA, NCCL and gaps", "device", "always", CONTEXT_BYTES)
+    if work.teacher is not None:  # held as one policy is that only scores
+        alone = replace(work, held=1, reference=0, process=False, teacher=None)
+        for part in _parts(work.teacher, sharding, machine, alone):
+            name = part.name.replace("past policies and reference", "weights")
+            if part.phase == "scoring" or name in ("weights", "spare model, fp32", "buffers"):
+                phase: Phase = "always" if part.phase == "always" else "asking"
+                yield changed(part, name=f"teacher's {name}", phase=phase)
 
 
 def _gathered(

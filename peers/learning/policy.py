@@ -89,10 +89,9 @@ class TrainedPolicy:
             settings.optimiser,
             apart=[model.get_input_embeddings().weight, model.get_output_embeddings().weight],
         )
-        if not self.scorer.packs or ranks.sharing is not None:
-            half = settings.sharding.mixed_precision
-            self.scorer.find_layout(ranks.device, half_precision=half, group=ranks.sharing)
-            rest(self.scorer)
+        half = settings.sharding.mixed_precision
+        self.scorer.find_layout(ranks.device, half_precision=half, group=ranks.sharing)
+        rest(self.scorer)
         self._pass_tokens = settings.sharding.pass_tokens
         flat = ranks.device.type == "cuda" or settings.flat
         self._layout: Layout | None = "flat" if flat else None
@@ -102,19 +101,20 @@ class TrainedPolicy:
         for group in self.optimiser.param_groups:
             group.update(betas=(numbers.beta1, numbers.beta2), weight_decay=numbers.weight_decay)
 
-    def passes(self, batch: Batch) -> list[Rows]:
-        """The forward passes over a batch, on this rank's device.
+    def passes(self, batch: Batch, scorer: Scorer | None = None) -> list[Rows]:
+        """The forward passes over a batch, on this rank's device; `scorer`: if not the policy's.
 
         Every rank makes the same number of passes, since each pass is a collective: a rank with
         fewer rows adds empty passes.
         """
         passes: list[Rows] = []
+        scorer = scorer or self.scorer
         if len(batch):
-            layout = self._layout if self.scorer.packs else "padded"
+            layout = self._layout if scorer.packs else "padded"
             passes = lay_out(batch, layout, self._pass_tokens)
         (most,) = self.ranks.max([len(passes)])
         passes += [empty_rows()] * (int(most) - len(passes))
-        return [self.scorer.place(rows, self.ranks.device) for rows in passes]
+        return [scorer.place(rows, self.ranks.device) for rows in passes]
 
     def score(self, passes: Sequence[Rows]) -> Tensor:
         """Log-probabilities of a batch's completion tokens under the weights as they are."""
@@ -173,7 +173,7 @@ class TrainedPolicy:
         for name, parameter in (parameters or self.trained()).items():
             found = shapes.get(name)
             if found != tuple(parameter.shape):
-                model = "its config.json" if folder == self._base else str(self._base)
+                model = "its config.json" if parameters or folder == self._base else self._base
                 raise UserError(
                     f"{folder} holds another model than {model}: {name} has shape {found}, "
                     f"not {tuple(parameter.shape)}"
@@ -275,7 +275,8 @@ def _part(parameter: Tensor, key: str) -> str:
 @torch.no_grad()
 def score_passes(scorer: Scorer, passes: Sequence[Rows]) -> Tensor:
     """Log-probabilities of the passes' completion tokens with a scorer's weights, fp32 [n]."""
-    values = torch.empty(sum(len(rows.index) for rows in passes), device=passes[0].index.device)
+    device = passes[0].index.device if passes else None
+    values = torch.empty(sum(len(rows.index) for rows in passes), device=device)
     for rows in passes:
         report()
         values[rows.index] = scorer(rows, entropy=False)[0]

@@ -78,6 +78,8 @@ class Scorer(torch.nn.Module):
         Recurrent layers, for example, carry their state on from one packed sequence to the next.
         Raises `UserError` for a model that computes a padded sequence otherwise than it alone.
         """
+        if self.packs and group is None:
+            return
         parts = [_random_batch(self.model.config, [length]) for length in CHECK_LENGTHS]
         together = _random_batch(self.model.config, CHECK_LENGTHS)
         try:

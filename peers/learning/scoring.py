@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,13 +46,7 @@ def score(
     one_step = settings.optimiser.optimiser_steps == 1
     own = step if one_step and _publishes_exactly(policy) else -1  # left to the training pass
     given = [each for each in given if each.informative]
-    laid_out: dict[int, list[Rows]] = {}
-
-    def passes(each: AcceptedGroups) -> list[Rows]:
-        if id(each) not in laid_out:
-            laid_out[id(each)] = policy.passes(each.batch(each.informative))
-        return laid_out[id(each)]
-
+    passes = functools.cache(lambda each: policy.passes(each.batch(each.informative)))
     for number in sorted({policy for each in given for policy in each.policies} - {own}):
         some = [each for each in given if number in each.policies and number not in each.scored]
         if some:
@@ -59,15 +54,15 @@ def score(
             for each, values in zip(some, scores, strict=True):
                 each.add_log_mu(number, values)
     objective = settings.objective
-    for field, weights, needed in (
-        ("log_reference", past.reference, objective.needs_reference),
-        ("log_teacher", past.teacher, objective.teacher_weight),
-    ):
-        some = [each for each in given if getattr(each, field) is None]
-        if some and weights and needed:
-            scores = past.score(weights, [passes(each) for each in some])
-            for each, values in zip(some, scores, strict=True):
-                setattr(each, field, values)
+    some = [each for each in given if each.log_reference is None]
+    if some and past.reference and objective.needs_reference:
+        scores = past.score(past.reference, [passes(each) for each in some])
+        for each, values in zip(some, scores, strict=True):
+            each.log_reference = values
+    some = [each for each in given if each.log_teacher is None]
+    if some and past.teacher and objective.teacher_weight:
+        for each, values in zip(some, past.teacher(some), strict=True):
+            each.log_teacher = values
 
 
 def _publishes_exactly(policy: TrainedPolicy) -> bool:
@@ -103,7 +98,7 @@ class ScoredBatch:
     log_reference: Tensor | None
     """Log-probabilities under the reference, for the KL term and process rewards, fp32 [n]."""
     log_teacher: Tensor | None
-    """Log-probabilities under the teacher, fp32 [n]."""
+    """Log-probabilities under the teacher, fp32 [n]; NaN where it cannot say."""
     reported: Tensor
     """Log-probabilities that the engines reported, else NaN, fp32 [n]."""
     trusted_within: float

@@ -23,7 +23,7 @@ class LearnerSettings:
     """The run's length limit."""
     adapter: Adapter = field(default_factory=Adapter)
     teacher: str = ""
-    """Folder of the teacher; empty: there is none."""
+    """Folder of the teacher; empty: there is none, or it is the base."""
     log_difference_max: float = Thresholds().log_difference_max
     """As in the run's thresholds; only `objective.behaviour = "engine"` needs it."""
     sharding: Sharding = field(default_factory=Sharding)

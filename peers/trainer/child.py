@@ -59,6 +59,7 @@ def accepted_submissions(
             parts=accepted.verdict.parts,
             leaves_out_truncated=manifest.objective.truncated == "leave_out",
             any_reward=not manifest.objective.needs_spread,
+            seed=accepted.verdict.seed,
             ungraded=[n for n, each in enumerate(accepted.labels) if each in UNCOUNTED],
         )
         for accepted in batch

@@ -110,8 +110,9 @@ def plan_command(
     )
     work = planning.of_rounds(chosen.pass_tokens, longest)
     if not outer:
-        held = Schedule().max_staleness + 2
-        work = planning.Workload(work.tokens, longest, held, reference=1)
+        held, given = Schedule().max_staleness + 2, getattr(chosen, "teacher", "")
+        teacher = given and planning.Model(find_model(given, "teacher", weights=False).folder)
+        work = planning.Workload(work.tokens, longest, held, reference=1, teacher=teacher or None)
     sharding = msgspec.structs.replace(chosen.sharding, mixed_precision=half)
     shape = planning.Model(folder, adapter_rank)
     found = planning.fit(shape, sharding, machine, work)

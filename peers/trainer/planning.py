@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from peers.engines.adapter_config import is_adapter
 from peers.engines.config import read_text_config
 from peers.learning import packing
 from peers.learning.plan import Model, Workload, fit, machine_of, sharding_of
@@ -19,11 +21,16 @@ def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
     """Plan this rank's memory, with passes that fit; raises `UserError` for a broken config."""
     positions = read_text_config(Path(job.model))["max_position_embeddings"]
     adapter = job.terms.adapter
+    work = workload_of(job.terms, job.sharding, positions, ranks.world)
+    if job.terms.objective.teacher_weight:
+        is_other = bool(job.teacher) and not is_adapter(Path(job.teacher))
+        teacher = Model(Path(job.teacher)) if is_other else None
+        work = replace(work, teacher=teacher, reference=work.reference + (not is_other))
     return fit(
         Model(Path(job.model), adapter.rank, tuple(adapter.targets)),
         sharding_of(Path(job.model), job.dtype, job.sharding, ranks.device),
         machine_of(ranks),
-        workload_of(job.terms, job.sharding, positions, ranks.world),
+        work,
     )
 
 
@@ -38,6 +45,6 @@ def workload_of(terms: TrainingTerms, sharding: Sharding, positions: int, world:
         tokens=max(longest, min(most, mine * longest)),
         longest=longest,
         held=terms.schedule.max_staleness + 2,
-        reference=terms.objective.needs_reference + bool(terms.objective.teacher_weight),
+        reference=int(terms.objective.needs_reference),
         process=terms.objective.has_process,
     )

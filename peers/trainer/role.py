@@ -59,9 +59,11 @@ class TrainerRole:
 
     @staticmethod
     def check(settings: PeerSettings) -> None:
-        """Fetch a model that has a name."""
-        own = settings.of("trainer", TrainerSettings)
-        settings.tables["trainer"]["model"] = str(find_model(own.model, "trainer.model").folder)
+        """Fetch the models that have a name."""
+        own, table = settings.of("trainer", TrainerSettings), settings.tables["trainer"]
+        table["model"] = str(find_model(own.model, "trainer.model").folder)
+        if own.teacher:
+            table["teacher"] = str(find_model(own.teacher, "trainer.teacher").folder)
 
     @staticmethod
     async def doctor(

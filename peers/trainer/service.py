@@ -24,6 +24,7 @@ from peers.learning.settings import LearnerSettings
 from peers.learning.sharding import check_compiler
 from peers.learning.values import give_values
 from peers.trainer.planning import plan_training
+from peers.trainer.privileged import PrivilegedPrompts
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
@@ -111,7 +112,9 @@ class TrainerService:
             raise UserError(f"trainer.attention: {reason}; omit it to use the fastest available")
         if sharding.compile:
             check_compiler(self._ranks.device)
-        self._learner = Learner(Path(job.model), settings, ranks=self._ranks)
+        self._model = Path(job.model)
+        self._prompts = PrivilegedPrompts(self._model, job.terms)
+        self._learner = Learner(self._model, settings, ranks=self._ranks)
 
     def _sharding_of(self, job: StartTraining) -> Sharding:
         sharding = sharding_of(Path(job.model), job.dtype, job.sharding, self._ranks.device)
@@ -130,6 +133,7 @@ class TrainerService:
     def follow(self, job: Follow) -> None:
         terms = job.terms
         self._ahead.clear()  # scored for the objective before
+        self._prompts = PrivilegedPrompts(self._model, terms)
         learner = self._held()
         learner.follow(
             dataclasses.replace(
@@ -258,6 +262,7 @@ class TrainerService:
             groups = groups or read_groups(submission, self._ranks)
         except (OSError, ValueError) as error:
             return str(error)
+        self._prompts.give(groups, submission.seed)
         policies = self._held().policies
         for policy in groups.policies:
             if policy not in policies:

@@ -24,8 +24,8 @@ class TrainerSettings(TrainingSettings, EvaluationSettings):
     """The base policy: a Hugging Face folder, a .gguf file, or OWNER/NAME[@REVISION] of the hub;
     required."""
     teacher: str = ""
-    """Folder of the teacher of a run with `objective.teacher_weight`: another policy of the same
-    architecture and tokenizer, held in main memory like the reference."""
+    """Teacher of a run with `objective.teacher_weight`, named as `model` is: of any size, with the
+    same tokenizer; or an adapter of the base. Empty: the base, if it has `teacher_prompt`."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
     """Seed of the trainer's own choices: how a batch is split into optimiser steps."""
     save_steps: int = pydantic.Field(default=5, ge=1, le=1000)

@@ -353,8 +353,8 @@ class Examiner:
 
 
 def _note_states(outcome: Outcome, order: SubmissionOrder, manifest: RunManifest) -> None:
-    """Add to an outcome what the trainer needs for continuations, in a run that orders them."""
-    if manifest.values.estimate == "continuations":
+    """Add to an outcome what the trainer needs for continuations and for a teacher's prompts."""
+    if manifest.values.estimate == "continuations" or manifest.objective.teacher_prompt:
         outcome.seed = order.seed()
     if order.continued:
         outcome.continued = [-1] * order.groups

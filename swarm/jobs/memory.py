@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-Phase = Literal["always", "scoring", "training", "stepping", "publishing"]
-"""When a part exists: `scoring` under older policies, `training` passes with gradients, the
-optimiser's `stepping`, `publishing` a policy."""
+Phase = Literal["always", "scoring", "asking", "training", "stepping", "publishing"]
+"""When a part exists: `scoring` under older policies, `asking` the teacher, `training` passes with
+gradients, the optimiser's `stepping`, `publishing` a policy."""
 
 
 class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):

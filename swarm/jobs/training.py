@@ -8,7 +8,15 @@ import msgspec
 
 from swarm.jobs import Hardware, LoadingJob, SavingJob, TrainingJob
 from swarm.jobs.memory import MemoryPlan
-from swarm.wire.manifest import Adapter, Objective, Optimiser, Sampling, Schedule, Thresholds
+from swarm.wire.manifest import (
+    Adapter,
+    EnvironmentReference,
+    Objective,
+    Optimiser,
+    Sampling,
+    Schedule,
+    Thresholds,
+)
 from swarm.wire.messages import Digest, RewardParts, Rewards
 from swarm.world import Job, Setup
 
@@ -28,6 +36,7 @@ class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     adapter: Adapter = Adapter()
     thresholds: Thresholds = Thresholds()
+    environments: list[EnvironmentReference] = []
 
 
 class Sharding(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +68,7 @@ class StartTraining(LoadingJob, frozen=True, kw_only=True):
     attention: str = "fastest"
     """One of `peers.learning.attention.ATTENTIONS`."""
     teacher: str = ""
-    """Folder of the teacher; empty: the trainer has none."""
+    """Folder of the teacher; empty: there is none, or it is the base."""
     policy: str = ""
     """Published folder of policy `step` to begin with; empty: policy 0 is `model`."""
     step: int = 0
@@ -127,6 +136,8 @@ class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """Whether groups whose rewards are all equal are trained on, too."""
     leaves_out_truncated: bool = False
     """Whether completions that the length limit cut off are not trained on."""
+    seed: bytes = b""
+    """The submission's, by which its tasks are drawn for `objective.teacher_prompt`."""
 
 
 class StateValue(msgspec.Struct, array_like=True, frozen=True):

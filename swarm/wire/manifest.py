@@ -255,6 +255,9 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     teacher_weight: Fraction = 0.0
     """Share w of a teacher in each token's advantage: (1 - w)·A + w·log(teacher / policy), the
     reverse KL on the policy's own tokens. 0: no teacher; 1: rewards teach nothing."""
+    teacher_prompt: Annotated[str, Meta(max_length=4096)] = ""
+    """What the teacher reads for a prompt, or for its last message: text with `{prompt}`, and with
+    `{answer}` or names of the task's data; empty: the same."""
 
     @property
     def learns(self) -> bool:
@@ -299,6 +302,11 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
             return (
                 f"objective.name is {self.name!r}, which has no advantages of single tokens; make "
                 "objective.process.weight and teacher_weight 0, or choose another objective"
+            )
+        if self.teacher_prompt and not (self.teacher_weight and "{prompt}" in self.teacher_prompt):
+            return (
+                f"objective.teacher_prompt is {self.teacher_prompt!r:.60}; it must hold "
+                "{prompt}, and needs a teacher_weight above 0"
             )
         return None
 

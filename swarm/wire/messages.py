@@ -476,7 +476,7 @@ class Verdict(Message, frozen=True, kw_only=True):
     """[groups] Index of the state, of those that the step's order names, that each group continues,
     -1: none; empty if no group does. Such a group estimates a value, and is never trained on."""
     seed: RunDigest = b""
-    """The submission's seed, in a run that orders continuations: states name tasks by it."""
+    """The submission's seed, if the trainer draws tasks again: for continuations or a teacher."""
 
     def continues(self, group: int) -> bool:
         """Whether a group continues a state, and so is not to be trained on."""

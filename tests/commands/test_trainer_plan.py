@@ -57,6 +57,15 @@ def test_a_program_reads_the_plan_as_json(config: Path) -> None:
     assert {part["memory"] for part in found["parts"]} == {"device", "host"}
 
 
+def test_a_teacher_of_another_size_is_planned(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_32B | {"num_hidden_layers": 2}))
+    plan = ("trainer", "plan", "--model", tmp_path, "--context", "1024", "--json")
+    outcome = swarm(*plan, "--set", f"teacher={config.parent}")
+    parts = {part["name"]: part["bytes"] for part in json.loads(outcome.output)["parts"]}
+    assert parts["teacher's weights"] == 2 * 32_763_876_352
+    assert "teacher none is no folder" in complaint(*plan, "--set", "teacher=none")
+
+
 @pytest.mark.slow
 def test_settings_of_the_layout_are_planned(config: Path) -> None:
     layout = ("--set", "tensor_parallel=4", "--context", "1024")

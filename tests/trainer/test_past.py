@@ -47,7 +47,7 @@ def test_the_spare_model_holds_memory_only_while_it_scores(
 
     def watched(self: Scorer, *arguments: object, **named: object) -> object:
         gradients = [value.grad is not None for value in learner.model.parameters()]
-        during.append((self is learner.past._scorer, spare_bytes(learner), any(gradients)))
+        during.append((self is learner.past.scorer, spare_bytes(learner), any(gradients)))
         return forward(self, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Scorer, "forward", watched)

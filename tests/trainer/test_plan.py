@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
+from peers.engines.demo import save_tokenizer
 from peers.engines.loading import blank
 from peers.learning.activations import Pass, activations
 from peers.learning.learner import Learner
@@ -129,6 +130,29 @@ def test_a_trainer_of_adapters_holds_what_was_planned(base: Path) -> None:
     name = "activations and logits"
     assert part(found, name) < 1.2 * part(whole, name)
     assert found.host_bytes < whole.host_bytes and found.parameters == whole.parameters
+
+
+def test_a_teacher_of_another_size_holds_what_was_planned(base: Path, uneven: Path) -> None:
+    """Its weights in main memory; in fp32, with its activations, only while it is asked."""
+    save_tokenizer(uneven)
+    made = dataclasses.replace(settings(teacher_weight=0.5), teacher=str(uneven))
+    learner = Learner(base, made)
+    run_steps(learner, range(2))
+    work = dataclasses.replace(WORK, reference=0, teacher=Model(uneven))
+    found = plan(Model(base), Sharding(), ON_CPU, work)
+    teacher = learner.past.teacher
+    assert teacher is not None
+    assert part(found, "teacher's weights") == size(teacher._weights)
+    teacher._past._allocate()
+    spare = {name: local(value) for name, value in teacher._past._spare.named_parameters()}
+    asked = {each.name: each.bytes for each in found.parts if each.phase == "asking"}
+    assert asked["teacher's spare model, fp32"] == size(spare)
+    alone = plan(Model(uneven), Sharding(), ON_CPU, WORK)
+    name = "activations and logits, without gradients"
+    assert asked[f"teacher's {name}"] == part(alone, name)
+    without = plan(Model(base), Sharding(), ON_CPU, dataclasses.replace(work, teacher=None))
+    more = size(teacher._weights) + part(found, "teacher's buffers")
+    assert found.host_bytes >= without.host_bytes + more
 
 
 def test_each_of_two_ranks_holds_what_was_planned(uneven: Path, tmp_path: Path) -> None:

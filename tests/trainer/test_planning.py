@@ -35,6 +35,30 @@ def test_the_service_plans_before_it_loads(base: Path, tmp_path: Path) -> None:
         trio.run(TrainerService().plan, PlanTraining(start=start(tmp_path)))
 
 
+def test_what_a_teacher_holds_is_planned(base: Path, tmp_path: Path) -> None:
+    """A model of its own apart, an adapter or the base as one policy more."""
+    job, run = start(base), {}
+    objective = msgspec.structs.replace(job.terms.objective, teacher_weight=0.5)
+    taught = msgspec.structs.replace(
+        job, terms=msgspec.structs.replace(job.terms, objective=objective)
+    )
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for name, given in {"none": job, "base": taught}.items():
+        run[name] = trio.run(TrainerService().plan, PlanTraining(start=given))
+    for name, folder in {"adapter": tmp_path, "own": base}.items():
+        given = msgspec.structs.replace(taught, teacher=str(folder))
+        run[name] = trio.run(TrainerService().plan, PlanTraining(start=given))
+    policies = {
+        name: next(part.bytes for part in found.parts if part.name.startswith("past policies"))
+        for name, found in run.items()
+    }
+    one = policies["none"] // (job.terms.schedule.max_staleness + 2)
+    assert policies["base"] == policies["adapter"] == policies["none"] + one
+    assert policies["own"] == policies["none"]
+    parts = {part.name: part.bytes for part in run["own"].parts}
+    assert parts["teacher's weights"] == one
+
+
 def test_a_machine_without_the_memory_is_a_sentence(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,10 +82,10 @@ def submission(
     policy: int,
     sampling: Sampling = SAMPLING,
     temperatures: Sequence[float] = (SAMPLING.temperature,) * 2,
+    prompts: Sequence[list[int]] = ([BOS_ID, 4, 5, 14], [BOS_ID, 6, 14]),
 ) -> AcceptedSubmission:
     """2 groups × 3 of an environment each, sampled by the engine, in the form that a validator
     serves."""
-    prompts = [[BOS_ID, 4, 5, 14], [BOS_ID, 6, 14]]
     rows = [prompt for prompt in prompts for _ in range(3)]
     requests = [
         dataclasses.replace(each, temperature=temperatures[each.row // 3])
