@@ -41,6 +41,7 @@ from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import grade_segments
 from peers.evaluation.run import accuracies
+from peers.learning.batch import AcceptedGroups
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
@@ -56,6 +57,9 @@ from swarm.world.compute import LocalCompute
 
 HALF = find_dtype("fastest", torch.device("cpu")) is torch.bfloat16
 """Whether a demo with a model computes in bf16."""
+
+Judge = Callable[[bytes, Sequence[Group], Sequence[AcceptedGroups]], None]
+"""Gives accepted groups advantages of their own; gets the seed that drew the groups, too."""
 
 
 class Sampler:
@@ -190,6 +194,7 @@ def train(
     *,
     name: str = "recipe",
     keep: Path | None = None,
+    judge: Judge | None = None,
 ) -> tuple[list[float], list[dict[str, float]]]:
     """Take all steps; return mean task rewards and metrics. `name` decides the tasks."""
     rewards, metrics = [], []
@@ -201,7 +206,10 @@ def train(
         groups, task_rewards = sampler.sample(drawn, policy, schedule.groups_per_step)
         rewards.append(statistics.fmean(task_rewards))
         print(f"step {step}: mean reward {rewards[-1]:.3f}", file=sys.stderr, flush=True)
-        metrics.append(learner.train_step(as_accepted(groups), step))
+        accepted = as_accepted(groups)
+        if judge is not None:
+            judge(drawn, groups, accepted)
+        metrics.append(learner.train_step(accepted, step))
         learner.export(folder / str(step + 1))
         if is_adapter(folder / str(step + 1)):
             (folder / str(step + 1) / BASE_NAME).write_text("../0")
