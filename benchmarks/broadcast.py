@@ -39,11 +39,10 @@ import trio.lowlevel
 
 from benchmarks.common import at_least, several
 from benchmarks.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline, leavers
-from simnet.clock import Timeline, run_virtual
+from simnet.clock import Timeline, run_virtual, source
 from simnet.flows import Flow, Flows, Link
 from simnet.large_pages import use_large_pages
 from simnet.plot import SUFFIXES as PLOT_SUFFIXES
-from simnet.world import source
 from swarm.errors import UserError
 from swarm.shardcast.manifest import piece_size_for
 from swarm.shardcast.rarity import draw

@@ -14,13 +14,12 @@ from typing import Any
 
 import trio
 
-from simnet.clock import run_virtual
+from simnet.clock import EPOCH, SimulatedWorld, derive, run_virtual, source
 from simnet.disk import SimulatedDisk
 from simnet.lines import Line, Weather
 from simnet.network import SimulatedNetwork
 from simnet.scenarios.parts import draw_line, summary
 from simnet.transport import SimulatedTransport
-from simnet.world import EPOCH, SimulatedWorld, derive, source
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.gossip.gossip import Gossip

@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from simnet.clock import run_virtual
+from simnet.clock import SimulatedWorld, derive, run_virtual, source
 from simnet.disk import SimulatedDisk
 from simnet.extents import Symbol
 from simnet.lines import REGIONS, Line, Weather
 from simnet.network import SimulatedNetwork
 from simnet.simulation import Trace
 from simnet.transport import SimulatedTransport
-from simnet.world import SimulatedWorld, derive, source
 from swarm.events import Event, Events
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have.streams import HaveExchange

@@ -8,6 +8,7 @@ broadcast of 62 GB to 1,000 peers has two million of these transfers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -191,24 +192,17 @@ class BulkPlane(BaseTransport):
         return service
 
 
+@dataclass(eq=False)
 class _Transfer:
     """One blob on its way between a client and a server."""
 
-    def __init__(
-        self,
-        client: BulkPlane,
-        server: BulkPlane,
-        sender: BulkPlane,
-        receiver: BulkPlane,
-        ask: Callable[[], OpenBlob],
-    ) -> None:
-        self._client = client
-        self._server = server
-        self._sender = sender
-        self._receiver = receiver
-        self._ask = ask
-        self._flow: Flow | None = None
-        self._task: trio.lowlevel.Task | None = None
+    _client: BulkPlane
+    _server: BulkPlane
+    _sender: BulkPlane
+    _receiver: BulkPlane
+    _ask: Callable[[], OpenBlob]
+    _flow: Flow | None = None
+    _task: trio.lowlevel.Task | None = None
 
     async def through(self) -> None:
         """Ask, and wait for the end of the transfer; raises `FetchError`."""

@@ -17,9 +17,9 @@ from typing import Any
 import trio
 
 from peers.trainer.precedence import ACKNOWLEDGED_KEPT
+from simnet.clock import source
 from simnet.compute.rollouts import SimulatedRollouts, true_rewards, ungradable_groups
 from simnet.simulation import Peer, Simulation
-from simnet.world import source
 from swarm.events import Event
 from swarm.gossip.slots import NEIGHBOURS_MAX
 from swarm.gossip.store import EVENTS_MAX

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from simnet.bulk import BulkPlane
+from simnet.clock import derive
 from simnet.lines import Line
-from simnet.world import derive
 from swarm.transport import ConnectionEvent, StreamError, limits
 from swarm.transport.base import Handler
 from swarm.transport.room import Origin, is_full, least_useful, origin_of, surplus

@@ -16,12 +16,11 @@ from contextlib import asynccontextmanager
 import trio
 
 from simnet.bulk import BulkPlane
-from simnet.clock import Timeline
+from simnet.clock import Timeline, source
 from simnet.flows import Flow, Flows
 from simnet.lines import LATENCY_SECONDS_RANGE, Line, Weather, can_punch
 from simnet.links import SILENCE_SECONDS, Connection, Endpoint, link_seed, mix, travel_seconds
 from simnet.transport import SimulatedTransport
-from simnet.world import source
 from swarm.transport import ConnectionEvent
 from swarm.transport.http import limits as http_limits
 from swarm.wire.identity import Identity, PeerId

@@ -20,6 +20,7 @@ import msgspec
 import trio
 from blake3 import blake3
 
+from simnet.clock import EPOCH, SimulatedWorld, derive, source
 from simnet.compute.children import SimulatedCompute
 from simnet.compute.setting import (
     PROBE_HASH,
@@ -32,7 +33,6 @@ from simnet.compute.setting import (
 from simnet.disk import PowerCut, SimulatedDisk
 from simnet.lines import Line
 from simnet.network import SimulatedNetwork
-from simnet.world import EPOCH, SimulatedWorld, derive, source
 from swarm.errors import SwarmError, leaf_errors
 from swarm.events import Event, Events
 from swarm.node.assemble import assemble

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,24 +17,17 @@ _IGNORED = (".rotary_emb.inv_freq",)
 """Ends of names of tensors that old checkpoints hold and nothing reads."""
 
 
+@dataclass(eq=False)
 class Weights:
     """The tensors of one policy, on the engine's device and in its dtype."""
 
-    def __init__(
-        self,
-        model: Architecture,
-        stored: dict[str, Tensor],
-        source: str,
-        device: torch.device,
-        dtype: torch.dtype | None,
-    ) -> None:
-        """`stored` is emptied, so that memory never holds the policy twice. `source` is its name in
-        errors."""
-        self.model = model
-        self._stored = stored
-        self._source = source
-        self.device = device
-        self._dtype = dtype
+    model: Architecture
+    _stored: dict[str, Tensor]
+    """Emptied, so that memory never holds the policy twice."""
+    _source: str
+    """The policy's name in errors."""
+    device: torch.device
+    _dtype: torch.dtype | None
 
     def on(self, device: torch.device) -> Weights:
         """The same tensors, for another device."""

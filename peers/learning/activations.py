@@ -1,7 +1,5 @@
 """Memory of a forward and backward pass, counted on fake tensors, which hold no data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ its wrappers rename every parameter and know neither the device `meta` nor shard
 is kept (`peers.engines.adapter`).
 """
 
-from __future__ import annotations
-
 import functools
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Attention of packed rows: which kernels can do it, and what keeps sequences apart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

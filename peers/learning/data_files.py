@@ -4,8 +4,6 @@ What is elsewhere is fetched as a stream into `~/.cache/swarm/data` (or below `X
 one file ahead of the one that is being read. A download that was cut off resumes where it ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """An optimiser step of a trained policy, and its figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Folders that appear complete or not at all, even after a power cut."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

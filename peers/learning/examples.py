@@ -1,7 +1,5 @@
 """Examples to fine-tune on as token ids, from a data set or from an environment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path

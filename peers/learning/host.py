@@ -1,7 +1,5 @@
 """Weights kept in host memory, page-locked where a GPU copies from it."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress

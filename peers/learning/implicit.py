@@ -11,8 +11,6 @@ Deviations: rewards are not rescaled over the batch and advantages not whitened,
 equations and unlike its code. φ follows no schedule; its rate is constant, as published.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path

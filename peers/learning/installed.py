@@ -3,8 +3,6 @@
 `docs/objectives.md` shows how to write one. Only a run's owner and its trainers need the package.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import json

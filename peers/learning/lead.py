@@ -4,8 +4,6 @@ Rank 0's service runs in a peer's child process. It writes each of its jobs to t
 the other ranks read the jobs there, and do them on their own services.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Bytes of tensors alive while code runs, real or fake: how activations are counted."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable
 from typing import Any

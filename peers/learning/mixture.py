@@ -7,8 +7,6 @@ pattern that spreads them evenly, so that every batch has nearly its weights' sh
 shuffled by itself, anew in each epoch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias

@@ -4,8 +4,6 @@ Those in 8 bits take a step piece by piece: a piece's moments become fp32, torch
 them, and they are rounded again. So both compute the same formula.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypedDict

@@ -5,8 +5,6 @@ in the form of SYNTHETIC-1, which `swarm synthesize` writes, or a rollout that `
 export` wrote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

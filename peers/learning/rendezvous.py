@@ -6,8 +6,6 @@ Here rank 0 names it, and the others answer: a name and its answers are never th
 start, whose keys may still be in the store.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import uuid

@@ -7,8 +7,6 @@ rank t mod N, not to the rank of its block: prompts and completions, and so the 
 then shared evenly, too.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

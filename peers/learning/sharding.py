@@ -4,8 +4,6 @@ Parameters stay in fp32: they are the master weights that AdamW steps. Mixed pre
 the dtype of gathering and computing. Several replicas (`Ranks.make_mesh`) make it HSDP.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import Any

@@ -5,8 +5,6 @@ it again. `state.json` holds everything that is not a tensor. The folder gets it
 when all of it is durable.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A model folder's weights, of which each rank reads only its own part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ a layer's weights are never gathered over them; instead the ranks add up two sum
 per layer. All ranks that divide a matrix compute the same sequences.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from typing import Any
 

@@ -5,8 +5,6 @@ ranks and other trainings read the same one. An interrupted tokenization resumes
 that it had come to.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress

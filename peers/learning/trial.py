@@ -1,7 +1,5 @@
 """Checks of a run's formulas: are they here, as the owner signed them, and do they work?"""
 
-from __future__ import annotations
-
 import torch
 from msgspec.structs import replace
 

@@ -6,8 +6,6 @@ reward, which is the mean over G continuations of the prompt, and the last one's
 own reward. A rollout without further states so has its group's advantage at every token.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 

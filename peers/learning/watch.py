@@ -4,8 +4,6 @@ A thread in every rank reports every second that the rank is alive. It ends its 
 rank falls silent or ends by an error.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import socket

@@ -1,7 +1,5 @@
 """The owner's invites, made for links."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

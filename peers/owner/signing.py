@@ -1,7 +1,5 @@
 """Commands of a run's owner: sign the manifest, sign a newer version, hand it to the network."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

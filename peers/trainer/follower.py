@@ -3,8 +3,6 @@
 It is not a peer: it holds its part of the policy, and does each of rank 0's jobs as well.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

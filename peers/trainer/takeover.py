@@ -1,7 +1,5 @@
 """A standby takes a trainer's place: it signs the version of the run that says so."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

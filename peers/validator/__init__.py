@@ -2,8 +2,7 @@
 
 For other rooms:
 
-- `evidence`: betting
-- `evidence.submission`: Recomputed, without_bets
+- `evidence.submission`: Recomputed, gains, without_bets
 - `recompute`: Completed, Found, judge_sampling, recompute
 - `role`: ValidatorRole
 """

@@ -5,8 +5,7 @@ import numpy as np
 import trio
 from blake3 import blake3
 
-from peers.validator.evidence import betting
-from peers.validator.evidence.submission import without_bets
+from peers.validator.evidence.submission import gains, without_bets
 from simnet.compute.environment import served_episodes
 from simnet.compute.rollouts import (
     Crash,
@@ -196,8 +195,8 @@ def _evidence(tokens: int, invented: bool, edited: int, thresholds: Thresholds) 
     return Evidence(
         tokens=tokens,
         mismatches=tokens if invented else edited,
-        sampler=betting.gains(margins, thresholds.honest_margin),
-        policy=betting.gains(np.full(1, float(invented)), thresholds.honest_proof_error),
+        sampler=gains(margins, thresholds.honest_margin),
+        policy=gains(np.full(1, float(invented)), thresholds.honest_proof_error),
         text=[0],
         selection=[0],
     )

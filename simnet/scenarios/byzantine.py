@@ -7,9 +7,9 @@ The run must continue as without them, and every invariant must hold.
 from typing import Any
 
 from simnet.adversaries import KINDS
+from simnet.clock import source
 from simnet.scenarios import mixed
 from simnet.simulation import Simulation
-from simnet.world import source
 
 PEERS = 12
 PEERS_MIN = 9

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from simnet.adversaries import disguise
+from simnet.clock import source
 from simnet.compute.setting import Hardware, Workload
 from simnet.faults import befall, check, draw
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time
 from simnet.simulation import Plan, Simulation
-from simnet.world import source
 
 PEERS = 9
 PEERS_MIN = 8

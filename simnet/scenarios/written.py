@@ -13,12 +13,12 @@ from msgspec import Meta
 
 from simnet.adversaries import KINDS as ADVERSARIES
 from simnet.adversaries import disguise
+from simnet.clock import source
 from simnet.compute.setting import Hardware, Workload
 from simnet.faults import AnyFault, Schedule, befall, check, draw
 from simnet.lines import REACHABILITIES, REGIONS, Line
 from simnet.scenarios.parts import draw_line, start_bootstrap, start_over_time, summary
 from simnet.simulation import Peer, Plan, Simulation
-from simnet.world import source
 from swarm.errors import UserError
 from swarm.roles import load_role
 

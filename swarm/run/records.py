@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from swarm.kademlia.providers import provider_key
 from swarm.kademlia.records import InvalidRecord, RecordInfo
@@ -32,18 +33,13 @@ def checkpoint_key(manifest_digest: bytes) -> bytes:
     return provider_key(manifest_digest)
 
 
+@dataclass(eq=False)
 class EnvelopeValidator:
     """Validates one namespace: signed envelopes of one message type under their own keys."""
 
-    def __init__(
-        self,
-        message_type: type[Message],
-        key_of: Callable[[Envelope], bytes],
-        wall_time: Callable[[], float],
-    ) -> None:
-        self._message_type = message_type
-        self._key_of = key_of
-        self._wall_time = wall_time
+    _message_type: type[Message]
+    _key_of: Callable[[Envelope], bytes]
+    _wall_time: Callable[[], float]
 
     def validate(self, key: bytes, value: bytes) -> RecordInfo:
         """Return a record's version (a manifest's precedence, then sequence) and expiry.

@@ -16,6 +16,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import trio
 
@@ -72,19 +73,14 @@ GRACE_SECONDS = 2.0
 LINE_BYTES_MAX = 256 * 1024
 
 
+@dataclass(eq=False)
 class Process:
     """A started process: a child of this one, which leads a process group, or one of the fork
     server, which kills it when the connection to it is closed."""
 
-    def __init__(
-        self,
-        pidfd: int,
-        child: subprocess.Popen[bytes] | None = None,
-        server: socket.socket | None = None,
-    ) -> None:
-        self._pidfd = pidfd
-        self._child = child
-        self._server = server
+    _pidfd: int
+    _child: subprocess.Popen[bytes] | None = None
+    _server: socket.socket | None = None
 
     @classmethod
     def spawn(

@@ -15,12 +15,12 @@ from typing import Any
 import trio
 
 from simnet.adversaries import KINDS, disguise
+from simnet.clock import source
 from simnet.compute.setting import Hardware
 from simnet.scenarios import Scenario, mixed
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
-from simnet.world import source
 from swarm.events import Event
 from swarm.ledger.entries import decode
 from swarm.ledger.log import Log

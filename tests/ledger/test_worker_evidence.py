@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.validator.evidence.betting import gains
+from peers.validator.evidence.submission import gains
 from swarm.ledger.capital import PROCESSES
 from swarm.ledger.evidence import WorkerEvidence
 from swarm.wire.messages import Evidence

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from simnet.clock import run_virtual
+from simnet.clock import SimulatedWorld, run_virtual
 from simnet.disk import SimulatedDisk
 from simnet.extents import Symbol
 from simnet.lines import Line, Weather
 from simnet.links import SILENCE_SECONDS
 from simnet.network import SimulatedNetwork
 from simnet.transport import CONNECT_SECONDS
-from simnet.world import SimulatedWorld
 from swarm.transport import (
     BlobReference,
     ConnectError,

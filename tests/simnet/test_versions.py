@@ -15,11 +15,10 @@ import trio
 from peers.inference.pending import PendingSubmission
 from peers.inference.role import InferenceRole
 from peers.inference.turns import ServedTurns, Unwanted
-from simnet.clock import run_virtual
+from simnet.clock import EPOCH, run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Peer, Plan, Simulation
-from simnet.world import EPOCH
 from swarm.events import Event
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest
 from swarm.wire.envelope import Envelope, seal

@@ -6,8 +6,7 @@ from functools import partial
 
 import trio
 
-from simnet.clock import run_virtual
-from simnet.world import EPOCH, SimulatedWorld
+from simnet.clock import EPOCH, SimulatedWorld, run_virtual
 
 RUNNER = partial(run_virtual, seed=1)
 

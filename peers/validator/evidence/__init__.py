@@ -1,9 +1,9 @@
 """Evidence that a worker did not do what the run asks: one anytime-valid test per worker.
 
-    betting.py     bets on bounded scores: what a recomputation adds to the evidence
     selection.py   bets that tolerated mismatches do not depend on reward, ending or length
-    submission.py  the evidence of one recomputed submission, as its verdict carries it
-    worker.py      a worker's evidence over all verdicts, and the bound on false evictions
+    submission.py  the evidence of one recomputed submission: bets on bounded scores
+
+`swarm.ledger.evidence` has a worker's evidence over all verdicts.
 
 Four processes bet against an honest worker, each on one kind of lie:
 

@@ -1,7 +1,5 @@
 """Why the trainer or a worker does what it does now: a sentence for each."""
 
-from __future__ import annotations
-
 from swarm.look.dashboard.history import History
 from swarm.look.onlooker import RunStatus
 from swarm.terminal.untrusted import printable

@@ -4,8 +4,6 @@
 Files of submissions are strangers' work: no process that holds keys or serves a page parses them.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """The page's HTTP server: read-only, with a token or for this machine alone."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hmac

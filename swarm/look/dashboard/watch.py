@@ -1,7 +1,5 @@
 """Follows a run from outside: statuses and logs of its trusted peers, into a feed."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import dataclass, field
 from pathlib import Path

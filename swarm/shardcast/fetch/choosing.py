@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from swarm.shardcast.fetch.job import MANIFEST, Attempt, Job, Line, Request, Width
 from swarm.shardcast.have.streams import HaveExchange
@@ -43,22 +44,15 @@ SILENCE_SECONDS = 1.0
 """After this long a neighbour is asked for a checkpoint that it announced nothing of."""
 
 
+@dataclass(eq=False)
 class Chooser:
     """Chooses pieces and sources for every fetch of one peer."""
 
-    def __init__(
-        self,
-        world: World,
-        peer_id: PeerId,
-        book: SourceBook,
-        have: HaveExchange | None,
-        width: Width,
-    ) -> None:
-        self._world = world
-        self._peer_id = peer_id
-        self._book = book
-        self._have = have
-        self._width = width
+    _world: World
+    _peer_id: PeerId
+    _book: SourceBook
+    _have: HaveExchange | None
+    _width: Width
 
     def look(self, job: Job) -> None:
         """Ask the caller of a fetch for the sources that may have the checkpoint."""

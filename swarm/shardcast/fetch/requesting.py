@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
 
 import trio
 
@@ -33,24 +34,16 @@ class _WrongBytes(Exception):
     """A piece of a request was wrong: the rest of its pieces is refused."""
 
 
+@dataclass(eq=False)
 class Requester:
     """Performs the requests of every fetch of one peer."""
 
-    def __init__(
-        self,
-        world: World,
-        transport: BlobTransport,
-        store: CheckpointStore,
-        events: Events,
-        book: SourceBook,
-        width: Width,
-    ) -> None:
-        self._world = world
-        self._transport = transport
-        self._store = store
-        self._events = events
-        self._book = book
-        self._width = width
+    _world: World
+    _transport: BlobTransport
+    _store: CheckpointStore
+    _events: Events
+    _book: SourceBook
+    _width: Width
 
     async def perform(self, job: Job, request: Request) -> None:
         """Fetch the pieces of a request; a failure is noted for its source or ends the job."""

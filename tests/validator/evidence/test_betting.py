@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.validator.evidence.betting import STAKES, gains, log_e_value, stakes
+from peers.validator.evidence.submission import STAKES, gains, log_e_value, stakes
 from swarm.ledger.capital import UNITS_PER_NAT, log_mean
 
 MEANS = st.floats(1e-6, 0.9)

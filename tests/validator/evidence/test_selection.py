@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.validator.evidence.betting import log_e_value
 from peers.validator.evidence.selection import HONEST_TILT, TILTS, WINDOW_TIES, gains
+from peers.validator.evidence.submission import log_e_value
 from swarm.ledger.capital import UNITS_PER_NAT
 
 GROUPS = st.lists(
