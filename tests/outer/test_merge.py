@@ -15,17 +15,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peers.outer.learning import contribution
-from peers.outer.learning.compression import (
+from peers.outer.learning.contribution import (
     BLOCK,
     CLIP_SIGMAS,
     CODES,
     LEVELS,
     BadContribution,
+    Contribution,
+    Header,
     decode_piece,
     encode_piece,
+    file_bytes_max,
     frame_bytes_max,
+    write_values,
 )
-from peers.outer.learning.contribution import Contribution, Header, file_bytes_max, write_values
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile, begin, merge
 from peers.outer.learning.tensor_file import Shapes
 from swarm.errors import UserError

@@ -24,8 +24,7 @@ from peers.learning.settings import LearnerSettings, learning_rate
 from peers.learning.sharding import local, rest, whole
 from peers.learning.stored import slices_of
 from peers.outer.learning import contribution
-from peers.outer.learning.compression import VALUE_MAX
-from peers.outer.learning.contribution import Header
+from peers.outer.learning.contribution import VALUE_MAX, Header
 from peers.outer.learning.corpus import TextBlocks
 from peers.outer.learning.state import StateFile
 from peers.outer.learning.tensor_file import Shapes, TensorFile, TensorFileWriter

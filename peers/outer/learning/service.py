@@ -21,8 +21,7 @@ from peers.learning.plan import Model, fit, machine_of, of_rounds, sharding_of
 from peers.learning.ranks import LearnerThread, Ranks
 from peers.learning.stored import StoredWeights
 from peers.outer.learning import contribution, state
-from peers.outer.learning.compression import BadContribution
-from peers.outer.learning.contribution import Contribution, file_bytes_max
+from peers.outer.learning.contribution import BadContribution, Contribution, file_bytes_max
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile
 from peers.outer.learning.tensor_file import Shapes
