@@ -14,10 +14,9 @@ For other rooms:
 - `episodes`: Player, Playing, SpanStates, add_states, play
 - `experts`: fused_names
 - `fitting`: facts_of
-- `head`: Head
 - `install`: install, pip
 - `installed`: CHILD_NEEDS, Installed, PREFILLS, Recipe, interpreter_for, python_of, why_unusable
-- `loading`: *, blank, body_of, caps_scores, decoder_layers, load, load_policy, published
+- `loading`: *, Head, blank, body_of, caps_scores, decoder_layers, load, load_policy, published
 - `memory`: need_of
 - `model`: *, INDEX_FILE, StoredTensors, count_parameters, open_weights, read_weights, weight_files
 - `native`: NativeEngine

@@ -20,8 +20,7 @@ from peers.engines.config import first_line
 from peers.engines.device import available_bytes
 from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
 from peers.engines.fitting import check_same, facts_of
-from peers.engines.head import Head
-from peers.engines.loading import TOLERANCES, body_of, load_policy
+from peers.engines.loading import TOLERANCES, Head, body_of, load_policy
 from peers.engines.memory import position_bytes
 from peers.engines.sampling import Ahead, OfRequest, draw
 from swarm.errors import UserError

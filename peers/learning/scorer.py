@@ -14,8 +14,7 @@ from torch.distributed._functional_collectives import all_gather_single_autograd
 from torch.utils.checkpoint import checkpoint
 
 from peers.engines.config import first_line
-from peers.engines.head import Head
-from peers.engines.loading import body_of, caps_scores
+from peers.engines.loading import Head, body_of, caps_scores
 from peers.learning.attention import attention_arguments, windows_of
 from peers.learning.batch import Batch
 from peers.learning.packing import Layout, Rows, lay_out

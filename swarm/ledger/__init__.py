@@ -12,7 +12,6 @@ For other rooms:
 - `epochs`: *
 - `evidence`: Standing, WORDS, WorkerEvidence, evidence_in
 - `faults`: Fault, FaultStore, decode_record, path_of
-- `forks`: ForkEvidence, explained
 - `log`: Log
 - `merkle`: *
 - `mirror`: Fork, LogMirror, forks_in
@@ -24,5 +23,5 @@ For other rooms:
 - `sealing`: *, Books, FalseSeal, Place, Seals
 - `serving`: serving_ledger
 - `state`: Authority, Frontier, Record, Totals
-- `wire`: Origin, RECEIPTS_MAX, Status
+- `wire`: ForkEvidence, Origin, RECEIPTS_MAX, Status, explained
 """

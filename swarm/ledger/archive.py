@@ -17,9 +17,8 @@ import msgspec
 from swarm.ledger import merkle
 from swarm.ledger.entries import decode
 from swarm.ledger.epochs import base_of, records_of
-from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
-from swarm.ledger.wire import Origin
+from swarm.ledger.wire import ForkEvidence, Origin
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import LogHead, Verdict

@@ -21,8 +21,8 @@ from swarm.ledger.entries import (
     decode,
     judged,
 )
-from swarm.ledger.forks import contradiction
 from swarm.ledger.proof_file import Proven
+from swarm.ledger.wire import contradiction
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Eviction, LogHead, Reinstatement, Verdict

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from swarm.errors import PeerError, SwarmError
 from swarm.ledger import log, merkle
-from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Also, Log
-from swarm.ledger.wire import Origin
+from swarm.ledger.wire import ForkEvidence, Origin
 from swarm.wire.envelope import Envelope, open_envelope
 from swarm.wire.messages import LogHead
 from swarm.world import Database, execute

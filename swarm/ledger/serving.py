@@ -11,8 +11,8 @@ import trio
 from swarm.errors import DECODE_ERRORS
 from swarm.ledger import wire
 from swarm.ledger.faults import FaultStore
-from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
+from swarm.ledger.wire import ForkEvidence
 from swarm.transport import Stream, Transport
 from swarm.transport.rates import TokenBucket, TokenBuckets
 from swarm.wire.envelope import Envelope

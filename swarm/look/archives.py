@@ -13,9 +13,8 @@ from swarm.ledger import merkle
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
 from swarm.ledger.client import LedgerClient
-from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.proof_file import KEPT_PROOFS, Proven, proven_in
-from swarm.ledger.wire import Origin
+from swarm.ledger.wire import ForkEvidence, Origin
 from swarm.look.onlooker import ask_all
 from swarm.look.prefixes import resolve
 from swarm.node.local import last_bootstrap, visit

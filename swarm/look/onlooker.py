@@ -12,8 +12,7 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.ledger.client import LedgerClient, open_ledger
-from swarm.ledger.forks import explained
-from swarm.ledger.wire import Status
+from swarm.ledger.wire import Status, explained
 from swarm.node.node import Node
 from swarm.run.run import Run
 from swarm.sentences import numbered

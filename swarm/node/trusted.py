@@ -15,11 +15,11 @@ import trio
 from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
 from swarm.ledger.entries import Entry, Evicted, Reinstated, Sealed, judged
 from swarm.ledger.faults import FaultStore
-from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror, forks_in
 from swarm.ledger.serving import serving_ledger
 from swarm.ledger.state import Authority
+from swarm.ledger.wire import ForkEvidence
 from swarm.node.log_copies import LogCopies
 from swarm.node.node import Node
 from swarm.node.sealing import Sealing

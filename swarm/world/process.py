@@ -104,7 +104,7 @@ class Process:
             env=environment,
             start_new_session=True,
         )
-        return cls(os.pidfd_open(child.pid), child=child)
+        return cls(os.pidfd_open(child.pid), child)
 
     @classmethod
     async def fork(
@@ -127,7 +127,7 @@ class Process:
         except BaseException:
             server.close()
             raise
-        return cls(pidfd, server=server)
+        return cls(pidfd, None, server)
 
     def pid(self) -> int:
         """The process id while the process runs; below 1 afterwards."""

@@ -16,10 +16,10 @@ from swarm.ledger import merkle, proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
 from swarm.ledger.entries import Evicted, encode
-from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.ledger.proof_file import KeptProofs, Proven
 from swarm.ledger.receipts import Receipt
+from swarm.ledger.wire import ForkEvidence
 from swarm.look.archives import archive_in_home, fetch_archive, read_export, write_export
 from swarm.look.onlooker import status_of
 from swarm.look.prefixes import resolve

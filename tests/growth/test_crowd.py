@@ -15,8 +15,8 @@ from rich.console import Console
 
 from swarm.commands.status import status_lines
 from swarm.ledger import wire
-from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.serving import Reporting, report
+from swarm.ledger.wire import ForkEvidence
 from swarm.look.onlooker import RunStatus
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.members import PRESENCE_BYTES_MAX, SUSPECTED_SECONDS

@@ -14,10 +14,9 @@ from peers.owner.signing import reinstate
 from swarm.errors import PeerError, UserError
 from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.entries import CheckpointPublished, Evicted, Judged, Reinstated, decode
-from swarm.ledger.forks import ForkEvidence, contradiction, explained
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import FORKS_MAX, Fork, LogMirror, forks_in
-from swarm.ledger.wire import PROTOCOL
+from swarm.ledger.wire import PROTOCOL, ForkEvidence, contradiction, explained
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import Identity
