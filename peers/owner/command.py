@@ -44,6 +44,18 @@ Engines = Annotated[
     ),
 ]
 
+TakesVersion = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bootstrap",
+        help="Multiaddr of a bootstrap peer that takes the new version to the network.",
+    ),
+]
+
+OwnerKey = Annotated[
+    Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
+]
+
 
 def listed(engines: str | None) -> list[str]:
     """The engine classes that an option names."""
@@ -95,16 +107,8 @@ def run_update(
         Path | None,
         typer.Argument(help="Signed manifest to replace; default: FILE with the suffix .manifest."),
     ] = None,
-    bootstrap: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--bootstrap",
-            help="Multiaddr of a bootstrap peer that takes the new version to the network.",
-        ),
-    ] = None,
-    owner_key: Annotated[
-        Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
-    ] = None,
+    bootstrap: TakesVersion = None,
+    owner_key: OwnerKey = None,
     tokenizer: TokenizerFolder = None,
     ungradable_max: UngradableMax = UNGRADABLE_MAX,
     measure: Annotated[
@@ -137,13 +141,7 @@ def run_succeed(
     owner_key: Annotated[
         Path, typer.Option(help="Your key, which the manifest names in its successors.")
     ],
-    bootstrap: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--bootstrap",
-            help="Multiaddr of a bootstrap peer that takes the new version to the network.",
-        ),
-    ] = None,
+    bootstrap: TakesVersion = None,
     successor: Annotated[
         list[str] | None,
         typer.Option(
@@ -168,9 +166,7 @@ def run_reinstate(
     reason: Annotated[str, typer.Option(help="Why; everyone can read it in the ledger.")],
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
-    owner_key: Annotated[
-        Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
-    ] = None,
+    owner_key: OwnerKey = None,
 ) -> int:
     """Readmit an evicted peer. The owner signs this; trusted peers log it and tell all peers."""
     from peers.owner.signing import Reinstated, reinstate

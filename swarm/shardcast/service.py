@@ -7,6 +7,7 @@ example a submission). Each is named by its hash, never by a path.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarm.shardcast.store import CheckpointStore
@@ -27,22 +28,16 @@ class PushInbox(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class BlobService:
     """Implements `swarm.transport.BulkService` over a checkpoint store and registered blobs."""
 
-    def __init__(
-        self,
-        admits: Admits,
-        *,
-        store: CheckpointStore | None = None,
-        uploads: Uploads | None = None,
-    ) -> None:
-        self._admits = admits
-        self._store = store
-        self._uploads = uploads
-        self.inbox: PushInbox | None = None
-        """Decides on pushes; a role sets it while it accepts them. None: pushes are refused."""
-        self._registered: dict[bytes, OpenBlob] = {}
+    _admits: Admits
+    store: CheckpointStore | None = None
+    uploads: Uploads | None = None
+    inbox: PushInbox | None = None
+    """Decides on pushes; a role sets it while it accepts them. None: pushes are refused."""
+    _registered: dict[bytes, OpenBlob] = field(default_factory=dict)
 
     def register(self, digest: bytes, path: str, offset: int, size_bytes: int) -> None:
         """Serve a range of a file on this peer's disk under its hash, until `unregister`."""
@@ -59,9 +54,9 @@ class BlobService:
         """Open a blob to send. Raises `Refused`: 404 ("not yet" for a piece still missing here),
         and 503 when `uploads` is busy."""
         blob = self._registered.get(digest)
-        if blob is None and self._store is not None:
-            blob = (self._uploads or self._store.blobs).open(digest)
-            if blob is None and self._store.blobs.of(digest):
+        if blob is None and self.store is not None:
+            blob = (self.uploads or self.store.blobs).open(digest)
+            if blob is None and self.store.blobs.of(digest):
                 raise Refused(404, "not yet")
         if blob is None:
             raise Refused(404, "unknown blob")

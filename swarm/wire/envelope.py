@@ -327,6 +327,7 @@ class _Newest(NamedTuple):
     digest: bytes
 
 
+@dataclass(eq=False)
 class Gate:
     """Decides which envelopes of one run are accepted, and counts the dropped ones by cause.
 
@@ -342,23 +343,15 @@ class Gate:
     `outgrown` is called with each run manifest that needs a newer protocol version, of any run.
     """
 
-    def __init__(
-        self,
-        world: World,
-        run: str,
-        permits: Callable[[str, Message], str | None],
-        trusts: Callable[[str], bool],
-        clock_off: Callable[[str], float] = lambda _sender: 0.0,
-        flooded: Callable[[str], None] = lambda _sender: None,
-        outgrown: Callable[[NeedsNewer], None] = lambda _manifest: None,
-    ) -> None:
-        self.world = world
-        self.run = run
-        self._permits = permits
-        self.trusts = trusts
-        self._clock_off = clock_off
-        self._flooded = flooded
-        self._outgrown = outgrown
+    world: World
+    run: str
+    permits: Callable[[str, Message], str | None]
+    trusts: Callable[[str], bool]
+    clock_off: Callable[[str], float] = lambda _sender: 0.0
+    flooded: Callable[[str], None] = lambda _sender: None
+    outgrown: Callable[[NeedsNewer], None] = lambda _manifest: None
+
+    def __post_init__(self) -> None:
         self._seen: OrderedDict[bytes, int] = OrderedDict()
         """Digests of events and their expiry in milliseconds. States are recognised by order."""
         self._sweep_at = SEEN_SWEPT_MIN
@@ -385,7 +378,7 @@ class Gate:
         except Dropped as dropped:
             self.dropped[dropped.cause] += 1
             if isinstance(dropped, NeedsNewer):
-                self._outgrown(dropped)
+                self.outgrown(dropped)
             raise
 
     def _admit(self, raw: bytes, kinds: Container[type[Message]] | None) -> Envelope:
@@ -405,7 +398,7 @@ class Gate:
         # up their signer's rate, or any neighbour could silence it by repeating what it said.
         if envelope.digest in self._seen:
             raise Dropped("duplicate")
-        cause = self._permits(body.sender, envelope.message)
+        cause = self.permits(body.sender, envelope.message)
         if cause is not None:
             raise Dropped(cause, f"{body.kind} from {body.sender}")
         if isinstance(envelope.message, StateMessage):
@@ -418,7 +411,7 @@ class Gate:
         rates = self._trusted_rates if trusted else self._rates
         if not rates.of(body.sender).take(1, self.world.now()):
             if trusted:
-                self._flooded(body.sender)
+                self.flooded(body.sender)
             raise Dropped("over_rate", body.sender)
         # Only what was let through is remembered: what is over the rate may come again.
         if isinstance(envelope.message, StateMessage):
@@ -433,7 +426,7 @@ class Gate:
             return 0
         if isinstance(envelope.message, StateMessage):
             return int(TRUSTED_STATE_LATE_SECONDS_MAX * 1000)
-        return int(self._clock_off(envelope.sender) * 1000)
+        return int(self.clock_off(envelope.sender) * 1000)
 
     def _remember(self, digest: bytes, expires_ms: int, wall_ms: int) -> None:
         self._seen[digest] = expires_ms

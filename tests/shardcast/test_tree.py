@@ -228,7 +228,7 @@ async def test_the_uplink_is_measured(
     async with peer(MemoryNetwork(), 1) as one:
         await one.publish(0, {"model.safetensors": bytes(size)})
         held = one.store.held((0, 0))
-        uploads = one.service._uploads
+        uploads = one.service.uploads
         assert held is not None and uploads is not None
         digest = held.manifest.pieces[0].digest
         blob = one.service.open(None, digest)

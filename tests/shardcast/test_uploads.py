@@ -25,8 +25,8 @@ async def test_no_more_is_begun_than_the_uplink_carries_in_a_while() -> None:
     async with peer(MemoryNetwork(), 1) as one:
         await one.publish(0, files(6))
         held = one.store.held((0, 0))
-        assert held is not None and one.service._uploads is not None
-        uploads = one.service._uploads
+        assert held is not None and one.service.uploads is not None
+        uploads = one.service.uploads
         uploads.bytes_per_second = 2.5 * SIZE / uploads_module.UPLOAD_SECONDS
         pieces = [piece.digest for piece in held.manifest.pieces]
         blobs = [one.service.open(None, digest) for digest in pieces[:3]]
@@ -45,8 +45,8 @@ async def test_slow_readers_do_not_keep_others_out() -> None:
     async with peer(MemoryNetwork(), 1) as one:
         await one.publish(0, files(8))
         held = one.store.held((0, 0))
-        assert held is not None and one.service._uploads is not None
-        one.service._uploads.bytes_per_second = 2.5 * SIZE / uploads_module.UPLOAD_SECONDS
+        assert held is not None and one.service.uploads is not None
+        one.service.uploads.bytes_per_second = 2.5 * SIZE / uploads_module.UPLOAD_SECONDS
         pieces = [piece.digest for piece in held.manifest.pieces]
         slow = [one.service.open(None, digest) for digest in pieces[:2]]
         await trio.sleep(uploads_module.UPLOAD_COUNTED_SECONDS - 1)
@@ -76,8 +76,8 @@ async def test_a_busy_source_is_not_blamed_and_the_fetch_goes_on() -> None:
     network = MemoryNetwork(latency_seconds=0.05)
     async with peers(network, 2) as (trainer, worker):
         checkpoint = await trainer.publish(0, files(20))
-        assert trainer.service._uploads is not None
-        trainer.service._uploads.bytes_per_second = 0.5 * SIZE / uploads_module.UPLOAD_SECONDS
+        assert trainer.service.uploads is not None
+        trainer.service.uploads.bytes_per_second = 0.5 * SIZE / uploads_module.UPLOAD_SECONDS
         await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
         assert worker.store.complete() == [(0, 0)]
         assert worker.events.named("shardcast.piece_refused") == []

@@ -43,29 +43,23 @@ class Told:
         return ipaddress.ip_address(self.answer.host).is_global
 
 
+@dataclass(eq=False)
 class Reach:
     """Asks connected peers to dial back, now and then."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        seen_at: Callable[[PeerId], tuple[str, int] | None],
-        listening: Callable[[], Sequence[int]],
-        forwarded: Sequence[int],
-        own_hosts: Callable[[], set[str]],
-        world: World,
-        events: Events | None,
-    ) -> None:
-        """`seen_at`: where a peer's direct connection comes from or leads. `listening`: the TCP
-        ports of this peer. `forwarded`: those of a router or proxy that lead here, announced by
-        the user. `own_hosts`: the IP addresses of this machine's interfaces."""
-        self._transport = transport
-        self._seen_at = seen_at
-        self._listening = listening
-        self._forwarded = forwarded
-        self._own_hosts = own_hosts
-        self._world = world
-        self._events = events
+    _transport: Transport
+    _seen_at: Callable[[PeerId], tuple[str, int] | None]
+    """Where a peer's direct connection comes from or leads."""
+    _listening: Callable[[], Sequence[int]]
+    """The TCP ports of this peer."""
+    _forwarded: Sequence[int]
+    """Those of a router or proxy that lead here, announced by the user."""
+    _own_hosts: Callable[[], set[str]]
+    """The IP addresses of this machine's interfaces."""
+    _world: World
+    _events: Events | None
+
+    def __post_init__(self) -> None:
         self.state = Reachability.UNKNOWN
         self.how = "no other peer has tried to reach this one yet"
         self.wants_relay = False
