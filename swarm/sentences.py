@@ -15,7 +15,10 @@ def sentence(name: str, fields: dict[str, Any]) -> str | None:
         if name in _COMPOSED:
             line = _COMPOSED[name](fields)
         elif name in SENTENCES:
-            line = _FORMATTER.vformat(SENTENCES[name], (), fields).rstrip()
+            chosen = _CLAUSE.sub(
+                lambda c: c[3] if bool(fields[c[2]]) != bool(c[1]) else "", SENTENCES[name]
+            )
+            line = _FORMATTER.vformat(chosen, (), fields).rstrip()
         else:
             return None
     except (KeyError, TypeError, ValueError):
@@ -90,9 +93,11 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "list": ", ".join,
     "clauses": "; ".join,
     "lines": lambda lines: " | ".join(lines) or "none",
+    "block": lambda lines: "".join(f"\n  {line}" for line in lines),
     "len": lambda values: str(len(values)),
     "MB": lambda count: f"{count / 1e6:.1f} MB",
     "short": _readable,
+    "share": lambda share: f"{share:.0%}".replace("%", " %"),
     "times": lambda times: f" ({times} times)" if times > 1 else "",
     "minutes": lambda seconds: f" for {seconds / 60:.0f} min" if seconds >= 60 else "",
 }
@@ -111,6 +116,9 @@ _FORMATTER = _Formatter()
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 SENTENCES = dict(line.split(": ", 1) for line in _TEXT.replace("\n    ", " ").splitlines())
 """Sentences by event, with the event's fields in braces, from `sentences.txt`."""
+
+_CLAUSE = re.compile(r"\[(!?)(\w+):([^\]]*)\]")
+"""A clause that is written if a field is true (`[field:…]`), or unless it is (`[!field:…]`)."""
 
 
 def _judgement(f: dict[str, Any]) -> str:
@@ -131,17 +139,6 @@ def _starved(f: dict[str, Any]) -> str:
 
 
 _COMPOSED: dict[str, Callable[[dict[str, Any]], str]] = {
-    "peer.run_pinned": lambda f: "\n  ".join(
-        [
-            f"joined the run {f['run'].partition('/')[2]} for the first time; this home keeps to "
-            f"its owner, {f['owner']}: if you expected another, stop it, and give --run a full id",
-            *f["lines"],
-        ]
-    ),
-    "run.version_signed": lambda f: (
-        f"version {f['version']} of the run was signed: "
-        f"{'; '.join(f['changes']) or 'nothing else changes'}"
-    ),
     "membership.clock_corrected": lambda f: (
         f"this machine's clock is {abs(f['seconds']):.0f} s "
         f"{'slow' if f['seconds'] > 0 else 'fast'} by the trusted peers' clocks; counting with "
@@ -151,11 +148,6 @@ _COMPOSED: dict[str, Callable[[dict[str, Any]], str]] = {
         f"the clock of trusted peer {_short(f['remote'])} is {abs(f['seconds']):.0f} s "
         f"{'ahead of' if f['seconds'] > 0 else 'behind'} this machine's; continuing by "
         "sequence numbers, please set the wrong one (NTP)"
-    ),
-    "inference.ready": lambda f: "\n  ".join(["ready to generate:", *f["lines"]]),
-    "inference.device": lambda f: (
-        f"device {f['busy']:.0%} busy".replace("%", " %")
-        + ("; idle: " + ", ".join(f["idle"]) if f["idle"] else "")
     ),
     "inference.receipt": lambda f: (
         f"submission {f['number']} of step {f['step']}: receipt from {_short(f['by'])}, "
@@ -169,28 +161,9 @@ _COMPOSED: dict[str, Callable[[dict[str, Any]], str]] = {
             f["cause"], "it shows no valid admission as a worker"
         )
     ),
-    "inference.leaving": lambda f: (
-        f"leaving after this submission, at most {f['seconds']:.0f} s; Ctrl-C again abandons it"
-        if f["seconds"]
-        else f"leaving; {f['reason']}"
-    ),
     "validator.verdict": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
         f"{_judgement(f)}, in {f['seconds']:.1f} s"
-    ),
-    "outer.behind": lambda f: (
-        f"the outer state after round {f['round']} is older than another trainer's: {f['reason']}; "
-        + ("staying on this branch for a while" if f["last"] else "trying again")
-    ),
-    "outer.merged": lambda f: (
-        f"round {f['round']}: merged {len(f['trainers'])} contributions; {f['tokens']:,} tokens "
-        f"in all, state {_readable(f['state'])}"
-        + (
-            f"; that of {_peers(f['shortened'])} was longer than twice the median, "
-            "and shortened to that"
-            if f["shortened"]
-            else ""
-        )
     ),
     "outer.round_closed": lambda f: (
         f"round {f['round']} closed with {f['contributions']} contributions"
@@ -200,12 +173,6 @@ _COMPOSED: dict[str, Callable[[dict[str, Any]], str]] = {
             if f["contributions"] < f["quorum"]
             else ""
         )
-    ),
-    "outer.waiting": lambda f: (
-        f"round {f['round']} has {f['contributions']} contributions (quorum {f['quorum']}) and has "
-        f"waited {f['seconds']:.0f} s for "
-        + (_peers(f["waiting_for"]) or "its record")
-        + f"; it closes in {f['seconds_left']:.0f} s at the latest"
     ),
     "trainer.starved": lambda f: (
         f"step {f['step']} has waited {f['seconds']:.0f} s for {f['groups_missing']} groups "
