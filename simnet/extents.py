@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.world import Piece
+from swarm.world.disk import LocalPiece
 
 
 @dataclass(frozen=True)
@@ -120,17 +121,6 @@ class Extents:
         self._contents = [content for _, content in kept]
 
 
-class SimulatedPiece:
-    """A piece that arrived; only its size and digest are kept."""
-
-    def __init__(self, size_bytes: int, digest: bytes) -> None:
-        self.size_bytes = size_bytes
-        self._digest = digest
-
-    def verify(self, digest: bytes) -> bool:
-        return self._digest == digest
-
-
 class SimulatedSink:
     """A range of a file. Data is written in place, as on the real disk."""
 
@@ -164,7 +154,7 @@ class SimulatedSink:
 
     def finish(self) -> Piece:
         digest = self._hasher.digest() if self._symbol is None else self._symbol.digest()
-        return SimulatedPiece(self._written, digest)
+        return LocalPiece(self._written, digest)
 
     async def commit(self, piece: Piece) -> None:
         if piece.size_bytes != self.size_bytes:

@@ -17,6 +17,7 @@ its links have left, so that the successor of an ended transfer loses no time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
@@ -48,25 +49,21 @@ class Link:
         """Index among the links of its `Flows`."""
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """One transfer."""
 
-    __slots__ = ("down", "failure", "index", "number", "on_end", "saved", "up")
-
-    def __init__(
-        self, number: int, up: Link, down: Link, size_bytes: float, on_end: Callable[[Flow], None]
-    ) -> None:
-        self.number = number
-        self.up = up
-        self.down = down
-        self.on_end: Callable[[Flow], None] | None = on_end
-        """Called once, when the transfer is complete or has failed; None afterwards."""
-        self.failure: str | None = None
-        """Why the transfer failed, if it did."""
-        self.index = -1
-        """Index of its numbers in the arrays of `Flows`, while it flows."""
-        self.saved = float(size_bytes)
-        """Bytes left, while it is paused."""
+    number: int
+    up: Link
+    down: Link
+    saved: float
+    """Bytes left, while it is paused."""
+    on_end: Callable[[Flow], None] | None
+    """Called once, when the transfer is complete or has failed; None afterwards."""
+    failure: str | None = None
+    """Why the transfer failed, if it did."""
+    index: int = -1
+    """Index of its numbers in the arrays of `Flows`, while it flows."""
 
     @property
     def ended(self) -> bool:
@@ -104,7 +101,7 @@ class Flows:
     ) -> Flow:
         """Begin a transfer; `on_end(flow)` is called at its end."""
         self._numbers += 1
-        flow = Flow(self._numbers, up, down, size_bytes, on_end)
+        flow = Flow(self._numbers, up, down, float(size_bytes), on_end)
         self.resume(flow)
         return flow
 

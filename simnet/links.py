@@ -12,6 +12,7 @@ time of connecting, n) decides the n-th message's delay, so a thousand peers' li
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -138,59 +139,39 @@ class Endpoint(BulkPlane):
             self._release_stream(stream.peer)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Connection:
     """One side of a connection, which sends to the other side, `twin`."""
 
-    __slots__ = (
-        "_arrived_at",
-        "_held",
-        "_is_stuck",
-        "_latency",
-        "_line_free_at",
-        "_network",
-        "_number",
-        "_seed",
-        "asking",
-        "closed",
-        "link",
-        "opened_at",
-        "owner",
-        "peer",
-        "streams",
-        "twin",
-        "used_at",
-        "via",
-    )
+    _network: SimulatedNetwork
+    owner: Endpoint
+    peer: Endpoint
+    via: Endpoint | None = None
+    """The relay that carries the connection; None when it is direct."""
+    twin: Connection = field(init=False)
+    streams: dict[SimulatedStream, None] = field(default_factory=dict)
+    asking: dict[trio.Event, None] = field(default_factory=dict)
+    """Events of waiting round trips, set when the connection ends."""
+    closed: bool = False
+    """Whether this side sends nothing any more."""
+    opened_at: float = field(default_factory=trio.current_time)
+    used_at: float = field(init=False)
+    link: int = field(init=False)
+    _latency: float = field(init=False)
+    _seed: int = field(init=False)
+    _number: int = 0
+    _line_free_at: float = 0.0
+    _arrived_at: float = 0.0
+    _is_stuck: bool = False
+    """Whether a packet was lost so often that its next attempt is far away; all messages wait for
+    it."""
+    _held: list[tuple[int, Callable[..., object], tuple[Any, ...]]] = field(default_factory=list)
 
-    def __init__(
-        self,
-        network: SimulatedNetwork,
-        owner: Endpoint,
-        peer: Endpoint,
-        via: Endpoint | None = None,
-    ) -> None:
-        self.owner = owner
-        self.peer = peer
-        self.via = via
-        """The relay that carries the connection; None when it is direct."""
-        self.twin: Connection
-        self.streams: dict[SimulatedStream, None] = {}
-        self.asking: dict[trio.Event, None] = {}
-        """Events of waiting round trips, set when the connection ends."""
-        self.closed = False
-        """Whether this side sends nothing any more."""
-        self.opened_at = self.used_at = trio.current_time()
-        self.link = network.link(owner, peer)
-        self._network = network
-        self._latency = network.path_latency(owner, via, peer)
-        self._seed = mix(network.link_seed ^ mix(self.link) ^ hash(self.opened_at))
-        self._number = 0
-        self._line_free_at = 0.0
-        self._arrived_at = 0.0
-        self._is_stuck = False
-        """Whether a packet was lost so often that its next attempt is far away; all messages wait
-        for it."""
-        self._held: list[tuple[int, Callable[..., object], tuple[Any, ...]]] = []
+    def __post_init__(self) -> None:
+        self.used_at = self.opened_at
+        self.link = self._network.link(self.owner, self.peer)
+        self._latency = self._network.path_latency(self.owner, self.via, self.peer)
+        self._seed = mix(self._network.link_seed ^ mix(self.link) ^ hash(self.opened_at))
 
     # --- how useful it is to its owner ---
 
@@ -307,44 +288,30 @@ class Connection:
         self.closed = True
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SimulatedStream:
     """One end of a stream: `swarm.transport.Stream`, with the bounds and failures of
     `swarm.transport.framing` and the window of yamux, but without encoding frames to bytes."""
 
-    __slots__ = (
-        "_changed",
-        "_connection",
-        "_consumed",
-        "_failure",
-        "_frame_bytes_max",
-        "_granted",
-        "_local_ended",
-        "_queue",
-        "_remote_ended",
-        "_turn",
-        "_window",
-        "far",
-        "peer",
-        "protocol",
-    )
+    _connection: Connection
+    protocol: str
+    _frame_bytes_max: int
+    peer: PeerId = field(init=False)
+    far: SimulatedStream = field(init=False)
+    _queue: list[bytes] = field(default_factory=list)
+    _changed: trio.Event | None = None
+    _turn: trio.Lock | None = None  # one sender at a time waits for window
+    _window: int = limits.STREAM_WINDOW_BYTES  # bytes that this side may still send
+    _granted: int = limits.STREAM_WINDOW_BYTES  # the other side may still send these
+    _consumed: int = 0  # received, not yet granted again
+    _local_ended: bool = False
+    _remote_ended: bool = False
+    _failure: str | None = None
 
-    def __init__(self, connection: Connection, protocol: str, frame_bytes_max: int) -> None:
-        self.peer: PeerId = connection.peer.peer_id
-        self.protocol = protocol
-        self.far: SimulatedStream
-        self._connection = connection
-        self._frame_bytes_max = frame_bytes_max
-        self._queue: list[bytes] = []
-        self._changed: trio.Event | None = None
-        self._turn: trio.Lock | None = None  # one sender at a time waits for window
-        self._window = limits.STREAM_WINDOW_BYTES  # bytes that this side may still send
-        self._granted = limits.STREAM_WINDOW_BYTES  # the other side may still send these
-        self._consumed = 0  # received, not yet granted again
-        self._local_ended = False
-        self._remote_ended = False
-        self._failure: str | None = None
-        connection.streams[self] = None
-        connection.used_at = trio.current_time()
+    def __post_init__(self) -> None:
+        self.peer = self._connection.peer.peer_id
+        self._connection.streams[self] = None
+        self._connection.used_at = trio.current_time()
 
     # --- the Stream interface ---
 
