@@ -24,7 +24,7 @@ from swarm.errors import UserError
 from swarm.events import Event
 from swarm.look.health import Pulse
 from swarm.look.metrics import server
-from swarm.look.metrics.figures import EVENT_NAMES_MAX, OTHER, TRAINING, Figures
+from swarm.look.metrics.figures import EVENT_NAMES_MAX, FIGURES, OTHER, Figures
 from swarm.look.metrics.server import MetricsServer
 from swarm.node.local import open_node
 from swarm.settings import PeerSettings
@@ -34,6 +34,9 @@ from tests.docs.metrics_page import PAGE, ROLES, page, rows, watched
 from tests.docs.pages import ROOT
 
 DEPLOY = ROOT / "deploy"
+
+
+TRAINING = [each.field for each in FIGURES["trainer"] if each.name.startswith("swarm_training_")]
 
 
 def tell(figures: Figures, name: str, /, **fields: Any) -> None:

@@ -8,10 +8,13 @@ in Prometheus for good.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -54,125 +57,15 @@ class Fed:
     event: str
     field: str = ""
     label: str = ""
-    values: Sequence[str] = ()
+    values: Sequence[str] = (*REFUSALS, OTHER)
     """Values of the label; another one counts as `other`, and an empty one not at all."""
 
 
-OUTCOMES = ("accepted", "refused", "quarantined")
-CHECKS = (*REFUSALS, OTHER)
-
-TRAINING = {
-    "reward": "Mean reward of the step's rollouts.",
-    "completion_length": "Mean tokens per completion.",
-    "entropy": "Mean entropy of the policy per token, in nats.",
-    "kl_generation": "KL divergence between the generating policy and the trained one.",
-    "repetition": "Share of runs of four tokens that occurred in the same completion before.",
-    "truncated": "Share of completions that the length limit cut off.",
-    "gradient_norm": "Norm of the gradient before clipping.",
-    "staleness": "Steps between the oldest policy in the batch and this step.",
-    "step_seconds": "Time of the step, waiting included.",
-    "idle_seconds": "Time in which the step waited for rollouts and their checks.",
-    "evaluation": "Reward on held-out tasks.",
-}
-"""Gauges of the newest step, by field of the event."""
-
-ANY = [
-    Fed("newest", "swarm_policy", "Policy that the peer holds; -1: none.", "peer.status", "policy"),
-    Fed("newest", "swarm_step", "Step that the peer works on; -1: none.", "peer.status", "step"),
-    Fed(
-        "times",
-        "swarm_checkpoint_fetch_seconds",
-        "From the start of fetching a checkpoint until it is here.",
-        "shardcast.checkpoint_complete",
-    ),
-    Fed(
-        "count",
-        "swarm_child_deaths_total",
-        "Child processes that ended by themselves.",
-        "compute.child_died",
-    ),
-]
-MADE, RECEIPT, VERDICT = "inference.submission_made", "inference.receipt", "validator.verdict"
-OF_ROLE: dict[str, list[Fed]] = {
-    "inference": [
-        Fed(
-            "newest",
-            "swarm_tokens_per_second",
-            "Rate of the last submission; 0 after 30 s without one or far too long within one.",
-            "peer.status",
-            "tokens_per_second",
-        ),
-        Fed("sum", "swarm_tokens_generated_total", "Tokens generated.", MADE, "tokens"),
-        Fed("times", "swarm_generation_seconds", "Time to generate a submission.", MADE),
-        Fed(
-            "count",
-            "swarm_deliveries_failed_total",
-            "Reports that a validator could not be given a submission.",
-            "inference.delivery_failed",
-        ),
-        Fed(
-            "sorted",
-            "swarm_receipts_total",
-            "Receipts, by outcome.",
-            RECEIPT,
-            "outcome",
-            "outcome",
-            OUTCOMES,
-        ),
-        Fed("sum", "swarm_groups_credited_total", "Groups credited.", RECEIPT, "groups"),
-        Fed(
-            "newest",
-            "swarm_device_busy_ratio",
-            "Share of the time in which the device generated.",
-            "inference.device",
-            "busy",
-        ),
-    ],
-    "validator": [
-        Fed(
-            "sorted",
-            "swarm_verdicts_total",
-            "Verdicts, by outcome.",
-            VERDICT,
-            "outcome",
-            "outcome",
-            OUTCOMES,
-        ),
-        Fed(
-            "sorted",
-            "swarm_verdicts_failed_total",
-            "Verdicts on work that failed a check, by check.",
-            VERDICT,
-            "failed",
-            "check",
-            CHECKS,
-        ),
-        Fed("times", "swarm_judging_seconds", "Time to judge a submission.", VERDICT),
-        Fed(
-            "count",
-            "swarm_submissions_turned_down_total",
-            "Reports of submissions that were not even checked.",
-            "validator.turned_down",
-        ),
-    ],
-    "trainer": [
-        Fed(
-            "count",
-            "swarm_steps_trained_total",
-            "Steps trained by this process.",
-            "trainer.step_trained",
-        ),
-        *(
-            Fed("newest", f"swarm_training_{name}", words, "trainer.step_trained", name)
-            for name, words in TRAINING.items()
-        ),
-    ],
-    "replica": [
-        Fed("newest", "swarm_outer_round", "Round merged last.", "outer.merged", "round"),
-        Fed("times", "swarm_outer_merge_seconds", "Time to merge a round.", "outer.merged"),
-        Fed("newest", "swarm_outer_loss", "Loss on data held back.", "outer.measured", "loss"),
-    ],
-}
+FIGURES = msgspec.convert(
+    tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")),
+    dict[str, list[Fed]],
+)
+"""By role, those of every peer under `any`, from `figures.toml`."""
 
 
 class Figures:
@@ -191,7 +84,9 @@ class Figures:
         about.labels(__version__, ",".join(sorted(set(roles)))).set(1)
         self._events = self._counter("swarm_events_total", "Events, by name.", "event")
         self._show_alarms()
-        for fed in [*ANY, *(each for role in sorted(set(roles)) for each in OF_ROLE.get(role, ()))]:
+        for fed in (
+            each for role in ["any", *sorted(set(roles))] for each in FIGURES.get(role, ())
+        ):
             self.handlers.setdefault(fed.event, []).append(self._made(fed))
 
     def __call__(self, event: Event) -> None:
