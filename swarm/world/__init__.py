@@ -10,7 +10,7 @@ For other rooms:
   Setup, Sink, World, client, execute, job_type, kind_of, setup_type
 - `child`: CHILD_ENVIRONMENT, die_with_parent, limit_memory
 - `compute`: LocalCompute
-- `disk`: INLINE_BYTES_MAX, LocalDisk, replace_file, sync_path
+- `disk`: INLINE_BYTES_MAX, LocalDisk, LocalPiece, replace_file, sync_path
 - `fork_server`: Program
 - `home`: check_format, existing, make_home, open_format, sole_user
 - `landlock`: close_keys, reading_in_home
