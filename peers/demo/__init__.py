@@ -7,6 +7,6 @@ watches their processes (`processes`). `state` collects their events; `view` and
 For other rooms:
 
 - `recipes`: ENVIRONMENT, OBJECTIVE, OF_MODEL, OPTIMISER, RECIPES, Recipe, SAMPLING, SCHEDULE,
-  THRESHOLDS, recipe_of
-- `warmup`: prepare_base
+  THRESHOLDS, Warmup, recipe_of
+- `warmup`: prepare_base, warm_up
 """

@@ -7,11 +7,11 @@ For other rooms:
 - `architecture`: FULL, SLIDING, describe, is_described
 - `batch`: generate, requests_for
 - `config`: first_line, read_config, read_text_config
-- `demo`: EOS_ID, LENGTH_MAX, UNKNOWN_ID, make_policy, save_tokenizer
+- `demo`: EOS_ID, LENGTH_MAX, UNKNOWN_ID, VOCABULARY, make_policy, save_tokenizer
 - `device`: DTYPES, available_bytes, find_device, find_dtype, is_out_of_memory, use_hardware
 - `doctor`: compute_findings, disk, machine, room, task_findings
 - `engine`: Capabilities, Engine, Piece, Prefill, Request
-- `episodes`: Player, Playing, SpanStates, add_states, play
+- `episodes`: ContinuedTask, Player, Playing, SpanStates, add_states, play
 - `experts`: fused_names
 - `fitting`: facts_of
 - `install`: install, pip

@@ -2,8 +2,8 @@
 
 For other rooms:
 
-- `__init__`: Environment, Grade, NotGradable, Renderer, Task, episodes_of, grade, load, probe_hash,
-  task_of
+- `__init__`: Environment, Generated, Grade, NotGradable, Renderer, SingleTurn, Task, Transcript,
+  episodes_of, grade, load, probe_hash, task_of
 - `chat_template`: ChatTemplate, ChatTokens
 - `collection`: Environments, GroupTask
 - `columns`: Row, flat, value_of

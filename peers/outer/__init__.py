@@ -6,5 +6,9 @@ the same bits.
 
 For other rooms:
 
+- `learning`: contribution, state
+- `learning.corpus`: TextBlocks
+- `learning.replica`: Replica
+- `learning.state`: Given, OuterOptimiser, StateFile
 - `settings`: ReplicaSettings
 """

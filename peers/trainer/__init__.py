@@ -10,4 +10,5 @@ For other rooms:
 
 - `follower`: run
 - `precedence`: ACKNOWLEDGED_KEPT
+- `state_values`: boundaries
 """

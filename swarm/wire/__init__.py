@@ -18,7 +18,8 @@ For other rooms:
   id_in_home, load_or_create, peer_id_bytes, peer_id_from_bytes, public_key_of, verify
 - `manifest`: ADAPTER_RANK_MAX, ADAPTER_TARGETS, ADVANTAGES, Adapter, Admissions, Compression,
   EnvironmentReference, Limits, OBJECTIVES, OF_GROUPS, Objective, Optimiser, OptionValue, Outer,
-  RunManifest, Sampling, Schedule, Thresholds, TrustedKey, VERSION_MAX, Values, labels, one_or_each
+  ProcessRewards, RunManifest, Sampling, Schedule, Thresholds, TrustedKey, VERSION_MAX, Values,
+  labels, one_or_each
 - `messages`: *, Acknowledgement, Admission, AdmissionRefused, AdmissionRequest, Arrival, Bets,
   Check, Checkpoint, CheckpointReference, Count, DOING_CHARACTERS_MAX, DOING_REPEATED_MAX, Digest,
   ENVIRONMENTS_MAX, EnvironmentEvaluation, Evaluation, Eviction, Evidence, Finite, Heartbeat,
