@@ -48,20 +48,21 @@ def make_batch(groups: Sequence[Group]) -> Batch:
 
 
 def as_accepted(
-    groups: Sequence[Group], name: str = "", ranks: Ranks | None = None
+    groups: Sequence[Group], name: str = "", ranks: Ranks | None = None, *, any_reward: bool = False
 ) -> list[AcceptedGroups]:
-    """This rank's share of the groups, as if they were submissions, one per policy."""
+    """This rank's share of the groups, as if they were submissions, one per policy. `any_reward`:
+    groups of equal rewards are trained on, too."""
     found: dict[int, list[Group]] = {}
     for group in groups:
         found.setdefault(group.policy, []).append(group)
-    return [_accepted(some, name, ranks or Ranks()) for some in found.values()]
+    return [_accepted(some, name, ranks or Ranks(), any_reward) for some in found.values()]
 
 
-def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroups:
+def _accepted(groups: Sequence[Group], name: str, ranks: Ranks, any_reward: bool) -> AcceptedGroups:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards, kept = [group.rewards for group in groups], [group.kept for group in groups]
     whole = make_batch(groups)
-    trained = trained_rows(rewards, kept)
+    trained = trained_rows(rewards, kept, any_reward=any_reward)
     rows = share_rows(name, rewards, trained, whole.lengths, ranks)
     mine = [rollouts[row] for row in rows.tolist()]
     temperatures = [group.temperature for group in groups for _ in group.rollouts]

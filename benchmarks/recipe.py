@@ -206,7 +206,8 @@ def train(
         groups, task_rewards = sampler.sample(drawn, policy, schedule.groups_per_step)
         rewards.append(statistics.fmean(task_rewards))
         print(f"step {step}: mean reward {rewards[-1]:.3f}", file=sys.stderr, flush=True)
-        accepted = as_accepted(groups)
+        any_reward = not learner.settings.objective.needs_spread
+        accepted = as_accepted(groups, any_reward=any_reward)
         if judge is not None:
             judge(drawn, groups, accepted)
         metrics.append(learner.train_step(accepted, step))

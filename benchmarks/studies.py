@@ -2,6 +2,7 @@
 
     python -m benchmarks.studies asynchrony --seeds 5 --steps 250
     python -m benchmarks.studies clipping --seeds 5 --steps 250
+    python -m benchmarks.studies distillation --seeds 3 --steps 100
     python -m benchmarks.studies recipes --seeds 5 --steps 80 [--model FOLDER] [--only REGEX]
 
 Prints what each seed came to on stderr, and one JSON object: for each variant the reward's curve
@@ -13,6 +14,7 @@ mean over ten steps).
   denominators of the ratio (`old`). Published: up to 4 is as good as none (INTELLECT-2, §5).
 - `clipping`: δ = 4 (two-sided) against none (one-sided), on rollouts six steps old and at twice the
   demo's learning rate, so that ratios leave the clipping range.
+- `distillation`: a teacher against its samples and against rewards (`benchmarks.distillation`).
 - `recipes`: the losses of the named recipes (objective, advantage, ratio, mean, KL) and the
   defaults', on two tasks, with rollouts 1, 4 and 8 steps old. Learning rate, clipping of the norm
   and batch are the demo's for all: the published ones belong to other models. A batch is one
@@ -39,6 +41,7 @@ import torch
 from msgspec import structs
 
 from benchmarks.common import at_least, load_average, spread
+from benchmarks.distillation import WAYS, study
 from benchmarks.recipe import HALF, Sampler, train
 from peers.demo.recipes import OBJECTIVE, OPTIMISER, SCHEDULE, Recipe, recipe_of
 from peers.demo.warmup import prepare_base
@@ -231,6 +234,11 @@ def run(parser: argparse.ArgumentParser, studies: Mapping[str, Mapping[str, Vari
     report: dict[str, Any] = {**vars(given), "model": str(given.model or "")}
     report |= {"load_average": load_average(), "variants": {}}
     began = time.process_time()
+    if given.study == "distillation":
+        ways = {each: way for each, way in WAYS.items() if re.match(given.only, each)}
+        report |= study(seeds, given.steps, ways)
+        print_json({**report, "cpu_seconds": round(time.process_time() - began, 1)})
+        return
     with tempfile.TemporaryDirectory() as name:
         bases = Bases(Path(name), given.model)
         for label, variant in studies[given.study].items():
@@ -247,7 +255,7 @@ def run(parser: argparse.ArgumentParser, studies: Mapping[str, Mapping[str, Vari
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("study", choices=[*STUDIES, "distillation"])
     run(parser, STUDIES)
 
 

@@ -25,9 +25,11 @@ from peers.learning.learner import Learner
 from peers.learning.ranks import Ranks
 from peers.learning.settings import LearnerSettings
 from peers.trainer.privileged import PrivilegedPrompts, filled
+from peers.trainer.role import TrainerRole
 from peers.trainer.service import TrainerService
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
+from swarm.settings import PeerSettings
 from swarm.wire.manifest import EnvironmentReference, Objective, Schedule
 from tests.engines.families import SUPPORTED, save_random
 from tests.engines.families import log_probabilities as plain_log_probabilities
@@ -285,6 +287,21 @@ def test_a_prompt_that_no_teacher_reads_is_refused(change: Any) -> None:
     with pytest.raises(UserError, match=r"it must hold .prompt., and needs a teacher_weight"):
         made = msgspec.structs.replace(Objective(), **change)
         LearnerSettings(made, Schedule(steps=1, groups_per_step=1))
+
+
+def test_a_teacher_is_found_as_a_model_is(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the user's home, for example; what is no model is refused before the start."""
+    monkeypatch.setenv("HOME", str(base.parent))
+    found = PeerSettings(tables={"trainer": {"model": str(base), "teacher": f"~/{base.name}"}})
+    TrainerRole.check(found)
+    assert found.tables["trainer"]["teacher"] == str(base)
+    (tmp_path / "expert.gguf").write_bytes(b"no model")
+    for given in ("nowhere", f"{tmp_path}/expert.gguf"):
+        wrong = PeerSettings(tables={"trainer": {"model": str(base), "teacher": given}})
+        with pytest.raises(UserError, match=r"trainer\.teacher|expert\.gguf"):
+            TrainerRole.check(wrong)
 
 
 def test_a_teacher_that_cannot_judge_is_refused(base: Path, teacher: Path, tmp_path: Path) -> None:
