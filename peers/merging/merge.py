@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -39,28 +40,78 @@ _UNCOMPARED = ("truncation", "padding", "version")
 """Parts of tokenizer.json that change no token's meaning."""
 
 
+class Method(StrEnum):
+    """How checkpoints are merged. All but `linear` are mergekit's."""
+
+    linear = "linear"
+    """The weighted mean (Model Soups, arXiv 2203.05482)."""
+    slerp = "slerp"
+    """Between two, along the arc: at the second one's share of the weights."""
+    task_arithmetic = "task_arithmetic"
+    """The base plus the weighted sum of what each changed (arXiv 2212.04089)."""
+    ties = "ties"
+    """The same of the largest changes, by elected signs (arXiv 2306.01708)."""
+    dare_linear = "dare_linear"
+    """The same of random changes, scaled up (arXiv 2311.03099)."""
+    dare_ties = "dare_ties"
+    model_stock = "model_stock"
+    """Between the base and the mean, by the angle of the changes (arXiv 2403.19522)."""
+
+    @property
+    def needs_base(self) -> bool:
+        return self not in (Method.linear, Method.slerp)
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """What to merge."""
+    """What to merge, and how."""
 
     folders: Sequence[Path]
     weights: Sequence[float] = ()
     """One per folder; empty: all equal."""
+    method: Method = Method.linear
+    base: Path | None = None
+    """The checkpoint that all others were trained from, where the method needs it."""
+    density: float = 0.5
+    """Share of each checkpoint's changes that TIES and DARE keep."""
+
+    @property
+    def read(self) -> list[Path]:
+        """All folders whose tensors are read, the base last."""
+        return [*self.folders, *filter(None, [self.base])]
 
     @property
     def told(self) -> dict[str, Any]:
         """What the result says of itself."""
-        folders = [str(each.resolve()) for each in self.folders]
-        return {"folders": folders, "weights": list(self.weights)}
+        told = {"folders": [str(each.resolve()) for each in self.folders]}
+        base = str(self.base.resolve()) if self.base else None
+        more = {"method": self.method, "base": base, "density": self.density}
+        return {**told, "weights": list(self.weights), **more}
 
     def apply(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The weighted mean, in fp32, of one tensor of each folder."""
-        weights = self.weights or [1.0] * len(tensors)
+        """One tensor of the result, fp32, of those of each folder that is `read`."""
+        weights = self.weights or [1.0] * len(self.folders)
+        if self.method != Method.linear:
+            return self._by_mergekit(tensors, weights)
         total = sum(weights)
         merged = tensors[0] * (weights[0] / total)
         for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
             merged.add_(tensor, alpha=weight / total)
         return merged
+
+    def _by_mergekit(self, tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        from mergekit.merge_methods.api import merge_tensors
+
+        given: dict[str, Any] = {}
+        if self.method == Method.slerp:
+            given = {"t": weights[1] / sum(weights)}
+        elif self.method != Method.model_stock:
+            numbers = dict(enumerate(weights))
+            given = {"weight": numbers, "density": dict.fromkeys(numbers, self.density)}
+        base = len(tensors) - 1 if self.base else 0
+        return merge_tensors(
+            tensors, self.method.value, parameters=given, ids=range(len(tensors)), base_index=base
+        )
 
 
 @dataclass(frozen=True)
@@ -77,8 +128,9 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[int, int], None]) -> Me
     `progress` gets the bytes written and their total.
     """
     check(recipe, out)
-    stored = [StoredTensors(folder, _is_used(folder)) for folder in recipe.folders]
-    _check_alike(recipe.folders, stored)
+    stored = [StoredTensors(folder, _is_used(folder)) for folder in recipe.read]
+    _check_alike(recipe.read, stored)
+    torch.manual_seed(0)  # DARE draws what it drops
     first = stored[0]
     plan: dict[str, list[str]] = {}
     for path in weight_files(recipe.folders[0]):
@@ -119,6 +171,16 @@ def check(recipe: Recipe, out: Path) -> None:
     for weight in recipe.weights:
         if not 0 < weight <= 1e6:
             raise UserError(f"--weight is {weight:g}; it must be above 0, and at most 1e6")
+    if recipe.method.needs_base != (recipe.base is not None):
+        needs = "needs" if recipe.base is None else "takes no"
+        raise UserError(
+            f"--method {recipe.method} {needs} --base, the checkpoint that the others were "
+            "trained from; give it with task_arithmetic, ties, dare_linear, dare_ties, model_stock"
+        )
+    if recipe.method == Method.slerp and count != 2:
+        raise UserError(f"--method slerp merges two checkpoints, not {count}; merge two at a time")
+    if not 0 < recipe.density <= 1:
+        raise UserError(f"--density is {recipe.density:g}; it must be above 0, and at most 1")
     if out.exists():
         raise UserError(f"--out {out} exists already; choose another folder")
     if not out.absolute().parent.is_dir():

@@ -21,6 +21,7 @@ EXTRAS = {
     "dashboard": ("hypercorn", "starlette"),
     "gguf": ("gguf", "accelerate"),
     "languages": ("lingua",),
+    "merge": ("mergekit",),
 }
 """Modules that come with each extra."""
 

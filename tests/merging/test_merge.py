@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from peers.engines.demo import make_policy
 from peers.engines.loading import load
 from peers.engines.model import read_weights
-from peers.merging.merge import RECIPE_FILE, Recipe, merge
+from peers.merging.merge import RECIPE_FILE, Method, Recipe, merge
 from swarm.commands.main import app
 from swarm.errors import UserError
 from tests.engines.adapters import save_random_adapter
@@ -160,3 +160,67 @@ def test_the_command(policies: list[Path], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*arguments, "--weight", "1", "--weight", "2"])
     assert result.exit_code == 0, result.output
     assert "out: 228,192 parameters, 912,768 bytes" in result.output
+
+
+def by_hand(method: str, base: Tensor, tensors: list[Tensor]) -> Tensor:
+    """The papers' formulas, literally, for equal weights of 1 and all changes kept."""
+    deltas = torch.stack([each - base for each in tensors]).double()
+    if method == "task_arithmetic":  # arXiv 2212.04089 §2
+        return base + deltas.sum(0).float()
+    if method == "ties":  # arXiv 2306.01708 §4: elect a sign, then the mean of those that have it
+        agree = deltas.sign() == deltas.sum(0).sign()
+        return base + ((deltas * agree).sum(0) / agree.sum(0).clamp(min=1)).float()
+    if method == "model_stock":  # arXiv 2403.19522 eq. 4, of k models
+        first, second = deltas.reshape(2, -1)
+        cosine = float(first @ second / first.norm() / second.norm())
+        return base + (2 * cosine / (1 + cosine) * deltas.mean(0)).float()
+    first, second = (each.double().reshape(-1) for each in tensors)  # slerp, half way
+    angle = torch.arccos(first @ second / first.norm() / second.norm())
+    half = torch.sin(angle / 2) / torch.sin(angle) * (first + second)
+    return half.float().reshape(base.shape)
+
+
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "model_stock", "slerp"])
+def test_mergekits_methods_are_the_papers_formulas(
+    policies: list[Path], tmp_path: Path, method: str
+) -> None:
+    pytest.importorskip("mergekit", reason="pip install 'swarm-rl[merge]'")
+    base = None if method == "slerp" else policies[2]
+    merge(Recipe(policies[:2], (), Method(method), base, density=1.0), tmp_path / "out", quiet)
+    found = read_weights(tmp_path / "out")[MATRIX]
+    first, second, third = (read_weights(folder)[MATRIX] for folder in policies)
+    expected = by_hand(method, third, [first, second])
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_dare_drops_the_same_changes_each_time(policies: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("mergekit", reason="pip install 'swarm-rl[merge]'")
+    for name in ("one", "two"):
+        recipe = Recipe(policies[:1] * 2, (1.0, 1e-6), Method.dare_linear, policies[2], 0.5)
+        merge(recipe, tmp_path / name, quiet)
+    one, two, base = (
+        read_weights(each)[MATRIX] for each in (tmp_path / "one", tmp_path / "two", policies[2])
+    )
+    assert torch.equal(one, two)
+    assert 0.4 < float((one - base).abs().gt(1e-4).float().mean()) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--method", "ties"], "--method ties needs --base"),
+        (["--base", "@0"], "--method linear takes no --base"),
+        (["--method", "mean"], "--method is 'mean'; it must be one of linear, slerp"),
+        (["--density", "0"], "--density is 0; it must be above 0"),
+        (["--method", "slerp", "@2"], "--method slerp merges two checkpoints, not 3"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(
+    policies: list[Path], tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    if "--method" in options and "mean" not in options:
+        pytest.importorskip("mergekit", reason="pip install 'swarm-rl[merge]'")
+    given = [str(policies[int(each[1])]) if each.startswith("@") else each for each in options]
+    command = ["checkpoint", "merge", str(policies[0]), str(policies[1])]
+    outcome = CliRunner().invoke(app, [*command, *given, "--out", str(tmp_path / "out")])
+    assert outcome.exit_code == 1 and sentence in " ".join(outcome.output.split())
