@@ -223,4 +223,4 @@ def test_options_that_do_not_go_together_are_named(
     given = [str(policies[int(each[1])]) if each.startswith("@") else each for each in options]
     command = ["checkpoint", "merge", str(policies[0]), str(policies[1])]
     outcome = CliRunner().invoke(app, [*command, *given, "--out", str(tmp_path / "out")])
-    assert outcome.exit_code == 1 and sentence in " ".join(outcome.output.split())
+    assert outcome.exit_code != 0 and sentence in " ".join(outcome.output.split())
