@@ -109,9 +109,10 @@ class Recipe:
             numbers = dict(enumerate(weights))
             given = {"weight": numbers, "density": dict.fromkeys(numbers, self.density)}
         base = len(tensors) - 1 if self.base else 0
-        return merge_tensors(
+        merged: Tensor = merge_tensors(
             tensors, self.method.value, parameters=given, ids=range(len(tensors)), base_index=base
         )
+        return merged
 
 
 @dataclass(frozen=True)
