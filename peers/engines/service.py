@@ -42,6 +42,7 @@ from swarm.jobs.inference import (
 from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
+from swarm.wire.manifest import one_or_each
 from swarm.wire.messages import CheckpointReference
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread, open_guarded
@@ -348,7 +349,7 @@ class EngineService:
             worker=order.worker,
             number=order.number,
             environments=[(each.name, each.version) for each in order.environments],
-            temperature=order.header_temperature(),
+            temperature=one_or_each(order.sampling.temperatures(order.environments)),
             max_new_tokens=order.sampling.max_new_tokens,
             stop_ids=order.sampling.stop_ids,
             engine=self._engine.capabilities.engine_class,

@@ -18,9 +18,10 @@ from torch import Tensor
 from peers.learning import states
 from peers.learning.batch import AcceptedGroups
 from peers.learning.implicit import ProcessModel
+from peers.learning.installed import FormulaError
 from peers.learning.past import PastPolicies, Teacher
 from peers.learning.policy import TrainedPolicy, blank_model
-from peers.learning.ranks import Ranks
+from peers.learning.ranks import RankError, Ranks
 from peers.learning.scoring import Part, score
 from peers.learning.settings import LearnerSettings
 from peers.learning.step import GrpoStep
@@ -128,6 +129,10 @@ class Learner:
         *self.environments, whole = stability(given, taken.trained, self._ranks)
         metrics = whole | metrics
         self.problems = list(dict.fromkeys(taken.problems))
+        try:
+            self._ranks.agree(FormulaError("; ".join(taken.problems)) if taken.problems else None)
+        except (RankError, FormulaError) as error:  # rank 0, which is asked, may have seen nothing
+            self.problems = self.problems or [str(error)]
         names = dict.fromkeys(each.name for each in given if each.name)
         self.consumed[step] = [*self.consumed.get(step, []), *names]
         self.step += 1

@@ -174,7 +174,12 @@ class Training:
             )
             self._published()
             figures["publish_seconds"] = self._world.now() - times.handed_over
-            self._add_evaluation(figures, environments)
+            evaluated = self.evaluations.take()
+            if evaluated is not None:
+                policy = evaluated.reference.step
+                figures.update(evaluation=evaluated.reward, evaluation_policy=policy)
+                for found in evaluated.environments:
+                    environments.setdefault(found.label, {})["evaluation"] = found.reward
             digests = [each.digest for each in trained.batch]
             told = {**figures, "environments": environments, "step": step}
             self._peer.node.events.emit("trainer.trained_on", step=step, submissions=digests)
@@ -204,14 +209,6 @@ class Training:
             "staleness": step - min(accepted.verdict.policy for accepted in batch),
             **({"states_valued": sum(map(len, values))} if values else {}),
         }
-
-    def _add_evaluation(self, figures: Figures, environments: EnvironmentFigures) -> None:
-        evaluated = self.evaluations.take()
-        if evaluated is not None:
-            policy = evaluated.reference.step
-            figures |= {"evaluation": evaluated.reward, "evaluation_policy": policy}
-            for found in evaluated.environments:
-                environments.setdefault(found.label, {})["evaluation"] = found.reward
 
 
 class Background:
@@ -259,9 +256,7 @@ OF_EACH = ["reward", "completion_length", "entropy", "kl_generation", "repetitio
 """The figures in `TrainingFigures.of_each`, by the learner's names."""
 
 
-def logged_figures(
-    figures: Figures, environments: EnvironmentFigures | None = None
-) -> TrainingFigures:
+def logged_figures(figures: Figures, of_each: EnvironmentFigures | None = None) -> TrainingFigures:
     """The figures of a step that its trainer logs, by the learner's names; only finite ones."""
     clipped = [value for name, value in figures.items() if name.startswith("clipped_")]
     found = {
@@ -275,7 +270,7 @@ def logged_figures(
         "repetition": figures.get("repetition"),
         "truncated": figures.get("truncated"),
     }
-    several = environments.values() if environments and len(environments) > 1 else ()
+    several = of_each.values() if of_each and len(of_each) > 1 else ()
     return TrainingFigures(
         **{
             name: float(value)

@@ -34,6 +34,7 @@ from swarm.rollouts.continuations import whole
 from swarm.rollouts.rollouts import Rollouts, bounded
 from swarm.rollouts.submission_file import ReadLimits
 from swarm.run.work import renders_otherwise
+from swarm.wire.manifest import one_or_each
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread
 
@@ -173,7 +174,7 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
         "worker": order.worker,
         "number": order.number,
         "environments": [(each.name, each.version) for each in order.environments],
-        "temperature": order.header_temperature(),
+        "temperature": one_or_each(order.sampling.temperatures(order.environments)),
         "max_new_tokens": order.sampling.max_new_tokens,
         "stop_ids": order.sampling.stop_ids,
     }

@@ -37,7 +37,7 @@ import msgspec
 
 from swarm.rollouts.continuations import Continued
 from swarm.rollouts.seeds import environment_of_group, submission_seed
-from swarm.wire.manifest import EnvironmentReference, Sampling, one_or_each
+from swarm.wire.manifest import EnvironmentReference, Sampling
 from swarm.wire.messages import CheckpointReference
 from swarm.world import Job
 
@@ -124,10 +124,6 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
         """[groups] The temperature of each group's rollouts."""
         found = self.sampling.temperatures(self.environments)
         return [found[index] for index in self.environments_of_groups() or [0] * self.groups]
-
-    def header_temperature(self) -> float | list[float]:
-        """The temperature of all environments, or of each, as a submission's header has it."""
-        return one_or_each(self.sampling.temperatures(self.environments))
 
     def prefixes(self) -> list[Sequence[int]]:
         """[groups] The tokens of each group's state after the task's prompt; mostly none."""

@@ -55,6 +55,9 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
         ("max_new_tokens = 8", "max_new_tokens = 57", "tokens that makes 65, but the model has 64"),
         ("temperature = 1.0", "temperature = 0", "sampling: temperature is 0"),
         ("temperature = 1.0", "temperature = nan", "temperature is nan"),
+        ("temperature = 1.0", "top_p = 0", "sampling: unknown key 'top_p'; there are: group_size"),
+        ("[sampling]", "temperature = 0\n[sampling]", "[0]: temperature is 0: Expected `float` >"),
+        ("[sampling]", "temperature = 11\n[sampling]", "temperature is 11: Expected `float` <= 10"),
         ("learning_rate = 6e-4", "learning_rate = -6e-4", "rate is -0.0006: Expected `float` > 0"),
         (
             "learning_rate = 6e-4",

@@ -18,12 +18,14 @@ from msgspec.structs import replace
 from peers.learning import installed
 from peers.learning.advantages import Completions, advantages
 from peers.learning.objective import loss
+from peers.learning.ranks import Ranks
 from peers.learning.settings import LearnerSettings
 from peers.learning.trial import with_digest
 from peers.trainer.service import TrainerService
 from swarm.errors import UserError
 from swarm.wire.manifest import Objective, Schedule
 from tests.docs.pages import ROOT
+from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_objective import random_columns, tokens_of, totals_of
 from tests.trainer.test_service import start, submission, train
 
@@ -188,3 +190,33 @@ def test_a_formula_that_fails_costs_its_step_and_nothing_else(
         for pair in pairwise(weights)
     ]
     assert same == [True, False]
+
+
+FAILS_ON_ONE = """
+import torch
+
+def soft(numbers, tokens, *, width: float = 0.2):
+    if torch.distributed.get_rank() == 1:
+        raise RuntimeError("no luck")
+    return -(tokens.log_pi - tokens.log_old).exp() * tokens.advantage
+
+def winners(numbers, completions):
+    return completions.centred(completions.reward)
+"""
+
+
+@pytest.mark.slow
+def test_the_rank_that_is_asked_knows_why_another_ranks_formula_failed(
+    base: Path, tmp_path: Path, install: Install
+) -> None:
+    install(FAILS_ON_ONE)
+    given = submission(base, tmp_path / "a", policy=0)
+
+    def work(ranks: Ranks) -> tuple[float, list[str]]:
+        service, job = TrainerService(ranks), start(base)
+        trio.run(service.start, replace(job, terms=replace(job.terms, objective=OWN)))
+        found = train(service, 0, given)
+        return found.figures["skipped"], found.problems
+
+    for skipped, problems in run_ranks(2, tmp_path, work):
+        assert skipped == 1 and "'soft' failed: RuntimeError: no luck" in problems[0]

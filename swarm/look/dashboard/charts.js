@@ -59,7 +59,7 @@ class Chart {
   show(rows, environments) {
     if (this.each && environments.length > 1) {
       this.series = [
-        ...this.own.map((line) => (line.field === this.each ? { ...line, label: line.label || "all", sparse: true } : line)),
+        ...this.own.map((line) => (line.field === this.each ? { ...line, label: line.label || "all", dashed: true } : line)),
         ...environments.map((label, index) => ({ label, field: `${this.each}/${index}`, mark: `of${index % MARKS}` })),
       ];
     }
@@ -115,10 +115,10 @@ class Chart {
         { ...axis, size: 24, space: 60, values: (plot, splits) => splits.map((value) => (Number.isInteger(value) ? value : "")) },
         { ...axis, size: 46, space: 28, values: (plot, splits) => splits.map(written) },
       ],
-      series: [{}, ...this.shown.map(({ mark, sparse }) => (this.bars
+      series: [{}, ...this.shown.map(({ mark, sparse, dashed }) => (this.bars
         ? { stroke: () => colour(mark), fill: () => colour(mark), width: 0, points: { show: false },
           paths: uPlot.paths.bars({ size: [.8, 14] }) }
-        : { stroke: () => colour(mark), width: sparse ? 1 : 1.75, dash: sparse ? [4, 4] : undefined, spanGaps: true,
+        : { stroke: () => colour(mark), width: sparse ? 1 : 1.75, dash: sparse || dashed ? [4, 4] : undefined, spanGaps: true,
           points: { show: sparse || undefined, size: 5, space: 12, fill: () => colour(mark) } }))],
       hooks: {
         setCursor: [(plot) => {
