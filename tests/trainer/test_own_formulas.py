@@ -48,7 +48,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     monkeypatch.syspath_prepend(site)
 
     def write(program: str = "", version: str = "0.1") -> Path:
-        _, _, project, *_ = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
+        tables = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
+        (project,) = (each for each in tables if "[project" in each)
         (page,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
         for old in site.glob("*.dist-info"):
             old.rename(tmp_path / f"old-{len(list(tmp_path.iterdir()))}")
