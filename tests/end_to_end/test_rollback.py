@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import trio
 
+from peers.demo.recipes import ENVIRONMENT, Warmup
 from peers.demo.setup import write_config
+from peers.demo.warmup import warm_up
+from peers.environments import load
 from swarm.ledger.entries import CheckpointPublished, Consumed
+from swarm.wire.manifest import Objective
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_nobody_was_wronged, read_accounts
 
@@ -69,5 +74,36 @@ def test_an_alarm_rolls_back_then_pauses_and_a_person_goes_on(
                 *((0, step) for step in range(alarm["step"] + 2)),
                 *((1, step) for step in range(back["step"], steps + 1)),
             ]
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_run_whose_objective_makes_it_collapse_goes_back_once_and_goes_on(
+    tmp_path: Path, base: Path, fork_server: Path
+) -> None:
+    """Nothing is set. The bonus for entropy is so large that only noise is learned."""
+    able = tmp_path / "able"  # its reward is high enough to fall
+    shutil.copytree(base, able)
+    warm_up(able, [load(ENVIRONMENT.name, ENVIRONMENT.version)], 0, Warmup(accuracy=0.3))
+    noise = Objective(entropy_coefficient=10.0, kl_coefficient=0.0)
+
+    async def main() -> None:
+        steps = 40
+        async with swarm(
+            tmp_path, able, fork_server, names=NAMES, steps=steps, objective=noise
+        ) as peers:
+            trainer = peers["trainer"]
+            await peers.start()
+            back = await trainer.says("trainer.rolled_back", seconds=steps * STEP_SECONDS)
+            assert "the reward has collapsed" in back["reason"]
+            assert "a further collapse is only reported" in back["reason"]
+            await peers.complete(steps * STEP_SECONDS)
+            assert await trainer.ended(30) == 0
+            alarms = [each for each in trainer.heard("trainer.alarm") if each["sign"] == "reward"]
+            assert back["lineage"] == 1 and 0 < back["step"] <= alarms[0]["step"] - 4
+            assert len(trainer.heard("trainer.rolled_back")) == 1
+            assert not trainer.heard("trainer.paused")
+            check_nobody_was_wronged(read_accounts(peers))
 
     trio.run(main)
