@@ -11,8 +11,7 @@ from torch import Tensor
 
 from peers.engines.adapter import Adapter
 from peers.engines.architecture import Architecture
-from peers.engines.feedforward import Dense, Mixture
-from peers.engines.projection import Projection
+from peers.engines.projection import Dense, Mixture, Projection
 from peers.engines.weights import Weights
 
 BLOCK = 512

@@ -1,4 +1,4 @@
-"""The matrix products of a layer, with unmerged adapters beside them."""
+"""The matrix products of a layer, with unmerged adapters beside them, and its MLP made of them."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
 from peers.engines.adapter import Adapter
+from peers.engines.architecture import Experts
 
 ROWS = 8
 """Rows that the layout of a packed matrix is chosen for."""
@@ -77,3 +78,52 @@ class Projection:
                 column += width
             row += rows
         self.low = a, b
+
+
+@dataclass
+class Dense:
+    """down(silu(gate(x)) · up(x)); gate and up come from one matrix product."""
+
+    gate_up: Projection
+    down: Projection
+
+    def __call__(self, inner: Tensor) -> Tensor:
+        gate, up = self.gate_up(inner).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
+
+
+@dataclass
+class Mixture:
+    """The sum of each token's chosen experts, weighted by the router."""
+
+    how: Experts
+    router: Tensor
+    """[experts, hidden]"""
+    gate_up: Tensor
+    """[experts, 2 · inner, hidden]"""
+    down: Tensor
+    """[experts, hidden, inner]"""
+
+    def __call__(self, inner: Tensor) -> Tensor:
+        flat = inner.flatten(0, -2)
+        weights, chosen = self._route(flat)
+        total = torch.zeros_like(flat)
+        # Tokens sorted by expert: each expert computes its tokens in one product.
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self.how.count).tolist()
+        for expert, some in enumerate(torch.split(order, counts)):
+            if not len(some):
+                continue
+            tokens = some // self.how.chosen
+            gate_up, down = Projection(self.gate_up[expert]), Projection(self.down[expert])
+            result = Dense(gate_up, down)(flat[tokens]) * weights.flatten()[some, None]
+            total.index_add_(0, tokens, result)
+        return total.view(inner.shape)
+
+    def _route(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights, indices) of each token's experts, [tokens, chosen] each."""
+        scores = torch.softmax(F.linear(flat, self.router), dim=-1, dtype=torch.float32)
+        weights, chosen = torch.topk(scores, self.how.chosen, dim=-1)
+        if self.how.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(flat.dtype), chosen

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from peers.engines.architecture import Architecture, Experts
-from peers.engines.feedforward import Dense, Mixture
-from peers.engines.projection import Projection, packed
+from peers.engines.projection import Dense, Mixture, Projection, packed
 from swarm.errors import UserError
 
 _IGNORED = (".rotary_emb.inv_freq",)

@@ -12,8 +12,6 @@ limit. Here δ bounds that ratio in all of them: the dual clip of Ye et al. (arX
 6). The formulas below leave it out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -4,8 +4,6 @@ The child process writes them: it computes the learning metrics anyway, and neit
 in the network process, which imports no torch and starts no foreign threads.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ Sums are divided by numbers of the *whole* batch (`Totals`), so the losses, grad
 its parts (micro-batches, ranks) simply add up. A part holds whole completions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -5,8 +5,6 @@ same time as the gradients. So one spare model serves all past policies. Its mem
 during those passes, in which no gradients do: it never adds to the peak of a training step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The policy in training, with its AdamW optimiser."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

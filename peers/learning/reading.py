@@ -4,8 +4,6 @@ The file is on a disk that every rank can access. One rank reads and checks all 
 rank reads the offsets, and the tokens of its own sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

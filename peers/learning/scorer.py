@@ -1,7 +1,5 @@
 """The log-probabilities of a batch's completion tokens under a transformers model."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

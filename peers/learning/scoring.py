@@ -1,7 +1,5 @@
 """Log-probabilities of accepted groups under fixed policies: generator, step's start, reference."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

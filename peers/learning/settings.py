@@ -1,7 +1,5 @@
 """A learner's settings: the run's objective, optimiser and schedule, and its own layout."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ log-probabilities under fixed policies (`scoring.py`) are computed before any we
 `objective.py` has the losses, `packing.py` the layout of a batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

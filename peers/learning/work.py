@@ -1,7 +1,5 @@
 """A step's useful work, and figures of each environment in which a collapse shows first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any

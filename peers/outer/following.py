@@ -10,9 +10,8 @@ from typing import NamedTuple
 import trio
 
 from peers.outer.artifacts import state_key
-from peers.outer.asking import ask
 from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost
-from peers.outer.presence import OuterLoop
+from peers.outer.presence import OuterLoop, ask
 from peers.outer.store import OuterState, OuterStore
 from swarm.errors import PeerError, SwarmError
 from swarm.jobs.outer import CheckState, Contributed, FirstState, MergeRound, OuterService

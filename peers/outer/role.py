@@ -19,12 +19,17 @@ import trio
 
 from peers.engines.doctor import compute_findings
 from peers.models.find import find_model
-from peers.outer import asking
 from peers.outer.artifacts import FOLDER, Artifacts
 from peers.outer.chain import Chain, tokens_in
 from peers.outer.following import Following
 from peers.outer.gathering import Gathered, Gathering, ranking
-from peers.outer.presence import STATUS_LIFETIME_SECONDS, STATUS_SECONDS, OuterLoop, Presence
+from peers.outer.presence import (
+    STATUS_LIFETIME_SECONDS,
+    STATUS_SECONDS,
+    OuterLoop,
+    Presence,
+    serve_records,
+)
 from peers.outer.settings import ReplicaSettings
 from peers.outer.store import OuterState, OuterStore, Own
 from swarm.errors import UserError
@@ -152,7 +157,7 @@ class ReplicaRole:
     async def run(self) -> None:
         """Train until every round of the run is done."""
         await self._store.open()
-        asking.serve(self._peer, self._loop.chain, self._run.trusts)
+        serve_records(self._peer, self._loop.chain, self._run.trusts)
         await self._restarts.run(self._live)
 
     async def _live(self) -> None:

@@ -1,7 +1,5 @@
 """`swarm trainer`: what a trainer needs, before it is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

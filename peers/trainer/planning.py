@@ -1,7 +1,5 @@
 """The plan of a trainer's memory on this machine, made before anything is loaded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

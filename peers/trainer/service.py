@@ -1,7 +1,5 @@
 """The service of the trainer's child process: learns, saves and exports."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence

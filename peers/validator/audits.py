@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import trio
 
@@ -31,21 +32,21 @@ AUDITS_WAITING_MAX = 256
 """Most drawn submissions that wait for an idle moment; the oldest is forgotten first."""
 
 
+@dataclass(eq=False)
 class Audits:
     """Recomputes drawn submissions while no case waits."""
 
-    def __init__(
-        self, peer: RunNode, queue: CaseQueue, examiner: Examiner, verdicts: Verdicts
-    ) -> None:
-        self._peer = peer
-        self._queue = queue
-        self._examiner = examiner
-        self._verdicts = verdicts
+    _peer: RunNode
+    _queue: CaseQueue
+    _examiner: Examiner
+    _verdicts: Verdicts
+
+    def __post_init__(self) -> None:
         self._drawn: deque[tuple[Case, Verdict]] = deque(maxlen=AUDITS_WAITING_MAX)
         self._judged = Observable(None)
         """Changes with every verdict: then no case may be waiting any more."""
         self._prefill: PrefillService | None = None
-        verdicts.given = self._note
+        self._verdicts.given = self._note
 
     def _note(self, case: Case, verdict: Verdict) -> None:
         if self._is_due(verdict):

@@ -71,19 +71,21 @@ class _Whole:
     announced: bool = False
 
 
+@dataclass(eq=False)
 class _Arriving:
     """A push in progress: a sink on disk that notifies the inbox when it ends.
 
     The transport ends a push that stalls or is too slow; a push has no total time limit.
     """
 
-    def __init__(self, sink: Sink, key: Key, client: Client, path: str, inbox: Inbox) -> None:
-        self.key = key
-        self.client = client
-        self.path = path
-        self.size_bytes = sink.size_bytes
-        self.sink = sink
-        self._inbox = inbox
+    sink: Sink
+    key: Key
+    client: Client
+    path: str
+    _inbox: Inbox
+
+    def __post_init__(self) -> None:
+        self.size_bytes = self.sink.size_bytes
 
     def write(self, data: bytes | memoryview) -> None:
         self.sink.write(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import trio
@@ -31,27 +32,21 @@ VERDICTS_RECOVERED_MAX = 8192
 keeps the start of an old run fast."""
 
 
+@dataclass(eq=False)
 class Verdicts:
     """Gives this validator's verdicts, and serves the accepted files."""
 
-    def __init__(
-        self,
-        peer: RunNode,
-        trusted: TrustedPart,
-        docket: Docket,
-        inbox: Inbox,
-        queue: CaseQueue,
-        records: Records,
-    ) -> None:
-        self._peer = peer
-        self._trusted = trusted
-        self._docket = docket
-        self._inbox = inbox
-        self._queue = queue
-        self._records = records
-        self.given: Callable[[Case, Verdict], None] = lambda _case, _verdict: None
-        """Called after each verdict on a case."""
-        trusted.faults.lender = self._lent
+    _peer: RunNode
+    _trusted: TrustedPart
+    _docket: Docket
+    _inbox: Inbox
+    _queue: CaseQueue
+    _records: Records
+    given: Callable[[Case, Verdict], None] = lambda _case, _verdict: None
+    """Called after each verdict on a case."""
+
+    def __post_init__(self) -> None:
+        self._trusted.faults.lender = self._lent
 
     async def recover(self) -> None:
         """Restore the verdicts given before a restart, and serve the accepted files."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import trio
@@ -70,59 +71,52 @@ ANSWERED_REMEMBERED_MAX = 4096
 ENTRY_BYTES = 16
 
 
+@dataclass(eq=False, repr=False)
 class Registrar:
     """The trusted side of admission: answers requests and heartbeats, and tracks the members."""
 
-    def __init__(
-        self,
-        me: Participant,
-        *,
-        stake: Callable[[str], int],
-        invites: Invites,
-        secret: bytes,
-        has_work: Callable[[], bool] = lambda: True,
-        network_of: Callable[[PeerId], str] = lambda _peer: "",
-        vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
-    ) -> None:
-        """`stake` is a worker's stake (`swarm.ledger.record`). `secret` is the key of
-        the entries, so that a peer that leaves and returns gets the same one. `has_work` says
-        whether a step wants work. `network_of` returns the /24 or /48 of a connected peer, or an
-        empty string. `vouch` is called with each admitted peer and the seconds of its lease."""
-        self._me = me
-        self._stake = stake
-        self._invites = invites
-        self._secret = secret
-        self._has_work = has_work
-        self._network_of = network_of
-        self._vouch = vouch
-        self._members = Members(me.run, me.world, me.peer_id)
-        self._refusals = Rationed(me.events)
+    me: Participant
+    stake: Callable[[str], int]
+    """A worker's stake (`swarm.ledger.record`)."""
+    invites: Invites
+    secret: bytes
+    """Key of the entries, so that a peer that leaves and returns gets the same one."""
+    has_work: Callable[[], bool] = lambda: True
+    """Whether a step wants work."""
+    network_of: Callable[[PeerId], str] = lambda _peer: ""
+    """The /24 or /48 of a connected peer, or an empty string."""
+    vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None
+    """Called with each admitted peer and the seconds of its lease."""
+
+    def __post_init__(self) -> None:
+        self._members = Members(self.me.run, self.me.world, self.me.peer_id)
+        self._refusals = Rationed(self.me.events)
         self._answers = TokenBuckets(ANSWERS_PER_SECOND, ANSWERS_BURST, ANSWERED_REMEMBERED_MAX)
-        me.gossip.listen(Presence, self._on_presence)
+        self.me.gossip.listen(Presence, self._on_presence)
 
     async def run(self) -> None:
         """Admit peers, publish presence and notice silent peers, until cancelled."""
-        async with self._me.messenger.answering(
+        async with self.me.messenger.answering(
             {AdmissionRequest: self._on_request, Heartbeat: self._on_heartbeat}
         ):
             while True:
                 seconds = self._members.digest_seconds
                 await trio.sleep(seconds)
-                if self._has_work():
+                if self.has_work():
                     self._members.worked += seconds
-                for peer, state in self._members.forget(self._me.describe()):
+                for peer, state in self._members.forget(self.me.describe()):
                     word = "returned" if state == "live" else state
-                    self._me.events.emit(f"membership.peer_{word}", remote=peer)
+                    self.me.events.emit(f"membership.peer_{word}", remote=peer)
                 await self.publish_presence()
 
     async def publish_presence(self) -> None:
         """Gossip the next digest of this peer and its members."""
-        presence = self._members.next_digest(self._me.describe())
-        self._me.gossip.publish(await self._me.seal(presence, GONE_SECONDS + PRESENCE_SECONDS))
+        presence = self._members.next_digest(self.me.describe())
+        self.me.gossip.publish(await self.me.seal(presence, GONE_SECONDS + PRESENCE_SECONDS))
 
     def present(self) -> list[Present]:
         """List the latest report on each peer that any trusted peer knows, sorted by id."""
-        return self._members.present(self._me.describe())
+        return self._members.present(self.me.describe())
 
     def live_workers(self) -> list[str]:
         """List the ids of live peers with the inference role, sorted."""
@@ -146,7 +140,7 @@ class Registrar:
         return lease is not None and not lease.worker
 
     def _on_presence(self, envelope: Envelope) -> None:
-        if envelope.sender != self._me.peer_id:
+        if envelope.sender != self.me.peer_id:
             self._members.hear(envelope.sender, envelope.expect(Presence))
 
     # --- requests ----------------------------------------------------------------------------
@@ -170,10 +164,10 @@ class Registrar:
     ) -> Sequence[Envelope]:
         """Renew a lease, give a newcomer one, or refuse. The peer may show a lease and an invite,
         which `supporting` holds. Beyond its rate it gets no answer."""
-        if not self._answers.of(peer).take(1, self._me.world.now()):
+        if not self._answers.of(peer).take(1, self.me.world.now()):
             return []
-        stake = self._stake(peer)
-        network = self._network_of(PeerId(peer))
+        stake = self.stake(peer)
+        network = self.network_of(PeerId(peer))
         shown, invite = first(supporting, Admission), first(supporting, Invite)
         lease = self._members.lease_of(peer) or self._lease_shown(peer, shown)
         if heartbeat.leaving and lease is None:
@@ -181,21 +175,21 @@ class Registrar:
         refusal = self._uninvited(peer, invite)
         refusal = refusal or self._refusal(peer, heartbeat, stake, network, lease)
         if refusal is None and invite is not None and self._uninvited(peer, None) is not None:
-            await self._invites.redeem(invite, peer)
+            await self.invites.redeem(invite, peer)
             refusal = self._uninvited(peer, None)  # another peer may have redeemed it meanwhile
         if refusal is not None:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)
-            return [await self._me.seal(refusal, EVENT_LIFETIME_SECONDS)]
+            return [await self.me.seal(refusal, EVENT_LIFETIME_SECONDS)]
         member = self._renew(peer, heartbeat, lease, network, stake)
         admission = Admission(
             peer=peer,
             roles=heartbeat.roles,
             admitted_ms=member.slot.admitted_ms,
             entry=member.slot.entry,
-            trial=self._me.run.manifest.admissions.trial and not stake,
+            trial=self.me.run.manifest.admissions.trial and not stake,
         )
-        self._vouch(PeerId(peer), ADMISSION_LEASE_SECONDS)
-        return [await self._me.seal(admission, ADMISSION_LEASE_SECONDS)]
+        self.vouch(PeerId(peer), ADMISSION_LEASE_SECONDS)
+        return [await self.me.seal(admission, ADMISSION_LEASE_SECONDS)]
 
     def _renew(
         self, peer: str, heartbeat: Heartbeat, lease: LeaseInForce | None, network: str, stake: int
@@ -204,23 +198,23 @@ class Registrar:
 
         Only a worker's slot has an entry: else ids could be tried out in the slots of helpers.
         """
-        now = self._me.world.now()
+        now = self.me.world.now()
         kept = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
         before = self._members.own.get(peer)
         slot = lease.slot if lease is not None else before.slot if before is not None else None
         if slot is None:
-            slot = Slot(admitted_ms=int(self._me.world.wall_time() * 1000))
+            slot = Slot(admitted_ms=int(self.me.world.wall_time() * 1000))
         if not slot.entry and is_worker(heartbeat.roles):
-            entry = digest("swarm/1/entry", self._secret, peer.encode())[:ENTRY_BYTES]
+            entry = digest("swarm/1/entry", self.secret, peer.encode())[:ENTRY_BYTES]
             slot = msgspec.structs.replace(slot, entry=entry)
         member = before
         if member is None:
             useful = self._members.worked - slot.idle_seconds
             member = self._members.own[peer] = Member(kept, now, slot, useful, -math.inf)
-            self._me.events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
+            self.me.events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
         elif member.standing != "live" and not heartbeat.leaving:
             member.standing = "live"
-            self._me.events.emit("membership.peer_returned", remote=peer)
+            self.me.events.emit("membership.peer_returned", remote=peer)
         if stake > slot.stake:
             member.useful = self._members.worked
         network = network or slot.network
@@ -234,7 +228,7 @@ class Registrar:
         """Return the lease that a peer shows, which may be newer than the digests known here."""
         if shown is None or self._members.has_lost(peer):
             return None
-        if check_admission(shown, self._me.run, peer, self._me.world.wall_time()) is not None:
+        if check_admission(shown, self.me.run, peer, self.me.world.wall_time()) is not None:
             return None
         admission = shown.expect(Admission)
         slot = Slot(admitted_ms=admission.admitted_ms, entry=admission.entry)
@@ -242,12 +236,12 @@ class Registrar:
 
     def _uninvited(self, peer: str, invite: Envelope | None) -> AdmissionRefused | None:
         """Return the refusal of a peer that the run's policy admits only with another invite."""
-        run, manifest = self._me.run, self._me.run.manifest
+        run, manifest = self.me.run, self.me.run.manifest
         by_invite = manifest.admissions.policy == "invite" and peer not in manifest.trusted_ids()
         if not by_invite or run.evicted(peer) is not None:
             return None
-        wall_time = self._me.world.wall_time()
-        problem = invite_problem(self._invites, run, peer, invite, wall_time)
+        wall_time = self.me.world.wall_time()
+        problem = invite_problem(self.invites, run, peer, invite, wall_time)
         return AdmissionRefused(peer=peer, reason=problem[:500]) if problem else None
 
     def _refusal(
@@ -259,11 +253,11 @@ class Registrar:
         def refused(reason: str, *, later: bool = False) -> AdmissionRefused:
             return AdmissionRefused(peer=peer, reason=reason, later=later)
 
-        manifest = self._me.run.manifest
+        manifest = self.me.run.manifest
         admissions = manifest.admissions
         if peer in manifest.trusted_ids():
             return None
-        eviction = self._me.run.evicted(peer)
+        eviction = self.me.run.evicted(peer)
         if eviction is not None:
             return refused(f"evicted: {eviction.reason}"[:500])
         if heartbeat.protocol < manifest.needs:
@@ -297,8 +291,8 @@ class Registrar:
 
         Takes an idle member's slot if needed. Returns why there is no room, or an empty string.
         """
-        admissions = self._me.run.manifest.admissions
-        proven = self._me.run.manifest.thresholds.proven_tokens
+        admissions = self.me.run.manifest.admissions
+        proven = self.me.run.manifest.thresholds.proven_tokens
         held = [
             lease
             for lease in self._members.leases()
@@ -331,7 +325,7 @@ class Registrar:
             return f"{full}, the most this run allows; waiting for a free slot"
         loser = max(idlers, key=lambda each: (taken[each.slot.network], each.slot.idle_seconds))
         self._members.lose(loser.peer)
-        self._me.events.emit("membership.place_lost", remote=loser.peer)
+        self.me.events.emit("membership.place_lost", remote=loser.peer)
         return ""
 
     def _is_free(self, held: Sequence[LeaseInForce], bound: int) -> bool:
@@ -340,11 +334,11 @@ class Registrar:
         New slots become known to the other trusted peers with the next digests. Until then each
         gives away its share of the slots that were free before.
         """
-        trusted = self._me.run.manifest.trusted_ids()
-        now = self._me.world.now()
+        trusted = self.me.run.manifest.trusted_ids()
+        now = self.me.world.now()
         new = sum(
             lease.member is not None and now - lease.member.granted < SHARED_SECONDS
             for lease in held
         )
         free = bound - (len(held) - new)
-        return new < (free + len(trusted) - 1 - trusted.index(self._me.peer_id)) // len(trusted)
+        return new < (free + len(trusted) - 1 - trusted.index(self.me.peer_id)) // len(trusted)

@@ -1,7 +1,5 @@
 """What the logs tell: figures by step and by worker, refusals, and the trainers' own figures."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

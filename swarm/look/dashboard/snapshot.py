@@ -1,7 +1,5 @@
 """What the page shows, as typed structures; all text from peers is one printable line."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

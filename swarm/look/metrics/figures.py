@@ -5,8 +5,6 @@ never a peer id, a hash or a text that another peer chose, because each value co
 in Prometheus for good.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
