@@ -19,6 +19,7 @@ from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import (
     UNGRADABLE_MAX,
     AsJson,
+    EnginesHome,
     EnvironmentOptions,
     TaskSeed,
     UngradableMax,
@@ -80,9 +81,7 @@ def evaluate(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     interpreter: Annotated[str, typer.Option(help="Python for the child that computes.")] = "",
-    home: Annotated[
-        Path, typer.Option(help="Folder where `swarm engine install` puts engines.")
-    ] = Path("~/.swarm"),
+    home: EnginesHome = Path("~/.swarm"),
     out: Annotated[
         Path, typer.Option(help="File of finished samples; an existing one is resumed.")
     ] = Path("evaluation.jsonl"),

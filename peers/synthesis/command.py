@@ -22,6 +22,7 @@ from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import (
     UNGRADABLE_MAX,
     AsJson,
+    EnginesHome,
     EnvironmentOptions,
     TaskSeed,
     UngradableMax,
@@ -64,9 +65,7 @@ def synthesize(
     engine: Annotated[str, typer.Option(help="With --teacher: engine.")] = "native",
     device: Annotated[str, typer.Option(help="With --teacher: device.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="With --teacher: CPU threads.")] = 1,
-    home: Annotated[
-        Path, typer.Option(help="Folder where `swarm engine install` puts engines.")
-    ] = Path("~/.swarm"),
+    home: EnginesHome = Path("~/.swarm"),
     solutions: Annotated[
         Path | None,
         typer.Option(

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from swarm.commands.ledger_checks import Source, readable, report
+from swarm.commands.ledger_checks import readable, report
 from swarm.terminal.exit import exits
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, TokenizerFolder, WhichRun
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
@@ -15,7 +15,7 @@ from swarm.terminal.untrusted import printable
 @exits
 def check_eviction(
     peer: Annotated[str, typer.Argument(help="Id of the evicted peer, or its beginning or end.")],
-    source: Source = None,
+    source: LedgerSource = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     tokenizer: TokenizerFolder = None,

@@ -5,7 +5,7 @@ One file per command. The others lie with what they drive, in `peers`; entry poi
 
 For other rooms:
 
-- `ledger_checks`: Source, readable, report
+- `ledger_checks`: readable, report
 - `peer`: main
 - `rollouts`: chosen
 - `start`: become_rank

@@ -12,7 +12,7 @@ from swarm.run.heard_verdicts import failed_check, nearest
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.figures import figure
-from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
@@ -31,12 +31,7 @@ def ledger(
     home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Home of a trainer or validator, or an export; default: ask the network."
-        ),
-    ] = None,
+    source: LedgerSource = None,
     last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,7 @@ import typer
 from swarm.errors import PeerError, UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
-from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun
 from swarm.terminal.output import check_writable, print_json, write_text
 from swarm.terminal.untrusted import printable
 
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from swarm.ledger.audit import Audited
     from swarm.look.onlooker import RunStatus
 
-Source = Annotated[
-    Path | None,
-    typer.Option(
-        "--from", help="Home of a trainer or validator, or an export; default: ask the network."
-    ),
-]
-
 
 @exits
 def verify(
@@ -36,7 +29,7 @@ def verify(
         Path | None,
         typer.Argument(help="A proof that `swarm ledger prove` wrote, an export, or a home."),
     ] = None,
-    source: Source = None,
+    source: LedgerSource = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     owner: Annotated[
@@ -173,7 +166,7 @@ def prove(
 @exits
 def export(
     out: Annotated[Path, typer.Option(help="File to write.")],
-    source: Source = None,
+    source: LedgerSource = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
 ) -> int:

@@ -1,7 +1,6 @@
 """`swarm why`: what happened to a submission or a peer, and why."""
 
 import re
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ from swarm.commands.ledger_checks import asked, readable_archive, report
 from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
-from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun
 from swarm.terminal.output import print_json
 
 _HASH = re.compile(r"[0-9a-fA-F]+")
@@ -24,12 +23,7 @@ def why(
     what: Annotated[
         str, typer.Argument(help="Hash of a submission or id of a peer, or its beginning or end.")
     ],
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Home of a trainer or validator, or an export; default: ask the network."
-        ),
-    ] = None,
+    source: LedgerSource = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     as_json: AsJson = False,

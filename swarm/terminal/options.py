@@ -25,6 +25,12 @@ Bootstrap = Annotated[
 WhichRun = Annotated[
     str | None, typer.Option("--run", help="Id or name of the run, if there are several.")
 ]
+LedgerSource = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", help="Home of a trainer or validator, or an export; default: ask the network."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 TokenizerFolder = Annotated[
     Path | None,
@@ -80,6 +86,9 @@ UngradableMax = Annotated[
 ]
 
 
+EnginesHome = Annotated[
+    Path, typer.Option(help="Folder where `swarm engine install` puts engines.")
+]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
 
 
