@@ -37,9 +37,6 @@ class Kind:
     returns: bool = False
     """Whether it returns with a new key once it is evicted."""
     uplink_bytes_per_second: float | None = None
-    caught_by: str = ""
-    """The event by which honest peers report it, or the check that its submissions fail; empty if
-    the attack is harmless."""
 
 
 async def beside(

@@ -190,10 +190,10 @@ class SlowLoris(RelayRole):
 
 
 KINDS = {
-    "corrupt-relay": Kind(CorruptRelay, caught_by="shardcast.piece_refused"),
-    "equivocating-relay": Kind(EquivocatingRelay, caught_by="shardcast.piece_refused"),
+    "corrupt-relay": Kind(CorruptRelay),
+    "equivocating-relay": Kind(EquivocatingRelay),
     "flooder": Kind(Flooder),
-    "forger": Kind(Forger, caught_by="gossip.neighbour_banned"),
+    "forger": Kind(Forger),
     "poisoner": Kind(Poisoner),
     "replayer": Kind(Replayer),
     "silent": Kind(Silent),

@@ -314,29 +314,23 @@ class Withholder(InferenceRole):
 
 
 KINDS = {
-    "copier": Kind(Copier, "inference", caught_by="header"),
-    "claimant": Kind(Claimant, "inference", caught_by="file"),
+    "copier": Kind(Copier, "inference"),
+    "claimant": Kind(Claimant, "inference"),
     "double-deliverer": Kind(DoubleDeliverer, "inference"),
     # Replaces 2 % of its tokens by ones that suit it, each within the bound on a single token.
     # *Caught* by its evidence, and evicted, though single submissions pass.
-    "editor": Kind(
-        InferenceRole, "inference", fabricates="edits", caught_by="membership.peer_evicted"
-    ),
+    "editor": Kind(InferenceRole, "inference", fabricates="edits"),
     # Hands in files that cannot be parsed, and returns with a new key whenever it is evicted.
     # *Caught* by `schema` each time: a file costs a read, and an identity its admission.
-    "garbage-returner": Kind(
-        InferenceRole, "inference", fabricates="garbage", caught_by="schema", returns=True
-    ),
+    "garbage-returner": Kind(InferenceRole, "inference", fabricates="garbage", returns=True),
     # Delivers files that cannot be parsed. *Caught*: by check `schema`, and evicted.
-    "malformed-files": Kind(InferenceRole, "inference", fabricates="garbage", caught_by="schema"),
-    "nonce-grinder": Kind(NonceGrinder, "inference", caught_by="entry"),
-    "number-skipper": Kind(NumberSkipper, "inference", caught_by="file"),
+    "malformed-files": Kind(InferenceRole, "inference", fabricates="garbage"),
+    "nonce-grinder": Kind(NonceGrinder, "inference"),
+    "number-skipper": Kind(NumberSkipper, "inference"),
     # Lies in every eighth submission. *Caught* by `proofs`, as soon as one of these is recomputed.
-    "occasional-liar": Kind(
-        InferenceRole, "inference", fabricates=occasional_liar_fabricates, caught_by="proofs"
-    ),
+    "occasional-liar": Kind(InferenceRole, "inference", fabricates=occasional_liar_fabricates),
     # Delivers rollouts that its seed does not give. *Caught*: by check `header`, and evicted.
-    "other-prompts": Kind(InferenceRole, "inference", fabricates="prompts", caught_by="header"),
+    "other-prompts": Kind(InferenceRole, "inference", fabricates="prompts"),
     # A validator that accepts everything. *Harmless* while workers are honest; its verdicts differ
     # from another validator's on whatever both judge.
     "permissive-validator": Kind(ValidatorRole, "validator", fabricates="approval"),
@@ -350,26 +344,22 @@ KINDS = {
     ),
     # Lies in everything, and returns with a new key whenever it is evicted. *Caught* by `proofs`
     # each time: a new identity's work is all recomputed, and nothing of it is credited.
-    "returner": Kind(
-        InferenceRole, "inference", fabricates="weights", caught_by="proofs", returns=True
-    ),
-    "shortener": Kind(Shortener, "inference", caught_by="groups"),
+    "returner": Kind(InferenceRole, "inference", fabricates="weights", returns=True),
+    "shortener": Kind(Shortener, "inference"),
     # Has no model: hands in programs that sleep, which take long to grade. *Caught*: by check
     # `proofs` before anything is graded, and evicted.
-    "sleepers": Kind(InferenceRole, "inference", fabricates="sleepers", caught_by="proofs"),
+    "sleepers": Kind(InferenceRole, "inference", fabricates="sleepers"),
     "staller": Kind(Staller, "inference"),
-    "submission-flooder": Kind(SubmissionFlooder, "inference", caught_by="number"),
+    "submission-flooder": Kind(SubmissionFlooder, "inference"),
     # Earns a record with honest work, then hands in other weights' rollouts. *Caught* by `proofs`,
     # at once or by an audit: the share that is recomputed follows what a fake could gain, and the
     # eviction voids the credit it holds.
-    "turncoat": Kind(
-        InferenceRole, "inference", fabricates=turncoat_fabricates, caught_by="proofs"
-    ),
+    "turncoat": Kind(InferenceRole, "inference", fabricates=turncoat_fabricates),
     "validator-shopper": Kind(
-        ValidatorShopper, "inference", fabricates=validator_shopper_fabricates, caught_by="proofs"
+        ValidatorShopper, "inference", fabricates=validator_shopper_fabricates
     ),
     "verdict-flooder": Kind(VerdictFlooder, "inference"),
-    "withholder": Kind(Withholder, "inference", caught_by="file"),
+    "withholder": Kind(Withholder, "inference"),
     # Generates with other weights. *Caught*: by check `proofs`, and evicted.
-    "wrong-weights": Kind(InferenceRole, "inference", fabricates="weights", caught_by="proofs"),
+    "wrong-weights": Kind(InferenceRole, "inference", fabricates="weights"),
 }
