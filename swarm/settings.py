@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import pydantic
 
 from swarm.errors import UserError
@@ -24,10 +25,18 @@ BOOTSTRAP = "bootstrap"
 """The only role that needs no run: it serves the DHT and hands out manifests."""
 
 
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
 class RoleSettings(pydantic.BaseModel):
     """Base of the settings of one role."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    def filled(self, kind: type[StructT], **given: Any) -> StructT:
+        """A structure with the settings of its fields' names, except for the fields given."""
+        own = type(self).model_fields.keys() & kind.__struct_fields__
+        return kind(**{name: getattr(self, name) for name in own} | given)
 
 
 class RelaySettings(RoleSettings):

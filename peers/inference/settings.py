@@ -49,5 +49,4 @@ class InferenceSettings(ComputeSettings):
 
     @property
     def hardware(self) -> Hardware:
-        names = Hardware.__struct_fields__
-        return Hardware(**{name: getattr(self, name) for name in names})
+        return self.filled(Hardware)

@@ -53,8 +53,7 @@ class TrainingSettings(ComputeSettings):
     @property
     def sharding(self) -> Sharding:
         """The policy's layout in memory; `dtype` sets its precision."""
-        names = [each for each in Sharding.__struct_fields__ if each in type(self).model_fields]
-        return Sharding(**{name: getattr(self, name) for name in names})
+        return self.filled(Sharding)
 
     def take(self, found: MemoryPlan, events: Events, save_steps: int = 0) -> None:
         """Say what training will hold in memory; raises `UserError` if it does not fit.

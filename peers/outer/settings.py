@@ -49,5 +49,4 @@ class ReplicaSettings(TrainingSettings):
 
     def inner(self, optimiser: Optimiser) -> Inner:
         """The inner steps, with the optimiser of the run's manifest."""
-        names = [each for each in Inner.__struct_fields__ if each in type(self).model_fields]
-        return Inner(**{name: getattr(self, name) for name in names}, optimiser=optimiser)
+        return self.filled(Inner, optimiser=optimiser)

@@ -75,8 +75,7 @@ class ValidatorSettings(EvaluationSettings):
 
     @property
     def hardware(self) -> Hardware:
-        names = [each for each in Hardware.__struct_fields__ if each in type(self).model_fields]
-        return Hardware(**{name: getattr(self, name) for name in names})
+        return self.filled(Hardware)
 
 
 class ValidatorRole:
