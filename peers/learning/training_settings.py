@@ -49,6 +49,10 @@ class TrainingSettings(ComputeSettings):
     memory_check: Literal["refuse", "report"] = "refuse"
     """What happens at the start if the plan of the memory does not fit: the trainer stops, or it
     only says so."""
+    tensorboard: str = ""
+    """Folder for TensorBoard's event files; empty: none."""
+    wandb: str = ""
+    """Project of Weights & Biases for metrics; empty: none."""
 
     @property
     def sharding(self) -> Sharding:

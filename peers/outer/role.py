@@ -127,6 +127,8 @@ class ReplicaRole:
         """This trainer's newest contribution."""
         self._seconds_made = 0.0
         """How long the last contribution took."""
+        self._round_began = 0.0
+        """When the inner steps of the last contribution began."""
         self._bases: set[bytes] = set()
         """Records from whose outer states this trainer has contributed."""
         self._alone: bool | None = None
@@ -213,6 +215,9 @@ class ReplicaRole:
             dtype=settings.dtype,
             attention=settings.attention,
             memory_check=settings.memory_check,
+            tensorboard=settings.tensorboard,
+            wandb=settings.wandb,
+            run=f"{self._run.id}-{self._peer.peer_id[-6:]}",
             folder=self._loop.artifacts.local(FOLDER),
         )
 
@@ -284,10 +289,12 @@ class ReplicaRole:
         state = self._following.folder(base.record)
         assert state is not None
         local = self._loop.artifacts.local
+        known = self._known(base)
         if self._settings.validation_sequences:
             loss = await child.measure(MeasureState(state=local(state)))
             if loss is not None:
                 self._events.emit("outer.measured", round=base.round, loss=loss)
+                known["validation_loss"] = loss
         before = self._own
         number = before.number + 1 if before is not None else 1
         begun, status = self._node.world.now(), self._peer.status
@@ -300,6 +307,7 @@ class ReplicaRole:
                 inner_before=local(_inner(before.number)) if before is not None else "",
                 inner_after=local(_inner(number)),
                 contribution=local(folder),
+                known=known,
             )
             trained = await child.train(job)
         finally:
@@ -311,6 +319,23 @@ class ReplicaRole:
         seconds = self._seconds_made = self._node.world.now() - begun
         status.tokens_per_second = trained.tokens / seconds if seconds else 0.0
         await self._following.publish()
+
+    def _known(self, base: OuterState) -> Figures:
+        """What is known of a state as the inner steps from it begin, for the curves."""
+        now, moved = self._node.world.now(), self._node.transport.traffic
+        known: Figures = {
+            "trainers_present": len(self._loop.presence.present()),
+            "tokens_merged": self._loop.chain.tokens_of(base.record),
+            "bytes_sent": moved.sent,
+            "bytes_received": moved.received,
+        }
+        link = self._loop.chain.get(base.record)
+        if link is not None:
+            known["trainers_merged"] = len(link.record.contributions)
+        if self._round_began:
+            known["utilisation"] = self._seconds_made / (now - self._round_began)
+        self._round_began = now
+        return known
 
     async def _publish(
         self,

@@ -61,10 +61,6 @@ class TrainerSettings(TrainingSettings, EvaluationSettings):
     """Raise an alarm where the reward falls below this share of its best so far."""
     rollbacks_max: int = pydantic.Field(default=3, ge=0)
     """Rollbacks after which the trainer pauses instead, counted anew when it restarts."""
-    tensorboard: str = ""
-    """Folder for TensorBoard's event files; empty: none."""
-    wandb: str = ""
-    """Project of Weights & Biases for metrics; empty: none."""
     peak_flops: float = pydantic.Field(default=0.0, ge=0)
     """Peak FLOP/s of one rank's device, in bf16, to compute its used share; 0: by its name."""
 

@@ -63,6 +63,11 @@ class StartReplica(LoadingJob, frozen=True, kw_only=True):
     memory_check: str = ""
     """What happens where the plan of the memory does not fit (`peers.learning.training_settings`);
     empty: none is made."""
+    tensorboard: str = ""
+    """Folder of TensorBoard's files, and project of Weights & Biases, for the curves of `run`;
+    empty: none."""
+    wandb: str = ""
+    run: str = ""
     folder: str = ""
     """Folder of its states; what a killed process left unfinished there is deleted. Empty: none."""
 
@@ -116,6 +121,8 @@ class TrainRound(TrainingJob, frozen=True, kw_only=True):
     """Folder to write the inner state to."""
     contribution: str
     """Folder to write the contribution to."""
+    known: Figures = msgspec.field(default_factory=dict)
+    """What the peer knows of the state, for the curves."""
 
 
 class RoundTrained(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,10 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
-from swarm.jobs.training import Sharding
+from swarm.jobs.training import Figures, Sharding
 from swarm.wire.manifest import Optimiser
 from tests.trainer.ranks_harness import run_ranks
+from tests.trainer.test_metrics import read_back
 
 TEXT = "\n".join(f"the {n % 10} small birds sing {n * 3 % 10} songs." for n in range(60))
 
@@ -88,7 +90,7 @@ class Trainer:
     def path(self, name: str) -> str:
         return str(self.folder / name)
 
-    def train(self, round_: int) -> RoundTrained:
+    def train(self, round_: int, **more: Any) -> RoundTrained:
         before = self.path(f"inner-{round_ - 1}") if round_ > 1 else ""
         job = TrainRound(
             round=round_,
@@ -96,6 +98,7 @@ class Trainer:
             inner_before=before,
             inner_after=self.path(f"inner-{round_}"),
             contribution=self.path(f"contribution-{round_}"),
+            **more,
         )
         return trio.run(self.service.train, job)
 
@@ -320,6 +323,21 @@ def test_a_trainer_that_does_not_fit_is_refused_before_it_is_loaded(
     with pytest.raises(UserError, match=r"needs .* main memory.*replica.optimiser = \"adamw8bit\""):
         trio.run(ReplicaService().start, job)
     trio.run(ReplicaService().start, msgspec.structs.replace(job, memory_check="report"))
+
+
+def test_curves_have_a_point_for_each_inner_step_and_round(
+    base: Path, text: Path, tmp_path: Path
+) -> None:
+    job = job_of(base, text, tensorboard=str(tmp_path / "board"))
+    trainer = Trainer(tmp_path / "one", job)
+    known: Figures = {"validation_loss": 2.0, "trainers_present": 14, "utilisation": 0.96}
+    trained = trainer.train(1, known=known)
+    found = read_back(tmp_path / "board")
+    losses = [value for _, value in found["policy/loss"]]
+    assert [step for step, _ in found["policy/loss"]] == [1, 2, 3]
+    assert sum(losses) / 3 == pytest.approx(trained.figures["loss"])
+    assert found["outer/trainers_present"] == [(0, 14.0)]
+    assert found["outer/validation_perplexity"][0][1] == pytest.approx(math.exp(2.0))
 
 
 def test_a_setting_that_does_not_divide_the_ranks_is_named(base: Path, text: Path) -> None:

@@ -35,6 +35,7 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
+from swarm.jobs.training import Figures
 from swarm.terminal.output import removed_on_failure
 from swarm.world import ChildDied, client
 from swarm.world.compute import LocalCompute
@@ -221,6 +222,8 @@ class Training:
         self._plan = options.plan
         self._backend = options.backend
         self._alone, self._service, self._say = alone, service, say
+        self._known: Figures = {}
+        """What is known of the present state, for the curves."""
 
     def _path(self, name: str) -> str:
         return str(self._out / name)
@@ -295,6 +298,7 @@ class Training:
                 inner_before=str(inner) if inner.exists() else "",
                 inner_after=self._path(f"inner-{round_}"),
                 contribution=contribution,
+                known={**self._known, "tokens_merged": done.tokens},
             )
         )
         seconds = max(1e-9, time.monotonic() - began)
@@ -342,6 +346,7 @@ class Training:
         state = self._path(f"state-{round_}")
         loss = await self._service.measure(MeasureState(state=state))
         if loss is not None:
+            self._known = {"validation_loss": loss}
             step = round_ * self._plan.job.inner_steps
             self._say({"event": "validated", "step": step, "loss": loss})
 

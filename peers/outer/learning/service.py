@@ -1,5 +1,6 @@
 """The service of the child of one of several trainers."""
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from peers.engines.device import use_hardware
 from peers.engines.loading import published
 from peers.learning.durable import delete_unfinished, whole_folder
 from peers.learning.lead import lead
+from peers.learning.metrics import Metrics
 from peers.learning.packing import PASS_TOKENS_MAX
 from peers.learning.plan import Model, fit, machine_of, of_rounds, sharding_of
 from peers.learning.ranks import LearnerThread, Ranks
@@ -46,6 +48,7 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
+from swarm.jobs.training import Figures
 from swarm.world.landlock import reading_in_home
 from swarm.world.tasks import JobThread, in_job_thread
 
@@ -178,6 +181,7 @@ class ReplicaService(FileJobs):
         super().__init__()
         self._ranks = ranks or Ranks()
         self._thread: JobThread = LearnerThread(self._ranks)
+        self._metrics = Metrics()
 
     async def end(self) -> None:
         """A single process has no other ranks to end."""
@@ -191,6 +195,8 @@ class ReplicaService(FileJobs):
             if plan is not None and plan.problem and job.memory_check == "refuse":
                 raise UserError(plan.problem)
             self._job = job = placed(job, plan, self._ranks)
+            if self._ranks.rank == 0:
+                self._metrics = Metrics(job.tensorboard, job.wandb, job.run)
             self._replica = Replica(job, self._ranks)
         except UserError as error:  # its settings have the names of a run's trainer
             raise UserError(re.sub(r"\btrainer\.(?=\w)", "replica.", str(error))) from error
@@ -211,7 +217,12 @@ class ReplicaService(FileJobs):
         begun_from = StateFile(Path(job.state) / state.FILE)
         replica = self._replica
         replica.begin(begun_from, before)
-        steps = list(replica.steps(job.round))
+        begins = (job.round - 1) * self._job.inner_steps
+        self._record(begins, job.known)
+        steps = []
+        for number, figures in enumerate(replica.steps(job.round), begins + 1):
+            self._record(number, figures)
+            steps.append(figures)
         replica.write(begun_from, before, Path(job.inner_after), Path(job.contribution))
         sums = {name: sum(step[name] for step in steps) for name in steps[0]}
         return RoundTrained(
@@ -223,6 +234,13 @@ class ReplicaService(FileJobs):
                 "skipped": int(sums["skipped"]),
             },
         )
+
+    def _record(self, step: int, figures: Figures) -> None:
+        """Write a point of the curves, after so many inner steps."""
+        told = dict(figures)
+        for name in {"loss", "validation_loss"} & told.keys():
+            told[name.replace("loss", "perplexity")] = math.exp(min(told[name], 700.0))
+        self._metrics.record(step, told)
 
     @in_job_thread
     def measure(self, job: MeasureState) -> float | None:
