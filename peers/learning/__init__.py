@@ -13,7 +13,7 @@ For other rooms:
 - `formulas`: Tokens
 - `lead`: follow, lead
 - `learner`: Learner
-- `metrics`: *
+- `metrics`: *, Metrics
 - `mixture`: Mixture, Place, shares
 - `objective`: *, Totals
 - `packing`: *, PASS_TOKENS_MAX, Rows, lay_out
