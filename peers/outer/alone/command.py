@@ -133,6 +133,14 @@ def train(
     from swarm.wire.manifest import Optimiser
 
     become_rank(["replica"])
+    for flag, number, least in (
+        ("batch", batch, 1),
+        ("sequence-tokens", sequence_tokens, 2),
+        ("z-loss", z_loss, 0),
+        ("validation", validation, 0),
+    ):
+        if number < least:
+            raise UserError(f"--{flag} is {number}; it must be at least {least}")
     own = from_line(
         "replica",
         ReplicaSettings,

@@ -127,13 +127,9 @@ async def _train(options: TrainOptions, done: Progress, say: Say) -> None:
 
 def check(plan: Plan) -> None:
     """Check the plan's bounds; raises `UserError`."""
-    job, inner, optimiser = plan.job, plan.job.inner, plan.job.inner.optimiser
+    job, optimiser = plan.job, plan.job.inner.optimiser
     for flag, value, fine, bounds in (
         ("inner-steps", job.inner_steps, job.inner_steps >= 1, "at least 1"),
-        ("batch", inner.batch_sequences, inner.batch_sequences >= 1, "at least 1"),
-        ("sequence-tokens", inner.sequence_tokens, inner.sequence_tokens >= 2, "at least 2"),
-        ("z-loss", inner.z_loss, inner.z_loss >= 0, "at least 0"),
-        ("validation", inner.validation_sequences, inner.validation_sequences >= 0, "at least 0"),
         (
             "learning-rate",
             optimiser.learning_rate,
