@@ -152,8 +152,11 @@ def tune(folder: Path, teacher: Path, environment: Environment, settings: Learne
     return float(learned)
 
 
-def study(seeds: Sequence[int], steps: int, ways: Mapping[str, Way] = WAYS) -> dict[str, Any]:
-    """Accuracies of the student before and after, by way, and of the teacher."""
+def study(
+    seeds: Sequence[int], steps: int, ways: Mapping[str, Way], given: Path | None = None
+) -> dict[str, Any]:
+    """Accuracies of the student before and after, by way, and of the teacher: `given`, or one that
+    is made."""
     environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     measured = sorted({max(1, steps * point // POINTS) for point in range(1, POINTS + 1)})
     found: dict[str, list[list[float]]] = {label: [] for label in ("student", "teacher", *ways)}
@@ -165,11 +168,13 @@ def study(seeds: Sequence[int], steps: int, ways: Mapping[str, Way] = WAYS) -> d
         print(f"seed {seed}: {label} {found[label][-1]}", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory() as name:
-        teacher, base, folder = (Path(name) / each for each in ("teacher", "base", "student"))
+        made, base, folder = (Path(name) / each for each in ("teacher", "base", "student"))
+        teacher = given or made
         for seed in seeds:
             prepare_base(base, seed)
-            if not teacher.exists():
-                make_teacher(teacher, base, environment, seed)
+            if not (given or made.exists()):
+                make_teacher(made, base, environment, seed)
+            if not found["teacher"]:
                 note("teacher", [teacher], seed)
             note("student", [base], seed)
             for label, way in ways.items():

@@ -15,6 +15,7 @@ mean over ten steps).
 - `clipping`: δ = 4 (two-sided) against none (one-sided), on rollouts six steps old and at twice the
   demo's learning rate, so that ratios leave the clipping range.
 - `distillation`: a teacher against its samples and against rewards (`benchmarks.distillation`).
+  `--model`: the teacher; one is made without.
 - `recipes`: the losses of the named recipes (objective, advantage, ratio, mean, KL) and the
   defaults', on two tasks, with rollouts 1, 4 and 8 steps old. Learning rate, clipping of the norm
   and batch are the demo's for all: the published ones belong to other models. A batch is one
@@ -236,7 +237,7 @@ def run(parser: argparse.ArgumentParser, studies: Mapping[str, Mapping[str, Vari
     began = time.process_time()
     if given.study == "distillation":
         ways = {each: way for each, way in WAYS.items() if re.match(given.only, each)}
-        report |= study(seeds, given.steps, ways)
+        report |= study(seeds, given.steps, ways, given.model)
         print_json({**report, "cpu_seconds": round(time.process_time() - began, 1)})
         return
     with tempfile.TemporaryDirectory() as name:
