@@ -6,9 +6,5 @@ the same bits.
 
 For other rooms:
 
-- `learning`: contribution, state
-- `learning.corpus`: TextBlocks
-- `learning.replica`: Replica
-- `learning.state`: Given, OuterOptimiser, StateFile
 - `settings`: ReplicaSettings
 """
