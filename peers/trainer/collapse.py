@@ -24,6 +24,9 @@ HISTORY_STEPS = 50
 HISTORY_STEPS_MIN = 10
 """Alarms that compare with a median need at least this many such steps."""
 
+NOISE_ERRORS = 3.0
+"""A reward has collapsed when it is at least so many standard errors below the best."""
+
 UNREWARDED_STEPS = 10
 """Steps from the first on whose reward is 0, after which that is reported."""
 
@@ -131,8 +134,8 @@ class Alarms:
             words = f"the reward was 0 in each of the first {count} steps; {UNREWARDED_ADVICE}"
             signs.append(Alarm(UNREWARDED, 0.0, 0.0, words))
         entropy, reward = self._recent("entropy"), self._recent("reward")
-        if reward is not None and best >= limits.reward_min and reward < limits.reward * best:
-            floor = limits.reward * best
+        floor = min(limits.reward * best, best - NOISE_ERRORS * self._error("reward"))
+        if reward is not None and best >= limits.reward_min and reward < floor:
             words = f"the reward has collapsed: {reward:.3g}, below {floor:.3g}"
             signs.append(Alarm("reward", reward, floor, words))
         if entropy is not None:
@@ -151,6 +154,14 @@ class Alarms:
         """Mean of the last `RECENT_STEPS` steps; None while there are fewer."""
         values = list(self._history.get(name, ()))[-RECENT_STEPS:]
         return statistics.fmean(values) if len(values) == RECENT_STEPS else None
+
+    def _error(self, name: str) -> float:
+        """Standard error of the mean of `RECENT_STEPS` steps, by the spread of those before.
+
+        Small batches and rare rewards differ by half from chance alone.
+        """
+        before = list(self._history.get(name, ()))[:-RECENT_STEPS]
+        return statistics.stdev(before) / RECENT_STEPS**0.5 if len(before) > 1 else 0.0
 
     def _usual(self, name: str) -> float:
         """Median of the steps before those; infinite, which raises no alarm, while too few."""

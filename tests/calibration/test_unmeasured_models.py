@@ -44,7 +44,7 @@ def check(model: Path, sampling: Sampling, aside: Path) -> None:
     judged = assess(honest, limits)
     assert judged.refused == 0, judged.refused_by
     assert judged.tokens_until_eviction is None and judged.log_capital < 3
-    cheat = submissions(write_changed(model, aside / "int8", int8), model, sampling, range(2))
+    cheat = submissions(write_changed(model, aside / "int8", int8), model, sampling, range(4))
     assert assess(cheat, limits).tokens_until_eviction is not None
 
 

@@ -433,7 +433,8 @@ class Swarm:
                 continue
             table = dict((settings or {}).get(name, {}))
             if peer.role == "trainer":
-                table = {"model": str(base), **table}
+                # Rewards of a policy that is not trained rise and fall by chance.
+                table = {"model": str(base), "alarm_action": "report", **table}
             write_config(peer.home / "settings.toml", peer.role, table)
             peer.command = [*peer.command, "--bootstrap", bootstrap]
             peer.command = [*peer.command, "--config", str(peer.home / "settings.toml")]

@@ -13,6 +13,7 @@ from peers.demo.recipes import ENVIRONMENT, Warmup
 from peers.demo.setup import write_config
 from peers.demo.warmup import warm_up
 from peers.environments import load
+from peers.trainer.settings import TrainerSettings
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.wire.manifest import Objective
 from tests.end_to_end.harness import STEP_SECONDS, swarm
@@ -82,7 +83,7 @@ def test_an_alarm_rolls_back_then_pauses_and_a_person_goes_on(
 def test_a_run_whose_objective_makes_it_collapse_goes_back_once_and_goes_on(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
-    """Nothing is set. The bonus for entropy is so large that only noise is learned."""
+    """By the default action. The bonus for entropy is so large that only noise is learned."""
     able = tmp_path / "able"  # its reward is high enough to fall
     shutil.copytree(base, able)
     warm_up(able, [load(ENVIRONMENT.name, ENVIRONMENT.version)], 0, Warmup(accuracy=0.3))
@@ -91,7 +92,13 @@ def test_a_run_whose_objective_makes_it_collapse_goes_back_once_and_goes_on(
     async def main() -> None:
         steps = 40
         async with swarm(
-            tmp_path, able, fork_server, names=NAMES, steps=steps, objective=noise
+            tmp_path,
+            able,
+            fork_server,
+            names=NAMES,
+            steps=steps,
+            objective=noise,
+            settings={"trainer": {"alarm_action": TrainerSettings(model="base").alarm_action}},
         ) as peers:
             trainer = peers["trainer"]
             await peers.start()

@@ -111,3 +111,11 @@ def test_a_run_without_any_reward_does_not_end_without_a_word() -> None:
     assert "reward" not in (
         sentence("trainer.run_complete", fields | {"unrewarded_steps": 0}) or ""
     )
+
+
+def test_a_noisy_reward_that_halves_by_chance_has_not_collapsed() -> None:
+    noisy = [0.4, 0.0, 0.1, 0.4, 0.0, 0.3, 0.4, 0.4, 0.1, 0.0, 0.3, 0.0, 0.1, 0.0, 0.2]
+    recent = [sum(noisy[end - 5 : end]) / 5 for end in range(5, len(noisy) + 1)]
+    assert min(recent[5:]) < max(recent) / 2
+    alarms = Alarms()
+    assert not [each for reward in noisy for each in alarms.look({"reward": reward})]
