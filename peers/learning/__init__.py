@@ -4,7 +4,6 @@ For other rooms:
 
 - `adapters`: *
 - `advantages`: Completions, advantages
-- `attention`: why_not
 - `batch`: AcceptedGroups, Batch, check_rewards, rollout_batch, share_rows, trained_rows
 - `data_files`: find_files
 - `descent`: descend
@@ -23,7 +22,7 @@ For other rooms:
 - `reading`: check_file, read_groups
 - `scorer`: Scorer
 - `settings`: LearnerSettings, learning_rate
-- `sharding`: check_compiler, local, rest, whole
+- `sharding`: local, rest, whole
 - `state_format`: STATES
 - `states`: *
 - `stored`: Slices, StoredWeights, slices_of

@@ -52,8 +52,8 @@ class Learner:
         # Adapters are exchanged in the policy itself: their base never changes.
         spare = None if settings.adapter.rank else blank_model(base, settings, self._ranks)
         self.past = PastPolicies(spare, self.policy, settings.sharding)
-        self.past.scorer.share_tokens(self._ranks.sharing)
         """The policies whose rollouts can be trained on."""
+        self.past.scorer.share_tokens(self._ranks.sharing)
         self._saver = ThreadPoolExecutor(1, "saving")
         self._saving: Future[None] | None = None
         self._generator = torch.Generator().manual_seed(settings.seed)

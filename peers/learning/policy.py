@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from peers.engines import loading
 from peers.engines import model as policy_model
 from peers.learning import adapters
-from peers.learning.attention import fastest_attention
+from peers.learning.attention import fastest_attention, why_not
 from peers.learning.batch import Batch
 from peers.learning.durable import whole_folder
 from peers.learning.host import Weights
@@ -22,7 +22,7 @@ from peers.learning.packing import Layout, Rows, empty_rows, lay_out
 from peers.learning.ranks import Ranks
 from peers.learning.scorer import Scorer
 from peers.learning.settings import LearnerSettings
-from peers.learning.sharding import local, rest, shard, whole
+from peers.learning.sharding import check_compiler, local, rest, shard, whole
 from peers.learning.stored import StoredPart, StoredWeights, open_stored, slices_of
 from swarm.errors import UserError
 from swarm.wire.manifest import Optimiser
@@ -32,18 +32,23 @@ from swarm.world.progress import report
 def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
     """The model in the Hugging Face folder `base`, to be sharded, still without weights.
 
-    With the run's adapters, if it trains any: all other parameters are then frozen.
+    With the run's adapters, if it trains any: all other parameters are then frozen. Raises
+    `UserError` for settings that this device or the run's adapters cannot have.
     """
+    how, device = settings.sharding, ranks.device
+    if settings.attention and (reason := why_not(settings.attention, device, how.mixed_precision)):
+        raise UserError(f"trainer.attention: {reason}; omit it to use the fastest available")
+    if how.compile:
+        check_compiler(device)
     # eval: dropout would make the ratio between two passes over the same weights differ from 1.
     model: Any = loading.blank(base, StoredWeights(base).dtype()).eval()
-    half = settings.sharding.mixed_precision
     model.set_attn_implementation(
-        settings.attention or fastest_attention(model, ranks.device, half)
+        settings.attention or fastest_attention(model, device, how.mixed_precision)
     )
     if settings.adapter.rank:
-        if settings.sharding.tensor_parallel > 1:
+        if how.tensor_parallel > 1:
             raise UserError(
-                f"trainer.tensor_parallel is {settings.sharding.tensor_parallel}, and the run "
+                f"trainer.tensor_parallel is {how.tensor_parallel}, and the run "
                 "trains adapters, which cannot be divided; omit it"
             )
         adapters.adapt(model, settings.adapter)

@@ -11,7 +11,6 @@ import trio
 
 from peers.engines.device import use_hardware
 from peers.learning import metrics
-from peers.learning.attention import why_not
 from peers.learning.batch import AcceptedGroups
 from peers.learning.lead import lead
 from peers.learning.learner import Learner
@@ -19,11 +18,9 @@ from peers.learning.plan import sharding_of
 from peers.learning.ranks import LearnerThread, Ranks
 from peers.learning.reading import check_file, read_groups
 from peers.learning.settings import LearnerSettings
-from peers.learning.sharding import check_compiler
 from peers.learning.values import give_values
 from peers.trainer.planning import plan_training
 from peers.trainer.privileged import PrivilegedPrompts
-from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
@@ -103,13 +100,6 @@ class TrainerService:
             sharding=self._sharding_of(job),
             attention=None if job.attention == "fastest" else job.attention,
         )
-        attention, sharding = settings.attention, settings.sharding
-        if attention and (
-            reason := why_not(attention, self._ranks.device, sharding.mixed_precision)
-        ):
-            raise UserError(f"trainer.attention: {reason}; omit it to use the fastest available")
-        if sharding.compile:
-            check_compiler(self._ranks.device)
         self._model = Path(job.model)
         self._prompts = PrivilegedPrompts(self._model, job.terms)
         self._learner = Learner(self._model, settings, ranks=self._ranks)

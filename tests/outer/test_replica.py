@@ -340,6 +340,12 @@ def test_curves_have_a_point_for_each_inner_step_and_round(
     assert found["outer/validation_perplexity"][0][1] == pytest.approx(math.exp(2.0))
 
 
+def test_what_the_device_cannot_do_is_named_as_a_trainer_names_it(base: Path, text: Path) -> None:
+    job = job_of(base, text, attention="flash_attention_2")
+    with pytest.raises(UserError, match=r"^replica.attention: .*omit it to use the fastest"):
+        trio.run(ReplicaService().start, job)
+
+
 def test_a_setting_that_does_not_divide_the_ranks_is_named(base: Path, text: Path) -> None:
     job = job_of(base, text, sharding=Sharding(sequence_parallel=2))
     with pytest.raises(UserError, match=r"^replica.sequence_parallel is 2, which does not divide"):
