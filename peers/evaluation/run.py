@@ -64,7 +64,7 @@ class Evaluation:
     @property
     def temperatures(self) -> float | list[float]:
         """The temperature of all environments, or a list of each one's."""
-        return one_or_each([each.temperature or self.temperature for each in self.environments])
+        return one_or_each([each.sampled_at(self.temperature) for each in self.environments])
 
     @property
     def labels(self) -> list[str]:
@@ -203,7 +203,7 @@ async def play_rows(
         environment=environment,
         rows=list(rows),
         sampling=Sampling(
-            temperature=wanted.environments[environment].temperature or wanted.temperature,
+            temperature=wanted.environments[environment].sampled_at(wanted.temperature),
             max_new_tokens=drawn.max_new_tokens,
             stop_ids=drawn.stop_ids,
             group_size=wanted.samples,

@@ -127,8 +127,8 @@ class ReplicaRole:
         """This trainer's newest contribution."""
         self._seconds_made = 0.0
         """How long the last contribution took."""
-        self._round_began = 0.0
-        """When the inner steps of the last contribution began."""
+        self._begun_made = 0.0
+        """When its inner steps began."""
         self._bases: set[bytes] = set()
         """Records from whose outer states this trainer has contributed."""
         self._alone: bool | None = None
@@ -317,12 +317,13 @@ class ReplicaRole:
             if before is not None:
                 await self._node.disk.remove(_inner(before.number))
         seconds = self._seconds_made = self._node.world.now() - begun
+        self._begun_made = begun
         status.tokens_per_second = trained.tokens / seconds if seconds else 0.0
         await self._following.publish()
 
     def _known(self, base: OuterState) -> Figures:
         """What is known of a state as the inner steps from it begin, for the curves."""
-        now, moved = self._node.world.now(), self._node.transport.traffic
+        moved = self._node.transport.traffic
         known: Figures = {
             "trainers_present": len(self._loop.presence.present()),
             "tokens_merged": self._loop.chain.tokens_of(base.record),
@@ -332,9 +333,9 @@ class ReplicaRole:
         link = self._loop.chain.get(base.record)
         if link is not None:
             known["trainers_merged"] = len(link.record.contributions)
-        if self._round_began:
-            known["utilisation"] = self._seconds_made / (now - self._round_began)
-        self._round_began = now
+        if self._seconds_made:
+            seconds = self._node.world.now() - self._begun_made
+            known["utilisation"] = self._seconds_made / seconds
         return known
 
     async def _publish(

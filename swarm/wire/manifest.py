@@ -80,6 +80,10 @@ class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only
     temperature: Annotated[float, Meta(gt=0, le=10)] | None = None
     """Of its rollouts; absent: `sampling.temperature`."""
 
+    def sampled_at(self, temperature: float) -> float:
+        """The temperature of its rollouts where others have this one."""
+        return self.temperature or temperature
+
 
 Environments = Annotated[
     list[EnvironmentReference], Meta(min_length=1, max_length=ENVIRONMENTS_MAX)
@@ -114,7 +118,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     def temperatures(self, environments: Sequence[EnvironmentReference]) -> list[float]:
         """The temperature of each environment's rollouts."""
-        return [each.temperature or self.temperature for each in environments]
+        return [each.sampled_at(self.temperature) for each in environments]
 
 
 def one_or_each(temperatures: list[float]) -> float | list[float]:

@@ -48,7 +48,7 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
-from swarm.jobs.training import Figures
+from swarm.jobs.training import Figures, Sharding
 from swarm.world.landlock import reading_in_home
 from swarm.world.tasks import JobThread, in_job_thread
 
@@ -191,10 +191,14 @@ class ReplicaService(FileJobs):
         if job.folder and self._ranks.rank == 0:
             delete_unfinished(Path(job.folder))
         try:
-            plan = plan_replica(job, self._ranks) if job.memory_check else None
+            device = self._ranks.device
+            how = sharding_of(Path(job.model), job.dtype, job.sharding, device)
+            plan = plan_replica(job, how, self._ranks) if job.memory_check else None
             if plan is not None and plan.problem and job.memory_check == "refuse":
                 raise UserError(plan.problem)
-            self._job = job = placed(job, plan, self._ranks)
+            tokens = how.pass_tokens or (plan.tokens if plan is not None else 0)
+            how = structs.replace(how, pass_tokens=tokens)
+            self._job = job = structs.replace(job, sharding=how)
             if self._ranks.rank == 0:
                 self._metrics = Metrics(job.tensorboard, job.wandb, job.run)
             self._replica = Replica(job, self._ranks)
@@ -254,24 +258,17 @@ class ReplicaService(FileJobs):
         return await self._on_files(draw)
 
 
-def plan_replica(job: StartReplica, ranks: Ranks) -> MemoryPlan:
+def plan_replica(job: StartReplica, how: Sharding, ranks: Ranks) -> MemoryPlan:
     """Plan this rank's memory, with passes that fit; raises `UserError` for a broken config."""
-    inner, how = job.inner, job.sharding
+    inner = job.inner
     parts = max(1, ranks.world // (how.tensor_parallel * how.sequence_parallel))
     mine = -(-inner.batch_sequences // parts) * inner.sequence_tokens
     return fit(
         Model(Path(job.model)),
-        sharding_of(Path(job.model), job.dtype, how, ranks.device),
+        how,
         machine_of(ranks),
         of_rounds(min(how.pass_tokens or PASS_TOKENS_MAX, mine), inner.sequence_tokens),
     )
-
-
-def placed(job: StartReplica, plan: MemoryPlan | None, ranks: Ranks) -> StartReplica:
-    """The job with the precision that its dtype means here, and passes as planned."""
-    how = sharding_of(Path(job.model), job.dtype, job.sharding, ranks.device)
-    tokens = how.pass_tokens or (plan.tokens if plan is not None else 0)
-    return structs.replace(job, sharding=structs.replace(how, pass_tokens=tokens))
 
 
 _SERVICE: type[OuterService] = ReplicaService
