@@ -237,16 +237,16 @@ def measure_run(
 
     `temperatures`: those of its environments, each measured with all of them; empty: `sampling`'s.
 
-    A submission has `GROUPS` prompts, up to four times as many where completions are short, and
-    completions as long as the run's, up to `TOKENS_MAX`: honest differences do not grow with the
-    length (docs/benchmarks.md).
+    A submission has `GROUPS` prompts with up to four times `GROUP_SIZE` completions where they are
+    short; they are as long as the run's, up to `TOKENS_MAX`: honest differences do not grow with
+    the length (docs/benchmarks.md).
     """
     longest = min(sampling.max_new_tokens, TOKENS_MAX)
     measured = replace(
         sampling,
         max_new_tokens=longest,
-        group_size=GROUP_SIZE,
-        groups_per_submission=GROUPS * min(4, TOKENS_MAX // longest),
+        group_size=GROUP_SIZE * min(4, TOKENS_MAX // longest),
+        groups_per_submission=GROUPS,
     )
     classes = engine_classes(engines)
     found: list[Sample] = []
