@@ -63,6 +63,7 @@ VARIANTS = {
     "outcomes, grpo": OBJECTIVE,
     "process rewards, 0.05": replace(RLOO, process=replace(PROCESS, beta=0.05)),
     "process rewards, 0.5": replace(RLOO, process=replace(PROCESS, beta=0.5)),
+    "process rewards, slow": replace(RLOO, process=replace(PROCESS, learning_rate=1e-4)),
     "continuations": RLOO,
 }
 

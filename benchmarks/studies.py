@@ -3,6 +3,7 @@
     python -m benchmarks.studies asynchrony --seeds 5 --steps 250
     python -m benchmarks.studies clipping --seeds 5 --steps 250
     python -m benchmarks.studies distillation --seeds 3 --steps 100
+    python -m benchmarks.studies privileged --seeds 1 --steps 25 --model FOLDER
     python -m benchmarks.studies recipes --seeds 5 --steps 80 [--model FOLDER] [--only REGEX]
 
 Prints what each seed came to on stderr, and one JSON object: for each variant the reward's curve
@@ -21,6 +22,8 @@ mean over ten steps).
   and batch are the demo's for all: the published ones belong to other models. A batch is one
   optimiser step, or eight as INTELLECT-2 has it. `--model`: a real model learns, as in
   `benchmarks.recipe`.
+- `privileged`: the policy before training, which reads the answer too, as the teacher of itself, on
+  rollouts of the policy's own; mixed with rewards, alone, and rewards alone.
 """
 
 from __future__ import annotations
@@ -43,14 +46,17 @@ from msgspec import structs
 
 from benchmarks.common import at_least, load_average, spread
 from benchmarks.distillation import WAYS, study
+from benchmarks.groups import Group
 from benchmarks.recipe import HALF, Sampler, train
 from peers.demo.recipes import OBJECTIVE, OPTIMISER, SCHEDULE, Recipe, recipe_of
 from peers.demo.warmup import prepare_base
 from peers.engines.native import NativeEngine
 from peers.environments.collection import Environments
+from peers.learning.batch import AcceptedGroups
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
-from swarm.jobs.training import Sharding
+from peers.trainer.privileged import PrivilegedPrompts
+from swarm.jobs.training import Sharding, TrainingTerms
 from swarm.run.recipes import RECIPES
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Objective, Optimiser, Schedule
@@ -112,6 +118,9 @@ LOSSES = {
 """Objective and the ratio's denominator, by recipe."""
 LOSSES["intellect-2, 8 parts"] = LOSSES["intellect-2"]
 
+TOLD = "{prompt} (The answer is {answer}.)"
+"""What the teacher of `privileged` reads instead of the task's prompt."""
+
 _FAST = structs.replace(OPTIMISER, learning_rate=2 * OPTIMISER.learning_rate)
 STUDIES = {
     "asynchrony": {
@@ -130,6 +139,14 @@ STUDIES = {
         for task in ("sort-digits", "calculator")
         for age in (1, 4, 8)
         for name, (objective, old) in LOSSES.items()
+    },
+    "privileged": {
+        label: Variant(structs.replace(OBJECTIVE, teacher_weight=weight, teacher_prompt=prompt))
+        for label, weight, prompt in (
+            ("rewards alone", 0.0, ""),
+            ("mixed", 0.5, TOLD),
+            ("teacher alone", 1.0, TOLD),
+        )
     },
 }
 
@@ -170,6 +187,17 @@ class Bases:
         return base, recipe
 
 
+def terms_of(recipe: Recipe, settings: LearnerSettings) -> TrainingTerms:
+    """What a run's manifest would say of a variant."""
+    return TrainingTerms(
+        objective=settings.objective,
+        optimiser=settings.optimiser,
+        schedule=settings.schedule,
+        sampling=recipe.sampling,
+        environments=list(recipe.environments),
+    )
+
+
 def learn(bases: Bases, seed: int, variant: Variant, steps: int) -> Curve:
     """Train a task's base policy; groups without a spread of rewards are left out."""
     base, recipe = bases.of(variant.task, seed)
@@ -185,8 +213,15 @@ def learn(bases: Bases, seed: int, variant: Variant, steps: int) -> Curve:
         sampler = Sampler(
             folder / "0", environments, recipe.sampling, engine=engine, spread_only=True
         )
-        schedule = settings.schedule
-        rewards, metrics = train(learner, sampler, folder, seed, schedule, name="study")
+        told = PrivilegedPrompts(base, terms_of(recipe, settings))
+
+        def tell(seed: bytes, _: Sequence[Group], accepted: Sequence[AcceptedGroups]) -> None:
+            for each in accepted:
+                told.give(each, seed)
+
+        rewards, metrics = train(
+            learner, sampler, folder, seed, settings.schedule, name="study", judge=tell
+        )
     return Curve(
         rewards,
         [each.get("effective_share", 1.0) for each in metrics],
