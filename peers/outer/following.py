@@ -10,7 +10,7 @@ from typing import NamedTuple
 import trio
 
 from peers.outer.artifacts import state_key
-from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost
+from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost, tokens_in
 from peers.outer.presence import OuterLoop, ask
 from peers.outer.store import OuterState, OuterStore
 from swarm.errors import PeerError, SwarmError
@@ -85,6 +85,8 @@ class Following:
         """Records that state another outer state than most trainers have, oldest first."""
         self._said_lost: bytes | None = None
         """The last record of a branch that was reported as lost."""
+        self._lost = Counter[str]()
+        """What lost branches had that is not in the log yet."""
         self.takes_part = False
         """Whether this process has begun inner steps: one that has just started follows the others,
         whatever they have done meanwhile."""
@@ -423,12 +425,19 @@ class Following:
     def _say_lost(self, target: bytes) -> None:
         """Report what this trainer's branch has merged and the heavier one has not."""
         rounds = lost(self._loop.chain, self.record, target)
+        tokens = sum(tokens_in(link.record.contributions) for link in rounds)
+        self._lost.update(rounds_lost=len(rounds), tokens_lost=tokens)
         self._events.emit(
             "outer.branch_lost",
             rounds=[link.round for link in rounds],
-            tokens=sum(part.tokens for link in rounds for part in link.record.contributions),
+            tokens=tokens,
             contributions=sum(len(link.record.contributions) for link in rounds),
         )
+
+    def take_lost(self) -> Counter[str]:
+        """Rounds and tokens of branches that were lost since this was asked before."""
+        found, self._lost = self._lost, Counter()
+        return found
 
     async def _merge(self, link: Link, child: OuterService) -> None:
         """Merge one record's contributions, and go to the state that follows."""

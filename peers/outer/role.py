@@ -11,9 +11,10 @@ trainer that is killed at any instant repeats what it had not announced, with th
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import trio
 
@@ -43,6 +44,7 @@ from swarm.jobs.outer import (
     TrainRound,
 )
 from swarm.jobs.training import Figures
+from swarm.ledger.entries import CheckpointPublished, RoundFigures
 from swarm.node.run_node import RunNode
 from swarm.run.findings import Finding, Work
 from swarm.settings import PeerSettings
@@ -63,6 +65,9 @@ MEETING_SECONDS = 15.0
 
 RECORDS_WAITING_MAX = 1000
 """Records from gossip that wait to be stored."""
+
+ENTRIES_WAITING_MAX = 100
+"""Entries that wait until this peer's log is complete; further ones are left out of it."""
 
 FAREWELL_SECONDS = 120.0
 """Longest time that a trainer which has finished the run stays for the others to fetch from it."""
@@ -99,7 +104,7 @@ class ReplicaRole:
         self._run = peer.run
         self._events = peer.node.events
         self._settings = peer.node.settings.of("replica", ReplicaSettings)
-        peer.trusted_part("replica")
+        self._trusted = peer.trusted_part("replica")
         if not self._outer.rounds:
             raise UserError(
                 f"outer.rounds of run {self._run.id} is 0, so it has no outer loop; its owner "
@@ -129,6 +134,8 @@ class ReplicaRole:
         """How long the last contribution took."""
         self._begun_made = 0.0
         """When its inner steps began."""
+        self._moved = (0, 0)
+        """Bytes that this process had sent and received then."""
         self._bases: set[bytes] = set()
         """Records from whose outer states this trainer has contributed."""
         self._alone: bool | None = None
@@ -136,6 +143,9 @@ class ReplicaRole:
         self._leaving = False
         self._received, self._records = trio.open_memory_channel[Envelope](RECORDS_WAITING_MAX)
         """Records from gossip, which only trainers may send."""
+        self._told, self._entries = trio.open_memory_channel[CheckpointPublished](
+            ENTRIES_WAITING_MAX
+        )
         peer.gossip.listen(OuterStatus, self._on_status)
         peer.gossip.listen(RoundRecord, self._on_record)
 
@@ -191,6 +201,7 @@ class ReplicaRole:
                     lambda: self._gathering.run(head, child, started.contribution_bytes_max)
                 )
                 tasks.start_soon(self._hear_records)
+                tasks.start_soon(self._keep_log)
                 tasks.start_soon(self._keep_announcing)
                 await self._meet()
                 tasks.start_soon(lambda: self._following.run(child))
@@ -313,7 +324,8 @@ class ReplicaRole:
         finally:
             status.idle_since = self._node.world.now()
         with trio.CancelScope(shield=True):  # it is made, and takes no long work any more
-            await self._publish(folder, number, base, trained.tokens, begun, trained.figures)
+            figures = {**known, **trained.figures}
+            await self._publish(folder, number, base, trained.tokens, begun, figures)
             if before is not None:
                 await self._node.disk.remove(_inner(before.number))
         seconds = self._seconds_made = self._node.world.now() - begun
@@ -323,12 +335,13 @@ class ReplicaRole:
 
     def _known(self, base: OuterState) -> Figures:
         """What is known of a state as the inner steps from it begin, for the curves."""
-        moved = self._node.transport.traffic
+        traffic, (sent, received) = self._node.transport.traffic, self._moved
+        self._moved = (traffic.sent, traffic.received)
         known: Figures = {
             "trainers_present": len(self._loop.presence.present()),
             "tokens_merged": self._loop.chain.tokens_of(base.record),
-            "bytes_sent": moved.sent,
-            "bytes_received": moved.received,
+            "bytes_sent": traffic.sent - sent,
+            "bytes_received": traffic.received - received,
         }
         link = self._loop.chain.get(base.record)
         if link is not None:
@@ -373,6 +386,23 @@ class ReplicaRole:
             figures=figures,
         )
         self._gathering.add(own.contribution)
+        names = set(RoundFigures.__struct_fields__) & figures.keys()
+        told: dict[str, Any] = {
+            name: figures[name] for name in names if math.isfinite(figures[name])
+        }
+        entry = CheckpointPublished(
+            lineage=base.round,
+            step=held.reference.step,
+            manifest=held.reference.digest,
+            round=RoundFigures(**told, **self._following.take_lost()),
+        )
+        with suppress(trio.WouldBlock):
+            self._told.send_nowait(entry)
+
+    async def _keep_log(self) -> None:
+        """Append entries to the log, which may have to wait for the others' copies of it."""
+        async for entry in self._entries:
+            await self._trusted.append([entry])
 
     async def _finish(self, child: OuterService) -> None:
         """Export the last outer state, and stay until the others have it, or a while."""

@@ -10,5 +10,6 @@ For other rooms:
 
 - `follower`: run
 - `precedence`: ACKNOWLEDGED_KEPT
+- `privileged`: PrivilegedPrompts
 - `state_values`: boundaries
 """

@@ -8,7 +8,7 @@ For other rooms:
 - `client`: LedgerClient, open_ledger, own_head
 - `derived`: DerivedTables, deriving, keep_verdict
 - `entries`: CheckpointPublished, Consumed, Entry, Evicted, Judged, Outcome, Redeemed, Reinstated,
-  Sealed, TrainingFigures, decode, expulsions_in, judged
+  RoundFigures, Sealed, TrainingFigures, decode, expulsions_in, judged
 - `epochs`: *
 - `evidence`: Standing, WORDS, WorkerEvidence, evidence_in
 - `faults`: Fault, FaultStore, decode_record, path_of

@@ -136,8 +136,33 @@ class TrainingFigures(_Struct, frozen=True, kw_only=True):
     the manifest's order; empty: it has only one."""
 
 
+class RoundFigures(_Struct, frozen=True, kw_only=True):
+    """What one of several trainers says of a round that it has contributed to, and of the outer
+    state that its inner steps began from; for display, no rule rests on it."""
+
+    loss: Finite | None = None
+    """Mean over its inner steps, in nats per token."""
+    validation_loss: Finite | None = None
+    """Of the state, on data held back."""
+    tokens_merged: Count = 0
+    """Of all trainers and rounds that led to the state."""
+    trainers_present: Count = 0
+    """As its inner steps began."""
+    trainers_merged: Count = 0
+    """In the round that led to the state; 0: unknown."""
+    bytes_sent: Count = 0
+    """By this peer since its round before."""
+    bytes_received: Count = 0
+    utilisation: Finite | None = None
+    """Share of its round before that went into inner steps."""
+    rounds_lost: Count = 0
+    """Rounds of its branch that it gave up since its round before, for a heavier branch."""
+    tokens_lost: Count = 0
+    """Their tokens."""
+
+
 class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):
-    """A trainer published policy `step`."""
+    """A trainer published policy `step`, or one of several trainers a contribution."""
 
     lineage: Count
     step: Count
@@ -145,6 +170,8 @@ class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):
     """BLAKE3-256 of the checkpoint manifest."""
     figures: TrainingFigures | None = None
     """Figures of the step that made it; None for the first policy."""
+    round: RoundFigures | None = None
+    """Of a contribution, whose reference has that lineage and step: of round lineage + 1."""
 
 
 class Consumed(_Struct, frozen=True, kw_only=True, tag="consumed"):

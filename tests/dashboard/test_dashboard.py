@@ -11,13 +11,20 @@ import pytest
 import trio
 
 from peers.trainer.training import logged_figures
-from swarm.ledger.entries import Consumed, TrainingFigures, decode
+from swarm.ledger.entries import (
+    CheckpointPublished,
+    Consumed,
+    RoundFigures,
+    TrainingFigures,
+    decode,
+)
 from swarm.look.dashboard.history import AHEAD_MAX, STEPS_KEPT, WORKERS_MAX, History
 from swarm.look.dashboard.idle import why_trainer, why_worker
 from swarm.look.dashboard.server import PARTS
 from swarm.look.dashboard.snapshot import snapshot_of
 from swarm.look.dashboard.watch import Feed, Watcher
 from swarm.run.run import Run
+from swarm.wire.manifest import Outer
 from swarm.wire.messages import CheckpointReference
 from tests.commands.harness import complaint
 from tests.dashboard.harness import (
@@ -33,7 +40,18 @@ from tests.dashboard.harness import (
     status_with,
     verdict,
 )
-from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER, Swarm, identity, verdict_at
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    OWNER,
+    TRAINER,
+    WORKER,
+    Swarm,
+    identity,
+    manifest,
+    verdict_at,
+)
+from tests.network.harness import sealed_manifest
 
 # --- figures -------------------------------------------------------------------------------------
 
@@ -100,6 +118,50 @@ def test_a_trainer_changes_no_others_figures_and_fills_no_memory() -> None:
     for step in range(3 * STEPS_KEPT):
         history.learn_training(published(step + 1), order(step))
     assert len(history.trained) <= STEPS_KEPT
+
+
+def contributed(round: int, **figures: Any) -> CheckpointPublished:
+    """The entry of one of several trainers for a round."""
+    told = RoundFigures(**figures)
+    return CheckpointPublished(lineage=round - 1, step=7, manifest=bytes(32), round=told)
+
+
+async def test_rounds_of_several_trainers_come_from_their_logs(tmp_path: Path) -> None:
+    lab = Swarm(tmp_path)
+    several = manifest([TRAINER, ALICE], [ALICE, BOB])
+    lab.manifest = sealed_manifest(OWNER, msgspec.structs.replace(several, outer=Outer(rounds=3)))
+    async with (
+        lab.peer(TRAINER) as one,
+        lab.peer(ALICE) as two,
+        lab.peer(BOB),
+        lab.apart(identity(50)) as onlooker,
+    ):
+        one.run_node.status.doing = two.run_node.status.doing = "round 3: inner steps"
+        await one.trusted.append([contributed(1, loss=3.0, trainers_present=2)])
+        lost = contributed(2, loss=2.0, rounds_lost=2, tokens_lost=1500)
+        await two.trusted.append([contributed(1, loss=1.0, trainers_present=2), lost])
+        await two.trusted.append([contributed(2, loss=9.0), contributed(4, loss=9.0)])
+        await trio.sleep(11)
+        watcher = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
+        found = await watcher.look()
+        assert (found.head.step, found.head.round, found.head.rounds) == (None, 1, 3)
+        told = {round: (row["loss"], row["perplexity"]) for round, row in found.rounds.items()}
+        assert told == {1: (2.0, 7.3891), 2: (2.0, 7.3891)}, "the first entry of a round counts"
+        assert found.rounds[1]["trainers_present"] == 2 and "utilisation" not in found.rounds[1]
+        assert found.head.trainer == "2 of 2 trainers are live: round 3: inner steps (2)."
+        assert [line for line in found.head.problems if "its 2 rounds with 1,500 tokens" in line]
+
+
+def test_a_trainer_that_lies_about_its_rounds_moves_none_of_the_others() -> None:
+    history = History()
+    for round in range(1, 2 * STEPS_KEPT):
+        for trainer in ("one", "two"):
+            history.learn_round(trainer, round, RoundFigures(loss=1.0, tokens_merged=round))
+        history.learn_round("liar", round * 1000, RoundFigures(loss=-9.0, tokens_merged=2**53))
+    assert history.round() == 2 * STEPS_KEPT - 1
+    assert max(map(len, history.rounds.values())) == STEPS_KEPT
+    rows = snapshot_of(status_with([], None), history, []).rounds
+    assert len(rows) == STEPS_KEPT and {row["loss"] for row in rows.values()} == {1.0}
 
 
 def test_figures_of_a_log_are_finite() -> None:

@@ -78,7 +78,7 @@ globalThis.uPlot = class {
 };
 const { drawCharts } = await import("./charts.js");
 const place = element();
-drawCharts(place, new Map(Object.entries(STEPS)), LABELS);
+drawCharts(place, new Map(Object.entries(STEPS)), LABELS, new Map(Object.entries(ROUNDS)));
 console.log(JSON.stringify(place.children.filter((figure) => !figure.hidden).map((figure) => {
   const [name, readout] = figure.children[0].children;
   return [name.textContent, readout.children.map((part) => part.textContent)];
@@ -86,9 +86,12 @@ console.log(JSON.stringify(place.children.filter((figure) => !figure.hidden).map
 """
 
 
-def charts(folder: Path, steps: dict[int, Any], labels: list[str]) -> dict[str, list[str]]:
+def charts(
+    folder: Path, steps: dict[int, Any], labels: list[str], rounds: dict[int, Any] | None = None
+) -> dict[str, list[str]]:
     """What stands above each chart, by its name."""
     text = CHARTS.replace("STEPS", json.dumps(steps)).replace("LABELS", json.dumps(labels))
+    text = text.replace("ROUNDS", json.dumps(rounds or {}))
     return dict(in_node(folder, text, "charts.js"))
 
 
@@ -105,3 +108,20 @@ def test_each_environment_of_a_mixture_has_a_line(tmp_path: Path) -> None:
     assert found["reward"] == ["step 2", "sorting 1", "tools 0"]
     alone = charts(tmp_path, {1: steps[1]}, ["sorting"])
     assert alone["entropy, nats"] == ["step 1", "1"] and "truncated" not in alone
+
+
+def test_several_trainers_have_charts_by_round(tmp_path: Path) -> None:
+    rounds = {
+        1: {"loss": 2.0, "perplexity": 7.39, "trainers_present": 3, "bytes_sent": 0},
+        2: {"loss": 1.5, "perplexity": 4.48, "trainers_present": 4, "bytes_sent": 2500000},
+    }
+    found = charts(tmp_path, {}, ["sorting"], rounds)
+    assert found["perplexity"] == ["round 2", "inner steps 4.48"]
+    assert found["trainers"] == ["round 2", "present 4"]
+    assert found["MB per trainer and round"] == ["round 2", "sent 2.5", "received 0"]
+    assert set(found) == {
+        "perplexity",
+        "loss, nats per token",
+        "trainers",
+        "MB per trainer and round",
+    }

@@ -36,6 +36,7 @@ NESTED = (
     messages.Evidence,
     messages.EnvironmentEvaluation,
     entries.TrainingFigures,
+    entries.RoundFigures,
     entries.SealedCapital,
     entries.SealedLog,
 )

@@ -31,14 +31,15 @@ def make_peers(
     fork_server: Path,
     outer: Outer = OUTER,
     table: Callable[[Path], dict[str, Setting]] = lambda home: {},
+    trainers: int = 2,
 ) -> list[Peer]:
-    """A bootstrap peer and two trainers. `table` gives further settings of the one with a home."""
+    """A bootstrap peer and some trainers. `table` gives further settings of one with a home."""
     model, text, manifest_path = folder / "model", folder / "birds.txt", folder / "run.manifest"
     make_policy(model, seed=3)
     text.write_text(TEXT)
     peers: list[Peer] = []
-    ports = iter(free_ports(6))
-    for name in ("bootstrap", "replica-1", "replica-2"):
+    ports = iter(free_ports(2 + 2 * trainers))
+    for name in ("bootstrap", *(f"replica-{number}" for number in range(1, trainers + 1))):
         home = folder / name
         home.mkdir(mode=0o700)
         role, port = name.partition("-")[0], next(ports)
@@ -58,10 +59,10 @@ def make_peers(
         peers.append(
             Peer(name, command, variables, role=role, identity=identity, home=home, port=port)
         )
-    trainers = [peer.identity.peer_id for peer in peers[1:]]
+    names = [peer.identity.peer_id for peer in peers[1:]]
     manifest = msgspec.structs.replace(
-        tiny_manifest(model, trainer=trainers[0], validators=trainers, steps=1, limits=Limits()),
-        trainers=[TrustedKey(peer=trainer) for trainer in trainers],
+        tiny_manifest(model, trainer=names[0], validators=names, steps=1, limits=Limits()),
+        trainers=[TrustedKey(peer=name) for name in names],
         optimiser=Optimiser(learning_rate=1e-3, warmup_steps=1),
         outer=outer,
     )

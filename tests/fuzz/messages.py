@@ -369,7 +369,9 @@ def _entries() -> list[bytes]:
         for entry in (
             entries.judged(vectors.verdict()),
             entries.Evicted(peer=WORKER.peer_id, reason="a reason", envelope=envelope),
-            entries.CheckpointPublished(lineage=0, step=3, manifest=DIGEST),
+            entries.CheckpointPublished(
+                lineage=0, step=3, manifest=DIGEST, round=entries.RoundFigures(loss=1.5)
+            ),
             entries.Consumed(step=3, submission=DIGEST, outcomes=["consumed", "stale"]),
             entries.Carried(position=3, entry=b"an entry"),
             entries.SealedWorker(

@@ -14,18 +14,18 @@ const OF_EACH = ["batch_reward", "batch_length", "entropy", "kl", "repetition", 
 const MARKS = 8; // of environments, in page.css
 
 const all = [];
-let zoomed = null; // [first, last] step, or null: everything
+const zoomed = {}; // by unit: [first, last] step or round; without: everything
 
-function zoom(range) {
-  zoomed = range;
+function zoom(unit, range) {
+  zoomed[unit] = range;
   for (const chart of all) chart.fit();
 }
 
 class Chart {
   // series: { label, field, mark } with the name of a colour in page.css; a chart without data hides.
   // each: the figure in OF_EACH that gets a line for each environment.
-  constructor(title, series, { bars = false, main = false, hint = "", each = "" } = {}) {
-    Object.assign(this, { title, own: series, series, bars, each, plot: null, rows: [], at: null });
+  constructor(title, series, { bars = false, main = false, hint = "", each = "", unit = "step" } = {}) {
+    Object.assign(this, { title, own: series, series, bars, each, unit, plot: null, rows: [], at: null });
     this.height = main ? MAIN_HEIGHT : HEIGHT;
     this.figure = document.createElement("figure");
     this.figure.tabIndex = 0;
@@ -48,7 +48,7 @@ class Chart {
     const steps = this.rows.map(([step]) => step), last = steps.length - 1;
     const from = this.at ?? last;
     const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: last }[event.key];
-    if (event.key === "Escape") { zoom(null); return; }
+    if (event.key === "Escape") { zoom(this.unit, null); return; }
     if (event.ctrlKey || event.metaKey || event.altKey || to === undefined || !this.plot || last < 0) return;
     event.preventDefault();
     this.at = Math.min(last, Math.max(0, to));
@@ -89,7 +89,7 @@ class Chart {
   fit() {
     if (!this.plot || !this.rows.length) return;
     const steps = this.plot.data[0], edge = this.bars ? .6 : 0;
-    let [min, max] = zoomed ?? [steps[0], steps[steps.length - 1]];
+    let [min, max] = zoomed[this.unit] ?? [steps[0], steps[steps.length - 1]];
     if (min === max) { min -= .5; max += .5; }
     this.plot.batch(() => this.plot.setScale("x", { min: min - edge, max: max + edge }));
   }
@@ -101,7 +101,7 @@ class Chart {
     return {
       width: this.place.clientWidth || 320, height: this.height, padding: [6, 14, 0, 0],
       legend: { show: false },
-      cursor: { sync: { key: "steps" }, y: false, points: { size: 7 }, drag: { setScale: false, x: true, y: false } },
+      cursor: { sync: { key: this.unit }, y: false, points: { size: 7 }, drag: { setScale: false, x: true, y: false } },
       scales: {
         x: { time: false },
         y: { range: (plot, low, high) => {
@@ -130,9 +130,9 @@ class Chart {
           if (width < 4) return;
           const [first, last] = [left, left + width].map((x) => plot.posToVal(x, "x"));
           plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-          zoom([first, last]);
+          zoom(self.unit, [first, last]);
         }],
-        ready: [(plot) => plot.over.addEventListener("dblclick", () => zoom(null))],
+        ready: [(plot) => plot.over.addEventListener("dblclick", () => zoom(self.unit, null))],
       },
     };
   }
@@ -148,7 +148,7 @@ class Chart {
       return part;
     });
     const where = document.createElement("span");
-    where.textContent = `step ${step}`;
+    where.textContent = `${this.unit} ${step}`;
     this.readout.replaceChildren(where, ...parts);
     this.figure.setAttribute("aria-label", `${this.title}: ${this.readout.innerText}`);
   }
@@ -193,6 +193,29 @@ const charts = [
   new Chart("seconds per step", [{ label: "", field: "seconds", mark: "two" }]),
 ];
 
+// Rounds of several trainers: medians over the trainers.
+const roundCharts = [
+  new Chart("perplexity", [
+    { label: "inner steps", field: "perplexity", mark: "two" },
+    { label: "held back", field: "validation_perplexity", mark: "three" },
+  ], { main: true, unit: "round" }),
+  new Chart("loss, nats per token", [
+    { label: "inner steps", field: "loss", mark: "two" },
+    { label: "held back", field: "validation_loss", mark: "three" },
+  ], { unit: "round" }),
+  new Chart("trainers", [
+    { label: "present", field: "trainers_present", mark: "two" },
+    { label: "merged", field: "trainers_merged", mark: "three" },
+  ], { unit: "round", hint: "present as the inner steps began; merged into the state that they began from" }),
+  new Chart("tokens merged", [{ label: "", field: "tokens_merged", mark: "two" }], { unit: "round" }),
+  new Chart("MB per trainer and round", [
+    { label: "sent", field: "sent", mark: "two" },
+    { label: "received", field: "received", mark: "three" },
+  ], { unit: "round", hint: "all that the peer sent and received since the round before" }),
+  new Chart("utilisation", [{ label: "", field: "utilisation", mark: "two" }], {
+    unit: "round", hint: "share of the round before that went into inner steps" }),
+];
+
 // A row with the figures of each environment as fields of their own: `entropy/0`.
 function spread(row) {
   const found = { ...row };
@@ -202,10 +225,15 @@ function spread(row) {
   return found;
 }
 
-export function drawCharts(place, steps, environments) {
-  if (!place.children.length) place.append(...charts.map((chart) => chart.figure));
-  const rows = [...steps].sort((one, other) => one[0] - other[0]).map(([step, row]) => [step, spread(row)]);
+const sorted = (rows) => [...rows].sort((one, other) => one[0] - other[0]);
+
+export function drawCharts(place, steps, environments, rounds = new Map()) {
+  if (!place.children.length) place.append(...all.map((chart) => chart.figure));
+  const rows = sorted(steps).map(([step, row]) => [step, spread(row)]);
   for (const chart of charts) chart.show(rows, environments);
+  const told = sorted(rounds).map(([round, row]) => [round, {
+    ...row, sent: (row.bytes_sent ?? 0) / 1e6, received: (row.bytes_received ?? 0) / 1e6 }]);
+  for (const chart of roundCharts) chart.show(told, []);
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {

@@ -3,9 +3,10 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Any
 
-from swarm.ledger.entries import CheckpointPublished, TrainingFigures
+from swarm.ledger.entries import CheckpointPublished, RoundFigures, TrainingFigures
 from swarm.wire.messages import Evaluation, StepOrder, Verdict
 from swarm.world.recent import Recent
 
@@ -78,6 +79,8 @@ class History:
         """Step from which on the workers' figures lack no verdict."""
         self.evaluations: dict[int, float] = {}
         """Mean reward on held-out tasks by policy, as far as the dashboard was there."""
+        self.rounds: dict[str, dict[int, RoundFigures]] = {}
+        """What each of several trainers says of its rounds."""
 
     def learn(self, verdict: Verdict, by: str, order: StepOrder) -> None:
         """Count a verdict of the validator `by`; only the first on each submission counts.
@@ -128,6 +131,26 @@ class History:
         if held is None or held[0] < entry.lineage <= order.lineage:
             self.trained[step] = entry.lineage, entry.figures
             _forget(self.trained, first)
+
+    def learn_round(self, trainer: str, round: int, told: RoundFigures) -> None:
+        """Take what one of several trainers says of a round: the first entry counts."""
+        of_trainer = self.rounds.setdefault(trainer, {})
+        of_trainer.setdefault(round, told)
+        _forget(of_trainer, max(of_trainer) - STEPS_KEPT + 1)
+
+    def round(self) -> int:
+        """The round that most of several trainers have contributed to; 0: none."""
+        return median_low(map(max, self.rounds.values())) if self.rounds else 0
+
+    def figures_by_round(self) -> dict[int, list[RoundFigures]]:
+        """What the trainers say of each round, as far as most of them have got."""
+        found: dict[int, list[RoundFigures]] = {}
+        newest = self.round()
+        for told in self.rounds.values():
+            for round, figures in told.items():
+                if newest - STEPS_KEPT < round <= newest + AHEAD_MAX:
+                    found.setdefault(round, []).append(figures)
+        return found
 
     def learn_evaluation(self, found: Evaluation) -> None:
         """Take a result on held-out tasks."""

@@ -1,5 +1,7 @@
 """Why the trainer or a worker does what it does now: a sentence for each."""
 
+from collections import Counter
+
 from swarm.look.dashboard.history import History
 from swarm.look.onlooker import RunStatus
 from swarm.terminal.untrusted import printable
@@ -10,6 +12,9 @@ INFERENCE = "inference"
 OFTEN = 0.25
 """Share of refused submissions of the open step from which refusals are named as the cause."""
 
+DOINGS_SHOWN = 4
+"""Different things that several trainers do which are named, the most frequent."""
+
 GOODBYE = {"left": "has left", "finished": "has finished"}
 """How a peer that said goodbye is spoken of, by its state."""
 
@@ -17,6 +22,8 @@ GOODBYE = {"left": "has left", "finished": "has finished"}
 def why_trainer(status: RunStatus, history: History) -> str:
     """Why the trainer is idle, or that it is not."""
     order, manifest = status.order, status.run.manifest
+    if order is None and manifest.outer.rounds:
+        return _why_trainers(status)
     if order is None:
         return "No step has begun: the trainer has opened none yet."
     if order.final:
@@ -36,6 +43,15 @@ def why_trainer(status: RunStatus, history: History) -> str:
     if not order.groups_wanted:
         return f"The trainer has all groups of step {order.step}."
     return _why_wanting(status, order, history)
+
+
+def _why_trainers(status: RunStatus) -> str:
+    """What several trainers do, and how many of them."""
+    trainers, present = status.run.manifest.trainer_ids(), status.present.values()
+    live = [each for each in present if each.peer in trainers and each.standing == "live"]
+    doing = Counter(printable(each.heartbeat.doing) for each in live).most_common(DOINGS_SHOWN)
+    said = "; ".join(f"{text} ({count})" for text, count in doing)
+    return f"{len(live)} of {len(trainers)} trainers are live: {said or 'none'}."
 
 
 def _why_wanting(status: RunStatus, order: StepOrder, history: History) -> str:

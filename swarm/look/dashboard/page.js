@@ -7,7 +7,7 @@ import "./rollouts.js";
 import { follow } from "./stream.js";
 
 const REFUSALS_SHOWN = 8;
-const state = { head: {}, peers: new Map(), steps: new Map(), refusals: [] };
+const state = { head: {}, peers: new Map(), steps: new Map(), rounds: new Map(), refusals: [] };
 let everyRefusal = false;
 
 // --- the head -------------------------------------------------------------------------------
@@ -16,12 +16,16 @@ function drawHead() {
   const { head } = state, [owner, name] = head.run.split("/");
   byId("run").textContent = name ?? head.run;
   byId("owner").textContent = name ? `owned by ${owner}` : "";
-  document.title = `${head.step ?? "–"} · ${name ?? head.run}`;
+  const outer = head.step === null && head.rounds > 0; // several trainers, and nothing else
+  document.title = `${(outer ? head.round : head.step) ?? "–"} · ${name ?? head.run}`;
   const live = [...state.peers.values()].filter((peer) => peer.state === "live");
   const figures = {
-    step: head.step === null ? "–" : `${count(head.step)} of ${count(head.steps)}`,
-    state: head.state,
-    policy: head.policy === null ? "–" : count(head.policy),
+    ...(head.rounds ? { round: `${count(head.round)} of ${count(head.rounds)}` } : {}),
+    ...(outer ? {} : {
+      step: head.step === null ? "–" : `${count(head.step)} of ${count(head.steps)}`,
+      state: head.state,
+      policy: head.policy === null ? "–" : count(head.policy),
+    }),
     "live peers": count(live.length),
     "tokens/s": count(Math.round(live.reduce((sum, peer) => sum + peer.speed, 0))),
   };
@@ -31,8 +35,9 @@ function drawHead() {
     pair.append(element("dt", label), element("dd", value));
     return pair;
   }));
-  const done = head.steps ? Math.min(1, (head.step ?? 0) / head.steps) : 0;
-  byId("progress").replaceChildren(bar(done, `${Math.round(done * 100)} % of the steps`));
+  const [at, last, unit] = outer ? [head.round, head.rounds, "rounds"] : [head.step ?? 0, head.steps, "steps"];
+  const done = last ? Math.min(1, at / last) : 0;
+  byId("progress").replaceChildren(bar(done, `${Math.round(done * 100)} % of the ${unit}`));
   byId("rollouts").hidden = !head.rollouts;
   byId("trainer").textContent = head.trainer;
   const [begun] = Object.entries(head.begun);
@@ -74,14 +79,19 @@ function take(found) {
   state.refusals = found.refusals;
   state.peers = new Map(Object.entries(found.peers));
   state.steps = new Map(Object.entries(found.steps).map(([step, row]) => [Number(step), row]));
-  const steps = JSON.stringify([found.steps, found.head.environments]), refusals = JSON.stringify(found.refusals);
-  if (steps !== charted) { charted = steps; drawCharts(byId("charts"), state.steps, state.head.environments); }
+  state.rounds = new Map(Object.entries(found.rounds).map(([round, row]) => [Number(round), row]));
+  const steps = JSON.stringify([found.steps, found.rounds, found.head.environments]), refusals = JSON.stringify(found.refusals);
+  if (steps !== charted) {
+    charted = steps;
+    drawCharts(byId("charts"), state.steps, state.head.environments, state.rounds);
+  }
   if (refusals !== refused) { refused = refusals; drawRefusals(); }
   drawHead();
   drawBroadcast(state);
   drawRegions(state);
   drawPeers(state);
   byId("chart-note").hidden = !state.steps.size;
+  byId("rounds-note").hidden = !state.rounds.size;
 }
 const link = byId("link");
 function still() {

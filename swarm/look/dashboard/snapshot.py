@@ -1,12 +1,14 @@
 """What the page shows, as typed structures; all text from peers is one printable line."""
 
+import math
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from swarm.ledger.entries import TrainingFigures
-from swarm.look.dashboard.history import History, WorkerFigures
+from swarm.ledger.entries import RoundFigures, TrainingFigures
+from swarm.look.dashboard.history import AHEAD_MAX, History, WorkerFigures
 from swarm.look.dashboard.idle import why_trainer, why_worker
 from swarm.look.onlooker import RunStatus
 from swarm.look.refusals import REFUSALS, UNKNOWN
@@ -29,6 +31,10 @@ class Head(_Part, frozen=True):
     run: str
     step: int | None = None
     steps: int = 0
+    round: int = 0
+    """Of several trainers: the round that most of them have contributed to last."""
+    rounds: int = 0
+    """0: the run has no outer loop."""
     policy: int | None = None
     policy_bytes: int = 0
     state: str = ""
@@ -137,6 +143,9 @@ class Snapshot(_Part, frozen=True):
     steps: dict[int, StepRow] = {}
     refusals: list[RefusalRow] = []
     """The newest first."""
+    rounds: dict[int, dict[str, float]] = {}
+    """Of several trainers, by round and the names of `RoundFigures`, besides two perplexities: the
+    medians over those that have contributed to it."""
 
 
 def snapshot_of(
@@ -159,16 +168,22 @@ def snapshot_of(
             for number in sorted(history.steps.keys() | history.trained.keys())
         },
         refusals=[_refusal_row(*each) for each in reversed(history.refusals)],
+        rounds={
+            number: _medians(told) for number, told in sorted(history.figures_by_round().items())
+        },
     )
 
 
 def _head(status: RunStatus, history: History, problems: list[str], *, rollouts: bool) -> Head:
     order, checkpoint, evaluation = status.order, status.checkpoint, status.evaluation
     wrong = [f"the log of {peer} is forked: {reason}" for peer, reason in status.forks.items()]
+    wrong += _lost_branches(history)
     return Head(
         run=printable(status.run.id),
         step=order.step if order else None,
         steps=status.run.manifest.schedule.steps,
+        round=history.round(),
+        rounds=status.run.manifest.outer.rounds,
         policy=checkpoint.step if checkpoint else order.policy if order else None,
         policy_bytes=checkpoint.total_bytes if checkpoint else 0,
         state=status.state,
@@ -181,6 +196,18 @@ def _head(status: RunStatus, history: History, problems: list[str], *, rollouts:
         counted_from=history.complete_from,
         rollouts=rollouts,
     )
+
+
+def _lost_branches(history: History) -> list[str]:
+    """A sentence on each trainer that gave up a branch of its own not long ago."""
+    return [
+        f"Trainer {trainer} was cut off from the others and went on alone: its {told.rounds_lost} "
+        f"rounds with {told.tokens_lost:,} tokens are lost. Since round {number} it follows the "
+        "others' branch again."
+        for trainer, rounds in sorted(history.rounds.items())
+        for number, told in rounds.items()
+        if told.rounds_lost and number > max(rounds) - AHEAD_MAX
+    ]
 
 
 def _peer_row(
@@ -236,6 +263,17 @@ def _step_row(history: History, number: int) -> StepRow:
         found |= {name: _short(getattr(told, name)) for name in TRAINERS_FIGURES}
         found["of_each"] = [list(map(_short, each)) for each in told.of_each]
     return StepRow(**found)
+
+
+def _medians(told: list[RoundFigures]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in RoundFigures.__struct_fields__:
+        values = [value for each in told if (value := getattr(each, name)) is not None]
+        if values:
+            found[name] = median(values)
+    for name in [name for name in found if name.endswith("loss")]:
+        found[name.replace("loss", "perplexity")] = math.exp(min(found[name], 700.0))
+    return {name: float(f"{value:.5g}") for name, value in found.items()}
 
 
 def _short(value: float | None) -> float | None:

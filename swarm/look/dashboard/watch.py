@@ -89,13 +89,13 @@ class Watcher:
         manifest = self.run.manifest
         if status.evaluation is not None:
             self.history.learn_evaluation(status.evaluation)
-        if status.order is not None:
+        order = status.order
+        if order is not None or manifest.outer.rounds:
             with trio.move_on_after(LOGS_SECONDS_MAX) as patience:
-                order = status.order
 
                 async def ask(client: LedgerClient) -> None:
                     head = await own_head(client)
-                    if manifest.is_validator(client.peer):
+                    if order is not None and manifest.is_validator(client.peer):
                         await self._read_receipts(client, head, order)
                     if manifest.is_trainer(client.peer):
                         await self._read_training(client, head.expect(LogHead), order)
@@ -122,7 +122,9 @@ class Watcher:
                     self.history.learn(receipt.verdict, client.peer, order)
             start = self.read[client.peer] = receipts[-1].index + 1
 
-    async def _read_training(self, client: LedgerClient, head: LogHead, order: StepOrder) -> None:
+    async def _read_training(
+        self, client: LedgerClient, head: LogHead, order: StepOrder | None
+    ) -> None:
         reader = f"{client.peer} trains"
         start = self._start(reader, head.size)
         for _ in range(PAGES_MAX):
@@ -130,8 +132,12 @@ class Watcher:
                 break
             entries, start = await _published_from(client, client.peer, head, start)
             self.read[reader] = start
+            rounds = self.run.manifest.outer.rounds
             for entry in entries:
-                self.history.learn_training(entry, order)
+                if entry.round is not None and entry.lineage < rounds:
+                    self.history.learn_round(client.peer, entry.lineage + 1, entry.round)
+                elif order is not None:
+                    self.history.learn_training(entry, order)
 
 
 async def _published_from(
@@ -150,7 +156,7 @@ async def _published_from(
             entry = decode(raw)
         except ValueError as error:
             raise PeerError(f"{client.peer} sent {error}") from error
-        if isinstance(entry, CheckpointPublished) and entry.figures is not None:
+        if isinstance(entry, CheckpointPublished) and (entry.figures or entry.round):
             found[index] = raw, entry
     indices = list(found)
     for first in range(0, len(indices), RECEIPTS_MAX):
