@@ -1,7 +1,7 @@
 """The swarm tax: what the demo costs beyond the same recipe in one process.
 
     python -m benchmarks.tax --steps 250
-    python -m benchmarks.tax --steps 40 --model SmolLM2-135M-Instruct
+    python -m benchmarks.tax --steps 40 --model SmolLM2-135M-Instruct --processor 0
 
 Runs `benchmarks.recipe` and the whole demo one after the other, with the same steps and seed, and
 prints one JSON object: CPU seconds of all processes of each side (user and system, from the start
@@ -11,7 +11,9 @@ come from stacks sampled in every process, each 20 ms of its CPU time (`benchmar
 stack counts for its innermost frame that a rule below knows.
 
 CPU seconds depend on what else the machine does (shared caches and cores), so compare only the two
-sides of one run.
+sides of one run. Where two processors share a core or its memory, a demo whose processes run beside
+each other takes more of them for the same work than a recipe that runs alone: `--processor` holds
+both sides to one, so that neither slows itself down.
 """
 
 from __future__ import annotations
@@ -200,12 +202,16 @@ def main() -> None:
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--model", type=Path, help="folder of a model, instead of a small one")
     parser.add_argument("--rounds", type=at_least(1), default=1)
+    parser.add_argument("--processor", type=at_least(0), help="the only one that both sides use")
     arguments = parser.parse_args()
+    if arguments.processor is not None:
+        os.sched_setaffinity(0, {arguments.processor})
     rounds = []
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory(prefix="swarm-tax-") as name:
             rounds.append(run_once(arguments.steps, arguments.seed, arguments.model, Path(name)))
-    head = {"steps": arguments.steps, "seed": arguments.seed, "load_average": load_average()}
+    head = {"steps": arguments.steps, "seed": arguments.seed, "processor": arguments.processor}
+    head["load_average"] = load_average()
     print_json({**head, **report(rounds)})
 
 

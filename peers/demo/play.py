@@ -68,7 +68,7 @@ class Answers:
 
     def __init__(self, home: Path, policy: Path, recipe: Recipe) -> None:
         """`home`: the validator's. `policy`: a folder with the tokenizer."""
-        self._home, self._policy = home, policy
+        self._home = home
         self._decoder = Decoder(policy)
         self._stops = recipe.sampling.stop_ids
         environment = Environments(recipe.environments).of(recipe.environments[0])
@@ -81,7 +81,7 @@ class Answers:
     def newest(self) -> tuple[int, Answer] | None:
         """(the step that the answer is for, the answer); None if there is no new one."""
         try:
-            source = open_source(self._home, tokenizer=self._policy)
+            source = open_source(self._home, tokenizer=self._decoder)
         except UserError:  # the home holds none at this moment
             return None
         for found in reversed(source.files):

@@ -152,7 +152,10 @@ class Source:
 
 
 def open_source(
-    path: Path, ledger: Path | None = None, tokenizer: Path | None = None, run: str | None = None
+    path: Path,
+    ledger: Path | None = None,
+    tokenizer: Path | Decoder | None = None,
+    run: str | None = None,
 ) -> Source:
     """Find the rollouts in a file, folder or home; raises `UserError`."""
     path = path.expanduser()
@@ -172,11 +175,13 @@ def open_source(
     manifests = [log.manifest for log in [given, *logs.values()] if log and log.manifest]
     wanted = manifests[0].tokenizer_hash if manifests else None
     if tokenizer is not None:
-        source.tokenizer = Decoder(tokenizer.expanduser())
+        if isinstance(tokenizer, Path):
+            tokenizer = Decoder(tokenizer.expanduser())
+        source.tokenizer = tokenizer
         if wanted not in (None, source.tokenizer.hash):
             source.problems.append(
-                f"--tokenizer {tokenizer} is another file than the run's tokenizer, so the texts "
-                "may be wrong"
+                f"--tokenizer {tokenizer.folder} is another file than the run's tokenizer, so the "
+                "texts may be wrong"
             )
     else:
         source.tokenizer = find_tokenizer([path, *homes, *_siblings(homes)], wanted)
