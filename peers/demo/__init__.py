@@ -4,9 +4,6 @@
 watches their processes (`processes`). `state` collects their events; `view` and `plain` show it.
 `summary` writes the results.
 
-For other rooms:
-
-- `recipes`: ENVIRONMENT, OBJECTIVE, OF_MODEL, OPTIMISER, RECIPES, Recipe, SAMPLING, SCHEDULE,
-  THRESHOLDS, Warmup, recipe_of
-- `warmup`: prepare_base, warm_up
+For other rooms: `recipes`: ENVIRONMENT, OBJECTIVE, OF_MODEL, OPTIMISER, RECIPES, Recipe, SAMPLING,
+SCHEDULE, THRESHOLDS, Warmup, recipe_of; `warmup`: prepare_base, warm_up
 """

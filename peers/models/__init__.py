@@ -2,9 +2,6 @@
 
 `find.find_model` turns any of them into a folder that engines and trainers read.
 
-For other rooms:
-
-- `find`: FORMS, Model, find_model, hub_name, is_hub_name
-- `hub`: download_data
-- `push`: Origin, PUSHED, card, push
+For other rooms: `find`: FORMS, Model, find_model, hub_name, is_hub_name; `hub`: download_data;
+`push`: Origin, PUSHED, card, push
 """

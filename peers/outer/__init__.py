@@ -4,7 +4,5 @@ Each trainer takes inner steps from the common outer state and publishes its pse
 them signs which contributions a round has (`chain`, `gathering`), and every trainer merges these to
 the same bits.
 
-For other rooms:
-
-- `settings`: ReplicaSettings
+For other rooms: `settings`: ReplicaSettings
 """

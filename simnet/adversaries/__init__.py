@@ -4,9 +4,7 @@ An adversary knows everything that an admitted peer knows, and runs the producti
 far; then it makes one attack. Its class's docstring, or the comment at its kind, says how the
 attack ends. The `KINDS` of each file register them for scenarios and tests.
 
-For other rooms:
-
-- `__init__`: KINDS, disguise
+For other rooms: `__init__`: KINDS, disguise
 """
 
 import dataclasses

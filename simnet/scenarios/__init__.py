@@ -3,12 +3,8 @@ number), `run` and, for another workload, `WORKLOAD`.
 
 `run(simulation, peers)` makes the peers, runs the scenario, and returns its figures.
 
-For other rooms:
-
-- `__init__`: Scenario
-- `parts`: SERVER, draw_line, start_bootstrap, start_over_time, summary
-- `several_trainers`: Agreement
-- `steady`: WORKER, WORKLOAD
+For other rooms: `__init__`: Scenario; `parts`: SERVER, draw_line, start_bootstrap, start_over_time,
+summary; `several_trainers`: Agreement; `steady`: WORKER, WORKLOAD
 """
 
 import importlib

@@ -4,28 +4,23 @@ Each service is a `Protocol` and a `Setup`. The service in the child and the sim
 implement both, and the role's client (`swarm.world.client`) has the protocol's methods, so a
 changed field is a type error in all three. Paths are absolute and name files on this machine.
 
-For other rooms:
-
-- `__init__`: Hardware, Load, SubmissionOrder, TrainingJob, may_begin_with
-- `averaging`: AverageRound, AveragingService, AveragingSetup, Exchanged, Meet
-- `environment`: *, DrawPrompt, Drawn, EnvironmentService, EnvironmentSetup, EpisodeJob,
-  GradeEpisode, PlayTurn, Played, TrialService, TrialSetup, Tried, TryEnvironment
-- `evaluation`: *, Answer, DrawTasks, EVALUATION_START_SECONDS, Evaluated, EvaluationService,
-  EvaluationSetup, NextSamples, PlayTasks, PromptMessage, RowsRead, Sample, TasksDrawn
-- `inference`: *, AskedTurn, Generate, Generated, GiveTurn, InferenceService, InferenceSetup,
-  Loaded, Probe, SignedPrompt, Surveyed, Swap, Swapping
-- `memory`: MemoryPart, MemoryPlan, Phase, fullest, total
-- `offline`: Reading, SaveState, StartTuning, TUNING_START_SECONDS, Tune, Tuned, TuningService,
-  TuningSettings, TuningStarted, Validate, Validated
-- `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState, Inner,
-  InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
-  OuterState, ReplicaStarted, RoundTrained, StartReplica, TrainRound
-- `training`: *, AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow,
-  PlanTraining, Record, RecordTo, Resume, Resumed, RollBack, ScoreAhead, Sharding, StartTraining,
-  StateValue, TrainStep, Trained, TrainingService, TrainingSetup, TrainingTerms, Unreadable
-- `validation`: *, Grade, Graded, Inspect, Inspected, InspectionService, InspectionSetup, Judge,
-  Judged, PrefillService, PrefillSetup, ProofFigures, Report, SamplingFigures, ServedEpisode,
-  UngradedGroup
+For other rooms: `__init__`: Hardware, Load, SubmissionOrder, TrainingJob, may_begin_with;
+`averaging`: AverageRound, AveragingService, AveragingSetup, Exchanged, Meet; `environment`: *,
+DrawPrompt, Drawn, EnvironmentService, EnvironmentSetup, EpisodeJob, GradeEpisode, PlayTurn, Played,
+TrialService, TrialSetup, Tried, TryEnvironment; `evaluation`: *, Answer, DrawTasks,
+EVALUATION_START_SECONDS, Evaluated, EvaluationService, EvaluationSetup, NextSamples, PlayTasks,
+PromptMessage, RowsRead, Sample, TasksDrawn; `inference`: *, AskedTurn, Generate, Generated,
+GiveTurn, InferenceService, InferenceSetup, Loaded, Probe, SignedPrompt, Surveyed, Swap, Swapping;
+`memory`: MemoryPart, MemoryPlan, Phase, fullest, total; `offline`: Reading, SaveState, StartTuning,
+TUNING_START_SECONDS, Tune, Tuned, TuningService, TuningSettings, TuningStarted, Validate,
+Validated; `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState,
+Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
+OuterState, ReplicaStarted, RoundTrained, StartReplica, TrainRound; `training`: *,
+AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow, PlanTraining, Record,
+RecordTo, Resume, Resumed, RollBack, ScoreAhead, Sharding, StartTraining, StateValue, TrainStep,
+Trained, TrainingService, TrainingSetup, TrainingTerms, Unreadable; `validation`: *, Grade, Graded,
+Inspect, Inspected, InspectionService, InspectionSetup, Judge, Judged, PrefillService, PrefillSetup,
+ProofFigures, Report, SamplingFigures, ServedEpisode, UngradedGroup
 """
 
 from __future__ import annotations

@@ -16,24 +16,12 @@ others at once.
 - `mirror`: checkpoints as plain files on any web server, and fetching them from there
 - `service`: what others may fetch from this peer, and push to it
 
-For other rooms:
-
-- `chain`: Deltas
-- `delta`: encode, make
-- `fetch.fetcher`: Fetcher
-- `fetch.job`: source_mark
-- `have.claims`: Complete, PROTOCOL, encode
-- `have.streams`: HaveExchange
-- `held`: Change, Held, is_right
-- `jobs`: DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PieceToMake, PiecesMade
-- `limits`: *
-- `manifest`: BASE_NAME, BadManifest, CheckpointManifest, build, is_mirror, parse, piece_size_for
-- `mirror`: fetch
-- `mirror.fetch`: fetch
-- `mirror.folder`: BASE_FOLDER, Progress, check_out, move_out, partial_of, watcher, writing
-- `mirror.publish`: export, serve
-- `rarity`: draw
-- `service`: BlobService
-- `store`: CheckpointConflict, CheckpointStore
-- `uploads`: Uploads
+For other rooms: `chain`: Deltas; `delta`: encode, make; `fetch.fetcher`: Fetcher; `fetch.job`:
+source_mark; `have.claims`: Complete, PROTOCOL, encode; `have.streams`: HaveExchange; `held`:
+Change, Held, is_right; `jobs`: DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PieceToMake,
+PiecesMade; `limits`: *; `manifest`: BASE_NAME, BadManifest, CheckpointManifest, build, is_mirror,
+parse, piece_size_for; `mirror`: fetch; `mirror.fetch`: fetch; `mirror.folder`: BASE_FOLDER,
+Progress, check_out, move_out, partial_of, watcher, writing; `mirror.publish`: export, serve;
+`rarity`: draw; `service`: BlobService; `store`: CheckpointConflict, CheckpointStore; `uploads`:
+Uploads
 """

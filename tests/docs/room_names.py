@@ -22,7 +22,7 @@ READERS = (*PACKAGES, "benchmarks")
 """Whose imports count. Tests may look into a room."""
 
 HEAD = "For other rooms:"
-_ITEM = re.compile(r"^- `([\w.]+)`: ((?:.*\n?)(?:  .*\n?)*)", re.MULTILINE)
+_ITEM = re.compile(r"`([\w.]+)`:\s([^;`]+)")
 
 Names = dict[str, set[str]]
 """Names by the file that has them, a dotted path below the room; `__init__` is the room itself."""
@@ -66,22 +66,18 @@ def listed(room: str) -> Names:
         return {}
     end = text.index('"""', begin)
     return {
-        file: set(names.replace("\n", " ").replace(",", " ").split())
-        for file, names in _ITEM.findall(text[begin:end])
+        file: set(names.replace(",", " ").split()) for file, names in _ITEM.findall(text[begin:end])
     }
 
 
 def written(room: str, names: Names) -> str:
-    """A room's `__init__.py` with this list at the end of its docstring."""
+    """A room's `__init__.py` with this list, a paragraph, at the end of its docstring."""
     text = rooms()[room].read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(text), clean=False) or ""
     kept = docstring.split(HEAD)[0].rstrip()
-    wrap = textwrap.TextWrapper(width=100, subsequent_indent="  ", break_on_hyphens=False)
-    items = [
-        wrap.fill(f"- `{file}`: {', '.join(sorted(found))}")
-        for file, found in sorted(names.items())
-    ]
-    new = kept + (f"\n\n{HEAD}\n\n" + "\n".join(items) + "\n" if items else "")
+    items = [f"`{file}`: {', '.join(sorted(found))}" for file, found in sorted(names.items())]
+    wrapped = textwrap.fill(f"{HEAD} {'; '.join(items)}", width=100, break_on_hyphens=False)
+    new = f"{kept}\n\n{wrapped}\n" if items else kept
     return text.replace(f'"""{docstring}"""', f'"""{new}"""', 1)
 
 
