@@ -21,20 +21,9 @@ import trio
 from msgspec.structs import replace
 from rich.console import Console
 
+from peers.demo import setup
 from peers.demo.processes import Process, keep_alive, reach
 from peers.demo.recipes import MODEL, PreparationService, Prepare, Recipe, recipe_of
-from peers.demo.setup import (
-    PRELOAD_COMPUTE,
-    PRELOAD_PEERS,
-    SUBMISSIONS_PER_STEP,
-    DemoOptions,
-    LocalPeer,
-    check_memory,
-    check_options,
-    configure,
-    demo_manifest,
-    make_peers,
-)
 from peers.demo.state import SwarmState
 from peers.demo.summary import OUTPUT, page, write_results
 from peers.demo.view import draw, print_lines
@@ -126,7 +115,7 @@ class Demo:
 
     def __init__(
         self,
-        options: DemoOptions,
+        options: setup.DemoOptions,
         recipe: Recipe,
         model: Model | None,
         folder: Path,
@@ -149,7 +138,7 @@ class Demo:
         )
         self.state.enter("preparing", self.state.started)
         self._note(f"to learn: {recipe.title}")
-        self.peers = make_peers(folder, options.peers)
+        self.peers = setup.make_peers(folder, options.peers)
         self.processes: dict[str, Process] = {}
         self.compute_server = socket_folder / "compute"
         self.peer_server = socket_folder / "peers"
@@ -185,8 +174,10 @@ class Demo:
     async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
         """Run the whole demo, with its processes in `nursery`; returns the summary."""
         (self.folder / "logs").mkdir(parents=True)
-        self._start_fork_server(nursery, "peer-server", self.peer_server, PRELOAD_PEERS)
-        self._start_fork_server(nursery, "compute-server", self.compute_server, PRELOAD_COMPUTE)
+        self._start_fork_server(nursery, "peer-server", self.peer_server, setup.PRELOAD_PEERS)
+        self._start_fork_server(
+            nursery, "compute-server", self.compute_server, setup.PRELOAD_COMPUTE
+        )
         if self.model is None:
             save_tokenizer(self.base)  # with which the run is described
             self._start_peers(nursery)
@@ -253,7 +244,7 @@ class Demo:
     def _start_peers(self, nursery: trio.Nursery) -> None:
         bootstrap = self._peer("bootstrap")
         bootstrap.arguments = ["--manifest", str(self._sign_manifest())]
-        configure(self.peers, bootstrap.multiaddr, self.base, self.options)
+        setup.configure(self.peers, bootstrap.multiaddr, self.base, self.options)
         nursery.start_soon(self._start_in_turn, nursery)
 
     async def _show_answers(self) -> None:
@@ -291,7 +282,7 @@ class Demo:
             if peer.role == "bootstrap":
                 self.state.join_line = join_line(peer.multiaddr)
 
-    def _peer(self, name: str) -> LocalPeer:
+    def _peer(self, name: str) -> setup.LocalPeer:
         return next(peer for peer in self.peers if peer.name == name)
 
     def _sign_manifest(self) -> Path:
@@ -300,14 +291,14 @@ class Demo:
         Each demo's run has a new name, because a guest's home pins the owner's key to the name.
         """
         recipe = self.recipe
-        manifest = demo_manifest(
+        manifest = setup.demo_manifest(
             name=f"demo-{secrets.token_hex(3)}",
             recipe=recipe,
             steps=self.options.steps,
             hashes=probe_hashes(self.base, recipe.environments),
             trainer=self._peer("trainer").identity.peer_id,
             validator=self._peer("validator").identity.peer_id,
-            groups_per_submission=recipe.schedule.groups_per_step // SUBMISSIONS_PER_STEP,
+            groups_per_submission=recipe.schedule.groups_per_step // setup.SUBMISSIONS_PER_STEP,
             model=self.model.name if self.model else MODEL,
         )
         owner = load_or_create(self.folder / "owner.key")
@@ -325,7 +316,7 @@ class Demo:
         self.processes[name] = process
         nursery.start_soon(keep_alive, process, self)
 
-    def _start(self, nursery: trio.Nursery, peer: LocalPeer) -> None:
+    def _start(self, nursery: trio.Nursery, peer: setup.LocalPeer) -> None:
         process = Process(
             peer.name,
             peer.command,
@@ -366,16 +357,16 @@ def join_line(bootstrap: str) -> str:
     return f"{shlex.quote(python)} -m swarm.peer --role inference --bootstrap {bootstrap}"
 
 
-async def run_demo(options: DemoOptions) -> int:
+async def run_demo(options: setup.DemoOptions) -> int:
     """Run a demo; returns the exit status: 0, or 130 after Ctrl-C.
 
     Raises `UserError` for wrong options and `SwarmError` if the demo cannot continue.
     """
-    check_options(options)
+    setup.check_options(options)
     model = None
     if options.model is not None:
         model = find_model(options.model, "--model")
-        check_memory(model.folder, options)
+        setup.check_memory(model.folder, options)
     console = Console(stderr=options.json_file == STANDARD_OUTPUT)
     lines = options.plain or not console.is_terminal
     summary: dict[str, Any] | None = None

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from peers.endpoint.errors import ApiError
+from swarm.data import beside
 
 PROMPT_TOKENS_MAX = 1 << 20
 PROMPTS_MAX = 128
@@ -120,61 +121,19 @@ class RewardRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     parts: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=64)] = {}
 
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "typical_p": (1,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "ignore_eos": (False,),
-    "include_stop_str_in_output": (False,),
-    "prompt_logprobs": (0,),
-    "top_logprobs": (0,),
-    "parallel_tool_calls": (True,),
-    "functions": ([],),
-    "function_call": ("none",),
-    "annotations": ([],),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "prediction": (),
-    "audio": (),
-    "features": (),
-    "content_parts": ([],),
-    "skip_special_tokens": (False,),
-    "priority": (0,),
-}
-"""Fields that are taken with these values, or null, only: then they change nothing."""
+class Unsupported(msgspec.Struct, frozen=True):
+    """Fields that no request here has."""
 
-IGNORED = {
-    "metadata",
-    "store",
-    "service_tier",
-    "cache_salt",
-    "safety_identifier",
-    "prompt_cache_key",
-    "output_kind",
-    "detokenize",
-    "spaces_between_special_tokens",
-    "return_token_ids",
-}
-"""Fields that do not concern what is sampled."""
+    neutral: dict[str, list[Any]]
+    """Fields that are taken with these values, or null, only: then they change nothing."""
+    ignored: frozenset[str]
+    """Fields that do not concern what is sampled."""
+    why: dict[str, str]
+    """Why another value is refused, and what to do."""
 
-WHY = {
-    "parallel_tool_calls": "the policy may write several calls in a turn; leave it out",
-    "functions": "it is the older form; send tools",
-    "function_call": "it is the older form; send tool_choice",
-    "top_p": "the policy is sampled as it is trained, without top-p; leave it out",
-    "top_k": "the policy is sampled as it is trained, without top-k; leave it out",
-    "top_logprobs": "only the sampled token's log-probability is known; leave it out",
-    "response_format": "only text is supported; leave it out",
-}
+
+UNSUPPORTED = beside(__file__, Unsupported)
+"""From `requests.toml`."""
 
 T = TypeVar("T", CompletionRequest, ChatRequest, RewardRequest)
 
@@ -211,17 +170,17 @@ def supported(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str
     for name, value in fields.items():
         if name in known:
             kept[name] = value
-        elif name in IGNORED or value is None:
+        elif name in UNSUPPORTED.ignored or value is None:
             continue
-        elif name not in NEUTRAL and name not in WHY:
+        elif name not in UNSUPPORTED.neutral and name not in UNSUPPORTED.why:
             raise ApiError(
                 400,
                 f"the field {name[:80]!r} is unknown; leave it out",
                 param=name[:80],
                 code="unknown_parameter",
             )
-        elif value not in NEUTRAL.get(name, ()):
-            why = WHY.get(name, "it is not supported; leave it out")
+        elif value not in UNSUPPORTED.neutral.get(name, ()):
+            why = UNSUPPORTED.why.get(name, "it is not supported; leave it out")
             raise ApiError(
                 400, f"{name} is {str(value)[:60]}: {why}", param=name, code="unsupported_parameter"
             )

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from swarm.data import beside
+
 Config = Mapping[str, Any]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -42,35 +44,8 @@ class Family:
     sparse: bool = False
 
 
-FAMILIES: dict[str, Family] = {
-    "llama": Family("Llama"),
-    "mistral": Family("Mistral", "sliding window", windows=True),
-    "qwen2": Family(
-        "Qwen 2 and 2.5",
-        "biases of queries, keys and values; sliding windows if switched on",
-        windows=True,
-        windows_by_switch=True,
-        lists_kinds=True,
-        query_bias=True,
-    ),
-    "qwen3": Family(
-        "Qwen 3",
-        "norms of queries and keys; sliding windows if switched on",
-        windows=True,
-        windows_by_switch=True,
-        lists_kinds=True,
-        head_norms=True,
-    ),
-    "qwen3_moe": Family(
-        "Qwen 3 MoE",
-        "as Qwen 3; experts in every layer",
-        windows=True,
-        windows_by_switch=True,
-        head_norms=True,
-        sparse=True,
-    ),
-}
-"""By `model_type`."""
+FAMILIES = beside(__file__, dict[str, Family])
+"""By `model_type`, from `architecture.toml`."""
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,7 @@ from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.proofs import toploc
 from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
-from swarm.jobs import Hardware, Load, SubmissionOrder
-from swarm.jobs.inference import (
-    AskedTurn,
-    Generate,
-    Generated,
-    GiveTurn,
-    InferenceService,
-    InferenceSetup,
-    Loaded,
-    Probe,
-    Surveyed,
-    Swap,
-    Swapping,
-)
+from swarm.jobs import Hardware, Load, SubmissionOrder, inference
 from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
@@ -60,7 +47,7 @@ class EngineService:
     reads_in_home = ("checkpoints", "outbox")
     before_keys_close = staticmethod(start_launcher)
 
-    def __init__(self, setup: InferenceSetup) -> None:
+    def __init__(self, setup: inference.InferenceSetup) -> None:
         """Check engine, device and environments before anything large is fetched.
 
         Raises `UserError` if this machine lacks one of them.
@@ -94,11 +81,11 @@ class EngineService:
         toploc.build([torch.randn(2, 128).bfloat16()])  # its tables, not in the first submission
 
     @in_job_thread
-    def survey(self) -> Surveyed:
+    def survey(self) -> inference.Surveyed:
         return survey(self._setup)
 
     @in_job_thread
-    def load(self, job: Load) -> Loaded:
+    def load(self, job: Load) -> inference.Loaded:
         with self._swapping:
             if self._player is not None:
                 self._player.drop_failed()
@@ -111,7 +98,7 @@ class EngineService:
         if known.memory_bytes is not None and need.row_bytes:
             row_bytes = need.row_bytes * max(1, len(self._setup.hardware.devices))  # on all of them
             slots = max(1, min(slots or 1 << 30, known.memory_bytes // row_bytes))
-        return Loaded(
+        return inference.Loaded(
             seconds=self._seconds_loading,
             weights_bytes=need.weights_bytes,
             row_bytes=need.row_bytes,
@@ -121,7 +108,7 @@ class EngineService:
         )
 
     @in_job_thread
-    def probe(self, job: Probe) -> bytes:
+    def probe(self, job: inference.Probe) -> bytes:
         environment = self._environments.of(job.environment)
         return probe_hash(environment, Renderer(self._folder))
 
@@ -156,7 +143,7 @@ class EngineService:
     async def usage(self) -> float:
         return self._player.seconds if self._player else 0.0
 
-    async def generate(self, job: Generate) -> Generated:
+    async def generate(self, job: inference.Generate) -> inference.Generated:
         made = await trio.to_thread.run_sync(self._begin, job)
         async with open_guarded() as guarded:
             guarded.nursery.start_soon(made.finished.keep_proving)
@@ -224,11 +211,11 @@ class EngineService:
         for made in self._live:
             made.policies.add(offered.policy.step)
 
-    async def turns(self) -> list[AskedTurn]:
+    async def turns(self) -> list[inference.AskedTurn]:
         """Not in the job thread, which is generating."""
         return await self._asked.take()
 
-    async def give(self, job: GiveTurn) -> None:
+    async def give(self, job: inference.GiveTurn) -> None:
         """Not in the job thread, either."""
         made = next((each for each in self._live if each.order.seed() == job.seed), None)
         if made is None or self._player is None:
@@ -239,12 +226,12 @@ class EngineService:
             made.finished.turns.setdefault(job.row, []).append(job.signed)
             self._player.answer(made.playing, job.row, job.tokens)
 
-    async def swap(self, job: Swap) -> Swapping:
+    async def swap(self, job: inference.Swap) -> inference.Swapping:
         """Not in the job thread, which is generating."""
         self._offered.append(job.load)
-        return Swapping(reading=self._reading)
+        return inference.Swapping(reading=self._reading)
 
-    def _begin(self, job: Generate) -> Made:
+    def _begin(self, job: inference.Generate) -> Made:
         """Draw a submission's tasks, and put its completions into the batch."""
         order = job.order
         self._check_policy(order)
@@ -260,7 +247,9 @@ class EngineService:
         with self._swapping:
             return self._join(job, path, groups, renderer)
 
-    def _with_served(self, job: Generate, local: Sequence[GroupTask | None]) -> list[Work]:
+    def _with_served(
+        self, job: inference.Generate, local: Sequence[GroupTask | None]
+    ) -> list[Work]:
         """The work of all groups, those of served environments included.
 
         Raises `ValueError` when a served group has no prompt.
@@ -282,7 +271,9 @@ class EngineService:
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
 
-    def _join(self, job: Generate, path: Path, groups: Sequence[Work], renderer: Renderer) -> Made:
+    def _join(
+        self, job: inference.Generate, path: Path, groups: Sequence[Work], renderer: Renderer
+    ) -> Made:
         """Put a submission's completions into the batch."""
         order = job.order
         self._check_policy(order)  # another may have been loaded since the first look
@@ -304,7 +295,7 @@ class EngineService:
         assert self._engine is not None
         return self._engine.capabilities.slots or 0
 
-    def _complete(self, made: Made) -> Generated:
+    def _complete(self, made: Made) -> inference.Generated:
         """Build the last proofs, and write the file."""
         order, finished = made.order, made.finished
         assert self._policy is not None
@@ -326,7 +317,7 @@ class EngineService:
         turns = made.turns() if made.prompts else None
         digest, size_bytes = write(made.path, rollouts, self._header(order), turns)
         slots_left = self._slots()
-        return Generated(
+        return inference.Generated(
             digest=digest,
             size_bytes=size_bytes,
             tokens=len(rollouts.log_probabilities),
@@ -356,7 +347,7 @@ class EngineService:
         )
 
 
-_SERVICE: type[InferenceService] = EngineService
+_SERVICE: type[inference.InferenceService] = EngineService
 
 
 def sharing(hardware: Hardware) -> int:

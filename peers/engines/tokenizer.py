@@ -10,29 +10,11 @@ from pathlib import Path
 
 import tokenizers
 
+from swarm.data import beside
 from swarm.errors import UserError
 
-PATTERNS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tekken.json",
-    "*.tiktoken",
-    "tokenizer.model",
-    "tokenizer.model.v[0-9]*",
-    "spiece.model",
-    "spm.model",
-    "sentencepiece*.model",
-    "chat_template.json",
-    "*.jinja",
-    "chat_templates/*.jinja",
-    "additional_chat_templates/*.jinja",
-)
+PATTERNS = beside(__file__, dict[str, tuple[str, ...]])["patterns"]
+"""From `tokenizer.toml`."""
 FILES_MAX = 64
 BYTES_MAX = 256 << 20
 """Size of all tokenizer files together. The largest in use, for 256,000 tokens, take 40 MB."""

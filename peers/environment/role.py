@@ -15,15 +15,8 @@ from typing import ClassVar
 
 import msgspec
 
+from peers.environment import pool
 from peers.environment.memory import Texts
-from peers.environment.pool import (
-    Asker,
-    CallFailed,
-    EnvironmentSettings,
-    Pool,
-    SignedTurns,
-    TooBusy,
-)
 from peers.sandbox.run import findings as sandbox_findings
 from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed
@@ -84,7 +77,7 @@ class EnvironmentRole:
     """Serves environments. Must run on a peer that the manifest names in `environment_peers`."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)  # the presence of other peers
-    Settings: ClassVar[type[EnvironmentSettings]] = EnvironmentSettings
+    Settings: ClassVar[type[pool.EnvironmentSettings]] = pool.EnvironmentSettings
     machine = staticmethod(sandbox_findings)
 
     def __init__(self, peer: RunNode) -> None:
@@ -92,12 +85,12 @@ class EnvironmentRole:
         self._run = peer.run
         self._node = peer.node
         self._registrar = peer.trusted_part("environment").registrar
-        self._settings = settings = peer.node.settings.of("environment", EnvironmentSettings)
-        self._pool = Pool(peer.node, settings)
+        self._settings = settings = peer.node.settings.of("environment", pool.EnvironmentSettings)
+        self._pool = pool.Pool(peer.node, settings)
         self._orders = OrderBook()
         rate = settings.requests_per_second
         self._rates = TokenBuckets(rate, rate * BURST_SECONDS, WORKERS_REMEMBERED_MAX)
-        self._signed = SignedTurns(peer.node.disk, settings.turns_mb << 20)
+        self._signed = pool.SignedTurns(peer.node.disk, settings.turns_mb << 20)
         self._texts = Texts()
         self._failures: Counter[tuple[str, bytes, int, int]] = Counter()
         """Calls that failed, by kind (`prompt`, `turn` or `grade`) and episode."""
@@ -192,7 +185,7 @@ class EnvironmentRole:
             if segments:
                 self._texts.keep(known.expect(Turn), before)
             return known
-        asker = Asker(worker, self._node.transport.network_of(PeerId(worker)))
+        asker = pool.Asker(worker, self._node.transport.network_of(PeerId(worker)))
         if not self._signed.has_room(asker):
             raise _Refused("the turns signed for it and its network fill their space", later=True)
         found = self._orders.find(request.lineage, request.step)
@@ -206,9 +199,9 @@ class EnvironmentRole:
                 if turn.index > 1:
                     self._check_shown(request, turn, segments, first(supporting, Turn))
                 turn = await self._answer(order, turn, segments)
-        except TooBusy as error:
+        except pool.TooBusy as error:
             raise _Refused(str(error), later=True) from error
-        except (CallFailed, ChildError) as error:
+        except (pool.CallFailed, ChildError) as error:
             turn = self._after_failure(turn, error)
         if segments:
             self._texts.keep(turn, before)
@@ -230,7 +223,7 @@ class EnvironmentRole:
                 reason = f"environment peer {peer} is there, and answers this submission's episodes"
                 raise _Refused(reason, later=True)
 
-    def _after_failure(self, turn: Turn, error: CallFailed | ChildError) -> Turn:
+    def _after_failure(self, turn: Turn, error: pool.CallFailed | ChildError) -> Turn:
         """The failed turn after a call that failed; raises `_Refused` if the worker may ask again.
 
         A child's `UserError` about a turn is the environment's, and final; other errors about turns
@@ -325,11 +318,11 @@ class EnvironmentRole:
             grade = await self._pool.call(
                 f"grades of {order.worker}", lambda service: service.grade(job)
             )
-        except TooBusy as error:
+        except pool.TooBusy as error:
             raise _Refused(str(error), later=True) from error
         except ChildError as error:
             raise _Refused(str(error)[:500]) from error
-        except CallFailed as error:
+        except pool.CallFailed as error:
             self._count_failure(key, error)
             self._failures[key] -= 1  # a later request is tried once
             grade = EpisodeGrade(reward=0.0, not_gradable=str(error)[:500])

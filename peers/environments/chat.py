@@ -11,17 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from peers.environments.interface import (
-    Conversation,
-    Environment,
-    Grade,
-    Message,
-    Task,
-    Tasks,
-    Transcript,
-    Wrapper,
-    messages_of,
-)
+from peers.environments import interface
 from peers.environments.pairs import PAIR, json_pairs
 from peers.environments.tasks import Changed
 from swarm.errors import UserError
@@ -59,20 +49,22 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     `</think>` for a model that thinks."""
 
 
-class Chat(Wrapper):
+class Chat(interface.Wrapper):
     """An environment whose prompts are chats."""
 
-    def __init__(self, inner: Environment, options: ChatOptions) -> None:
+    def __init__(self, inner: interface.Environment, options: ChatOptions) -> None:
         """Raises `UserError` for options that contradict each other."""
         super().__init__(inner)
         self.options = options
         self.keeps_history = options.history == "keep"
         self.variables = _variables(options, f"environment {inner.name!r}: options")
 
-    def tasks(self) -> Tasks:
+    def tasks(self) -> interface.Tasks:
         return Changed(self.inner.cached_tasks, self._as_chat)
 
-    def grade(self, task: Task, transcript: Transcript) -> float | Grade:
+    def grade(
+        self, task: interface.Task, transcript: interface.Transcript
+    ) -> float | interface.Grade:
         mark = self.options.answer_after
         if mark is not None:
             turns = tuple(
@@ -82,16 +74,16 @@ class Chat(Wrapper):
             transcript = replace(transcript, turns=turns)
         return self.inner.grade(task, transcript)
 
-    def _as_chat(self, task: Task, seed: bytes) -> Task:
+    def _as_chat(self, task: interface.Task, seed: bytes) -> interface.Task:
         if isinstance(task.prompt, str) and not self.options.chat:
             return task
         system = self.options.system_prompt
-        messages = messages_of(task.prompt)
+        messages = interface.messages_of(task.prompt)
         if system is not None:
             rest = messages[1:] if messages[0].role == "system" else messages
-            messages = (Message("system", system), *rest)
-        own = task.prompt.variables if isinstance(task.prompt, Conversation) else ()
-        prompt = Conversation(messages, (*own, *self.variables.items()))
+            messages = (interface.Message("system", system), *rest)
+        own = task.prompt.variables if isinstance(task.prompt, interface.Conversation) else ()
+        prompt = interface.Conversation(messages, (*own, *self.variables.items()))
         return replace(task, prompt=prompt, inner=task)
 
 

@@ -14,20 +14,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from peers.environments import interface
 from peers.environments.columns import Row, flat
 from peers.environments.graders import Grader, make_grader, zero
-from peers.environments.interface import (
-    Grade,
-    Message,
-    NotGradable,
-    Prompt,
-    SingleTurn,
-    Task,
-    Tasks,
-    Transcript,
-    UnusableTask,
-    messages_of,
-)
 from peers.environments.pairs import PAIR, json_pairs
 from peers.environments.play import is_text
 from peers.environments.rows import Rows
@@ -74,7 +63,7 @@ class DatasetOptions(DataOptions, frozen=True, kw_only=True):
     """The grader's options."""
 
 
-class OfRows(SingleTurn):
+class OfRows(interface.SingleTurn):
     """An environment whose tasks are rows of a data set."""
 
     options: DataOptions
@@ -95,7 +84,7 @@ class OfRows(SingleTurn):
             return range(len(self.rows))
         return self.rows.matching(self._conditions, f"{self.where}: where")
 
-    def tasks(self) -> Tasks:
+    def tasks(self) -> interface.Tasks:
         """The rows; one of the wrong form is unusable, and costs nothing but itself."""
         indices = self.indices
         return Indexed(
@@ -104,7 +93,7 @@ class OfRows(SingleTurn):
             lambda index: self.rows.place(indices[index]),
         )
 
-    def usable(self, index: int) -> Task:
+    def usable(self, index: int) -> interface.Task:
         """The task of a row; raises `UnusableTask`."""
         # Were it an unusable row, this peer would draw another task than all others.
         self.rows.check_unchanged(index)
@@ -114,17 +103,21 @@ class OfRows(SingleTurn):
             grader, data = self.grading(task)
             for answer in task.data.get(ACCEPTED, [task.answer]):
                 grader.check(answer, data)
-        except NotGradable as error:
-            raise UnusableTask(f"{place}: {error}") from error
+        except interface.NotGradable as error:
+            raise interface.UnusableTask(f"{place}: {error}") from error
         except UserError as error:
-            raise UnusableTask(str(error)) from error
+            raise interface.UnusableTask(str(error)) from error
         if not is_text(task.answer):
-            raise UnusableTask(f"{place}: the answer {task.answer!r:.60} is no text in Unicode")
-        contents = [each.content for each in messages_of(task.prompt)]
+            raise interface.UnusableTask(
+                f"{place}: the answer {task.answer!r:.60} is no text in Unicode"
+            )
+        contents = [each.content for each in interface.messages_of(task.prompt)]
         if not all(map(is_text, contents)):
-            raise UnusableTask(f"{place}: the prompt {contents[-1]!r:.60} is no text in Unicode")
+            raise interface.UnusableTask(
+                f"{place}: the prompt {contents[-1]!r:.60} is no text in Unicode"
+            )
         if not any(content.strip() for content in contents):
-            raise UnusableTask(f"{place}: the prompt is empty")
+            raise interface.UnusableTask(f"{place}: the prompt is empty")
         return replace(task, place=place)
 
     def pins(self) -> Mapping[str, OptionValue]:
@@ -132,7 +125,7 @@ class OfRows(SingleTurn):
         pinned = {"path": self.rows.where} if self.rows.where != self.options.path else {}
         return {"hash": self.rows.hash(), **pinned}
 
-    def grade(self, task: Task, transcript: Transcript) -> Grade:
+    def grade(self, task: interface.Task, transcript: interface.Transcript) -> interface.Grade:
         """The best grade over the task's answers; raises as the grader."""
         if not transcript.finished:
             return zero("unfinished")
@@ -142,17 +135,17 @@ class OfRows(SingleTurn):
             try:
                 grade = grader.grade(transcript.text, answer, data)
                 best = grade if best.reward <= grade.reward else best
-            except NotGradable as error:
+            except interface.NotGradable as error:
                 problems.append(error)
         if problems and best.reward < 1:
             raise problems[0]
         return best
 
     @abstractmethod
-    def task_of_row(self, index: int) -> Task:
+    def task_of_row(self, index: int) -> interface.Task:
         """The task of a row; raises `UserError` for a row of the wrong form."""
 
-    def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:
+    def grading(self, task: interface.Task) -> tuple[Grader, Mapping[str, Any]]:
         """What grades a task, and what the grader gets; unused where `grade` is another one."""
         raise NotImplementedError
 
@@ -183,7 +176,7 @@ class Dataset(OfRows):
         )
         self.call_seconds = self._grader.call_seconds
 
-    def task_of_row(self, index: int) -> Task:
+    def task_of_row(self, index: int) -> interface.Task:
         row = self.rows.values(index, self._names)
         where = self.rows.place(index)
         answers = answers_in(row, self._answer, where, self._grader) if self._answer else [""]
@@ -191,9 +184,9 @@ class Dataset(OfRows):
         if len(answers) > 1:
             data[ACCEPTED] = answers
         prompt = prompt_of(self._prompt, row, where)
-        return Task(prompt, self._grader.completion(answers[0]), data)
+        return interface.Task(prompt, self._grader.completion(answers[0]), data)
 
-    def grading(self, task: Task) -> tuple[Grader, Mapping[str, Any]]:
+    def grading(self, task: interface.Task) -> tuple[Grader, Mapping[str, Any]]:
         return self._grader, task.data
 
 
@@ -202,14 +195,14 @@ def prompt_columns(prompt: str) -> list[str]:
     return FIELD.findall(prompt) or [prompt]
 
 
-def prompt_of(prompt: str, row: Row, where: str) -> Prompt:
+def prompt_of(prompt: str, row: Row, where: str) -> interface.Prompt:
     """The prompt in a column, or a text with columns in braces; raises `UserError`."""
     if FIELD.search(prompt):
         return FIELD.sub(lambda found: text_in(row, found.group(1), where), prompt)
     return prompt_in(row, prompt, where)
 
 
-def prompt_in(row: Row, column: str, where: str) -> Prompt:
+def prompt_in(row: Row, column: str, where: str) -> interface.Prompt:
     """A prompt in a column: text or messages; raises `UserError`."""
     value = row[column]
     if isinstance(value, str):
@@ -224,7 +217,7 @@ def prompt_in(row: Row, column: str, where: str) -> Prompt:
     return tuple(each for each in messages if each is not None)
 
 
-def _message(given: Any) -> Message | None:
+def _message(given: Any) -> interface.Message | None:
     """A message of a data set, whose content is text or a list of parts; None if it is neither."""
     if not isinstance(given, dict):
         return None
@@ -234,7 +227,7 @@ def _message(given: Any) -> Message | None:
     texts: list[Any] = [each.get("text") for each in parts] if is_text else []
     if not texts or not all(isinstance(each, str) for each in (role, *texts)):
         return None
-    return Message(str(role), "".join(texts))
+    return interface.Message(str(role), "".join(texts))
 
 
 def answers_in(row: Row, column: str, where: str, grader: Grader) -> list[str]:

@@ -13,20 +13,10 @@ import typer
 
 from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
+from swarm.terminal import options
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import (
-    UNGRADABLE_MAX,
-    AsJson,
-    EnginesHome,
-    EnvironmentOptions,
-    TaskSeed,
-    UngradableMax,
-    check_dtype,
-    check_temperature,
-    environment_options,
-)
 from swarm.terminal.output import check_writable, print_json
 
 if TYPE_CHECKING:
@@ -50,7 +40,7 @@ def evaluate(
         Path | None,
         typer.Option(help="A run's TOML file: take its environments, options and sampling."),
     ] = None,
-    option: EnvironmentOptions = None,
+    option: options.EnvironmentOptions = None,
     base: Annotated[
         str | None, typer.Option(help="Folder of a checkpoint to compare with.")
     ] = None,
@@ -72,8 +62,8 @@ def evaluate(
     split: Annotated[
         str, typer.Option(help="held_out, which no training draws, or train.")
     ] = "held_out",
-    seed: TaskSeed = 0,
-    ungradable_max: UngradableMax = UNGRADABLE_MAX,
+    seed: options.TaskSeed = 0,
+    ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
     engine: Annotated[str, typer.Option(help="Engine: native, vllm, or one of a package.")] = (
         "native"
     ),
@@ -81,11 +71,11 @@ def evaluate(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     interpreter: Annotated[str, typer.Option(help="Python for the child that computes.")] = "",
-    home: EnginesHome = Path("~/.swarm"),
+    home: options.EnginesHome = Path("~/.swarm"),
     out: Annotated[
         Path, typer.Option(help="File of finished samples; an existing one is resumed.")
     ] = Path("evaluation.jsonl"),
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure a checkpoint on tasks of environments, by default held-out ones. Needs no network.
 
@@ -100,9 +90,9 @@ def evaluate(
 
     if split not in ("held_out", "train"):
         raise UserError(f"--split is {split!r}; it must be held_out or train")
-    check_dtype(dtype)
+    options.check_dtype(dtype)
     if temperature is not None:
-        check_temperature(temperature)
+        options.check_temperature(temperature)
     folder = find_model(checkpoint, "CHECKPOINT").folder.resolve()
     base_folder = None if base is None else find_model(base, "--base").folder.resolve()
     check_writable("--out", out)
@@ -117,7 +107,7 @@ def evaluate(
     wanted = wanted_of(
         tasks=tasks,
         run=run,
-        options=environment_options(option),
+        options=options.environment_options(option),
         limit=limit,
         pass_at=pass_at,
         samples=samples,

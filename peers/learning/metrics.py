@@ -9,71 +9,24 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import torch
 
+from swarm.data import beside
 from swarm.errors import UserError
 
-PEAK_FLOPS = {
-    "B200": 2250e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-}
-"""FLOP/s in dense bf16, from the makers' data sheets, by a part of the device's name; the first
-part that is found counts."""
 
-_SECTIONS = {
-    "reward": (
-        "reward",
-        "length_penalty",
-        "task_reward",
-        "evaluation",
-        "pass_at",
-        "keep_rate",
-        "quarantine_rate",
-        "part_",
-        "process_",
-    ),
-    "policy": (
-        "entropy",
-        "ratio",
-        "kl_",
-        "clipped_",
-        "weight",
-        "effective",
-        "outside",
-        "loss",
-        "perplexity",
-    ),
-    "outer": ("trainers", "bytes_", "utilisation", "validation_", "tokens_merged"),
-    "optimiser": ("gradient_norm", "learning_rate", "skipped"),
-    "data": (
-        "groups",
-        "completion",
-        "tokens",
-        "age",
-        "staleness",
-        "submissions",
-        "engine_",
-        "trained_",
-        "repetition",
-        "truncated",
-    ),
-    "time": (
-        "idle_",
-        "ahead_",
-        "seconds",
-        "step_seconds",
-        "train_seconds",
-        "model_flops",
-        "share_of",
-    ),
-}
-"""Sections of the dashboards, and the prefixes of the metrics in each."""
+class Known(msgspec.Struct, frozen=True):
+    """What is known of devices and of metrics."""
+
+    peak_flops: dict[str, float]
+    """FLOP/s in dense bf16 by a part of the device's name; the first part that is found counts."""
+    sections: dict[str, tuple[str, ...]]
+    """Sections of the dashboards, and the prefixes of the metrics in each."""
+
+
+KNOWN = beside(__file__, Known)
+"""From `metrics.toml`."""
 
 
 class Metrics:
@@ -164,11 +117,11 @@ def peak_flops(device: torch.device) -> float:
     if device.type != "cuda":
         return 0.0
     name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), 0.0)
+    return next((peak for part, peak in KNOWN.peak_flops.items() if part in name), 0.0)
 
 
 def _section(name: str) -> str:
-    for section, beginnings in _SECTIONS.items():
+    for section, beginnings in KNOWN.sections.items():
         if name.startswith(beginnings):
             return section
     return "other"

@@ -13,17 +13,10 @@ import typer
 
 from swarm.errors import UserError
 from swarm.sentences import numbered
+from swarm.terminal import options
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import (
-    UNGRADABLE_MAX,
-    AsJson,
-    Bootstrap,
-    TokenizerFolder,
-    UngradableMax,
-    WhichRun,
-)
 from swarm.terminal.output import plain, print_json
 from swarm.terminal.untrusted import printable
 
@@ -74,8 +67,8 @@ def run_create(
         Path | None,
         typer.Option(help="The owner's key, made on first use. [default: ~/.swarm/owner.key]"),
     ] = None,
-    tokenizer: TokenizerFolder = None,
-    ungradable_max: UngradableMax = UNGRADABLE_MAX,
+    tokenizer: options.TokenizerFolder = None,
+    ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
     measure: Annotated[
         bool,
         typer.Option(
@@ -109,8 +102,8 @@ def run_update(
     ] = None,
     bootstrap: TakesVersion = None,
     owner_key: OwnerKey = None,
-    tokenizer: TokenizerFolder = None,
-    ungradable_max: UngradableMax = UNGRADABLE_MAX,
+    tokenizer: options.TokenizerFolder = None,
+    ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
     measure: Annotated[
         bool,
         typer.Option(
@@ -164,8 +157,8 @@ def run_succeed(
 def run_reinstate(
     peer: Annotated[str, typer.Argument(help="Id of the evicted peer.")],
     reason: Annotated[str, typer.Option(help="Why; everyone can read it in the ledger.")],
-    bootstrap: Bootstrap = None,
-    run: WhichRun = None,
+    bootstrap: options.Bootstrap = None,
+    run: options.WhichRun = None,
     owner_key: OwnerKey = None,
 ) -> int:
     """Readmit an evicted peer. The owner signs this; trusted peers log it and tell all peers."""
@@ -210,9 +203,9 @@ WhoseRun = Annotated[
 @exits
 def run_show(
     file: Annotated[Path | None, typer.Argument(help="File with a signed manifest.")] = None,
-    bootstrap: Bootstrap = None,
-    run: WhichRun = None,
-    as_json: AsJson = False,
+    bootstrap: options.Bootstrap = None,
+    run: options.WhichRun = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show a run manifest from a file or from a bootstrap peer."""
     from swarm.run.manifest import load_manifest
@@ -274,7 +267,7 @@ async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> E
 @exits
 def run_link(
     run: WhoseRun = Path(),
-    bootstrap: Bootstrap = None,
+    bootstrap: options.Bootstrap = None,
     role: Annotated[str, typer.Option(help="Role of the new peer.")] = "inference",
     count: Annotated[int, typer.Option(help="Number of links, each with its invite.")] = 1,
     expires: Annotated[

@@ -11,40 +11,11 @@ import errno
 import platform
 import struct
 
-_COMMON = {
-    "pidfd_open": 434, "pidfd_getfd": 438, "pidfd_send_signal": 424,
-    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
-    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
-    "fspick": 433, "mount_setattr": 442, "memfd_secret": 447,
-}  # fmt: skip
+from swarm.data import beside
 
-DENIED = {
-    "x86_64": _COMMON | {
-        "socket": 41, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311,
-        "kcmp": 312, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161,
-        "name_to_handle_at": 303, "open_by_handle_at": 304, "kexec_load": 246,
-        "kexec_file_load": 320, "init_module": 175, "finit_module": 313, "delete_module": 176,
-        "reboot": 169, "swapon": 167, "swapoff": 168, "acct": 163, "quotactl": 179, "syslog": 103,
-        "iopl": 172, "ioperm": 173, "add_key": 248, "request_key": 249, "keyctl": 250, "bpf": 321,
-        "userfaultfd": 323, "perf_event_open": 298, "unshare": 272, "setns": 308,
-        "personality": 135, "sethostname": 170, "setdomainname": 171, "settimeofday": 164,
-        "clock_settime": 227, "adjtimex": 159, "clock_adjtime": 305, "modify_ldt": 154,
-        "memfd_create": 319, "shmget": 29, "msgget": 68, "semget": 64, "mq_open": 240,
-    },
-    "aarch64": _COMMON | {
-        "socket": 198, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271,
-        "kcmp": 272, "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51,
-        "name_to_handle_at": 264, "open_by_handle_at": 265, "kexec_load": 104,
-        "kexec_file_load": 294, "init_module": 105, "finit_module": 273, "delete_module": 106,
-        "reboot": 142, "swapon": 224, "swapoff": 225, "acct": 89, "quotactl": 60, "syslog": 116,
-        "add_key": 217, "request_key": 218, "keyctl": 219, "bpf": 280,
-        "userfaultfd": 282, "perf_event_open": 241, "unshare": 97, "setns": 268,
-        "personality": 92, "sethostname": 161, "setdomainname": 162, "settimeofday": 170,
-        "clock_settime": 112, "adjtimex": 171, "clock_adjtime": 266,
-        "memfd_create": 279, "shmget": 194, "msgget": 186, "semget": 190, "mq_open": 180,
-    },
-}  # fmt: skip
-"""Numbers of the denied system calls by machine, from the kernel's `unistd.h`."""
+_NUMBERS = beside(__file__, dict[str, dict[str, int]])
+DENIED = {name: _NUMBERS["both"] | _NUMBERS[name] for name in ("x86_64", "aarch64")}
+"""Numbers of the denied system calls by machine, from `seccomp.toml`."""
 
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}

@@ -16,18 +16,10 @@ from peers.models.find import FORMS, find_model
 from swarm.commands.rollouts import chosen
 from swarm.errors import UserError
 from swarm.sentences import numbered
+from swarm.terminal import options
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import (
-    UNGRADABLE_MAX,
-    AsJson,
-    EnginesHome,
-    EnvironmentOptions,
-    TaskSeed,
-    UngradableMax,
-    environment_options,
-)
 from swarm.terminal.output import print_json
 
 if TYPE_CHECKING:
@@ -47,7 +39,7 @@ def synthesize(
     tasks: Annotated[
         str | None, typer.Option(help="With --teacher: environments, as in `swarm eval`.")
     ] = None,
-    option: EnvironmentOptions = None,
+    option: options.EnvironmentOptions = None,
     limit: Annotated[
         int, typer.Option(min=1, max=1 << 20, help="With --teacher: tasks of each environment.")
     ] = 256,
@@ -60,12 +52,12 @@ def synthesize(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="With --teacher: length limit of a solution.")
     ] = None,
-    seed: TaskSeed = 0,
-    ungradable_max: UngradableMax = UNGRADABLE_MAX,
+    seed: options.TaskSeed = 0,
+    ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
     engine: Annotated[str, typer.Option(help="With --teacher: engine.")] = "native",
     device: Annotated[str, typer.Option(help="With --teacher: device.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="With --teacher: CPU threads.")] = 1,
-    home: EnginesHome = Path("~/.swarm"),
+    home: options.EnginesHome = Path("~/.swarm"),
     solutions: Annotated[
         Path | None,
         typer.Option(
@@ -98,7 +90,7 @@ def synthesize(
     question_similarity: Annotated[
         float, typer.Option(min=0, max=1, help="Largest likeness of the prompts of two kept tasks.")
     ] = 1.0,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Make a data set of a teacher's solutions, for `swarm sft`.
 
@@ -148,7 +140,7 @@ def synthesize(
         wanted = wanted_of(
             tasks=tasks,
             run=Path(run) if run is not None else None,
-            options=environment_options(option),
+            options=options.environment_options(option),
             limit=limit,
             samples=samples,
             temperature=temperature,

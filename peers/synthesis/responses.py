@@ -7,26 +7,10 @@ from blake3 import blake3
 
 from peers.environments import Task
 from peers.environments.interface import as_text, messages_of
+from swarm.data import beside
 from swarm.terminal.output import to_json
 
-MEANINGS = {
-    "response_id": "identifies the answer",
-    "problem_id": "identifies the problem: the record's, or of the task's seed or prompt",
-    "source": "where the problem is from, as its record says",
-    "in_source_id": "its id there",
-    "hf_dataset_name": "the data set of the hub that had it",
-    "task_type": "kind of task: the record's, or the environment's name",
-    "prompt": "the problem as text",
-    "gold_standard_solution": "a right answer, where one is known",
-    "llm_response": "all that the model wrote; of several turns, with the environment's between",
-    "verification_info": "what the verifier needs, as JSON",
-    "score": "the verifier's reward",
-    "verification_result_info": "what the score is made of, as JSON",
-    "metadata": "what else the record says, as JSON",
-    "model_name": "the model and its version",
-    "generation_config": "how it was sampled, as JSON",
-    "machine_info": "who generated it, as JSON",
-}
+MEANINGS = beside(__file__, dict[str, str])
 """The columns of PrimeIntellect/SYNTHETIC-1 in their order, and those of genesys' `Response` that
 it lacks; all but `score` are text."""
 

@@ -21,35 +21,14 @@ from peers.learning.settings import LearnerSettings
 from peers.learning.values import give_values
 from peers.trainer.planning import plan_training
 from peers.trainer.privileged import PrivilegedPrompts
+from swarm.jobs import training
 from swarm.jobs.memory import MemoryPlan
-from swarm.jobs.training import (
-    AcceptedSubmission,
-    BeginSave,
-    Compare,
-    Export,
-    FinishSave,
-    Follow,
-    PlanTraining,
-    Record,
-    RecordTo,
-    Resume,
-    Resumed,
-    RollBack,
-    ScoreAhead,
-    Sharding,
-    StartTraining,
-    Trained,
-    TrainingService,
-    TrainingSetup,
-    TrainStep,
-    Unreadable,
-)
 from swarm.world.landlock import reading_in_home
 from swarm.world.tasks import JobThread, in_job_thread
 
 
 @reading_in_home("trainer", "checkpoints", "accepted")
-def open_service(setup: TrainingSetup) -> Any:
+def open_service(setup: training.TrainingSetup) -> Any:
     """Open the service of the trainer's child: a `TrainerService`, which leads the other ranks
     under `torchrun`."""
     use_hardware(setup.hardware)
@@ -62,7 +41,7 @@ class TrainerService:
     def __init__(self, ranks: Ranks | None = None) -> None:
         self._ranks = ranks or Ranks()
         self._learner: Learner | None = None
-        self._ahead: dict[bytes, tuple[AcceptedSubmission, AcceptedGroups]] = {}
+        self._ahead: dict[bytes, tuple[training.AcceptedSubmission, AcceptedGroups]] = {}
         """Submissions read ahead of their step, by digest; the same on every rank."""
         self._metrics = metrics.Metrics()
         self._peak_flops = 0.0
@@ -75,18 +54,18 @@ class TrainerService:
         """A single process has no other ranks to end."""
 
     @in_job_thread
-    def plan(self, job: PlanTraining) -> MemoryPlan:
+    def plan(self, job: training.PlanTraining) -> MemoryPlan:
         found = plan_training(job.start, self._ranks)
         self._pass_tokens = found.tokens
         return found
 
     @in_job_thread
-    def start(self, job: StartTraining) -> None:
+    def start(self, job: training.StartTraining) -> None:
         self._begin(job)
         if job.policy:
             self._held().begin_with(Path(job.policy), job.step, job.lineage)
 
-    def _begin(self, job: StartTraining) -> None:
+    def _begin(self, job: training.StartTraining) -> None:
         self._ahead.clear()
         settings = LearnerSettings(
             objective=job.terms.objective,
@@ -104,21 +83,23 @@ class TrainerService:
         self._prompts = PrivilegedPrompts(self._model, job.terms)
         self._learner = Learner(self._model, settings, ranks=self._ranks)
 
-    def _sharding_of(self, job: StartTraining) -> Sharding:
+    def _sharding_of(self, job: training.StartTraining) -> training.Sharding:
         sharding = sharding_of(Path(job.model), job.dtype, job.sharding, self._ranks.device)
         tokens = sharding.pass_tokens or self._pass_tokens
         return msgspec.structs.replace(sharding, pass_tokens=tokens)
 
     @in_job_thread
-    def resume(self, job: Resume) -> Resumed:
+    def resume(self, job: training.Resume) -> training.Resumed:
         self._begin(job.start)
         learner = self._held()
         learner.load(Path(job.folder), _paths(job.policies))
         consumed = [name for names in learner.consumed.values() for name in names]
-        return Resumed(step=learner.step, consumed=[bytes.fromhex(name) for name in consumed])
+        return training.Resumed(
+            step=learner.step, consumed=[bytes.fromhex(name) for name in consumed]
+        )
 
     @in_job_thread
-    def follow(self, job: Follow) -> None:
+    def follow(self, job: training.Follow) -> None:
         terms = job.terms
         self._ahead.clear()  # scored for the objective before
         self._prompts = PrivilegedPrompts(self._model, terms)
@@ -134,7 +115,7 @@ class TrainerService:
         )
 
     @in_job_thread
-    def roll_back(self, job: RollBack) -> None:
+    def roll_back(self, job: training.RollBack) -> None:
         learner = self._held()
         consumed = learner.consumed
         learner.load(Path(job.folder), _paths(job.policies))
@@ -142,7 +123,7 @@ class TrainerService:
         self._ahead.clear()  # of policies with the same numbers, but of the lineage before
 
     @in_job_thread
-    def record_to(self, job: RecordTo) -> int:
+    def record_to(self, job: training.RecordTo) -> int:
         self._peak_flops = job.peak_flops or metrics.peak_flops(self._ranks.device)
         if self._ranks.rank == 0:
             terms = job.terms
@@ -154,14 +135,14 @@ class TrainerService:
             self._metrics = metrics.Metrics(job.tensorboard, job.wandb, job.run, config)
         return self._ranks.world
 
-    async def record(self, job: Record) -> None:
+    async def record(self, job: training.Record) -> None:
         """Not in the job thread, which may be training."""
         figures = {**job.figures, "environments": job.environments}
         async with self._recording:
             await trio.to_thread.run_sync(self._metrics.record, job.step, figures)
 
     @in_job_thread
-    def score(self, job: ScoreAhead) -> None:
+    def score(self, job: training.ScoreAhead) -> None:
         read, unreadable = self._read(job.submissions)
         failed = {each.index for each in unreadable}
         given = (each for index, each in enumerate(job.submissions) if index not in failed)
@@ -171,12 +152,12 @@ class TrainerService:
         self._held().score(read)
 
     @in_job_thread
-    def train(self, job: TrainStep) -> Trained:
+    def train(self, job: training.TrainStep) -> training.Trained:
         learner = self._held()
         started = time.perf_counter()
         read, unreadable = self._read(job.submissions)
         if unreadable:
-            return Trained(unreadable=unreadable)
+            return training.Trained(unreadable=unreadable)
         for each, values in zip(read, job.values or [[] for _ in read], strict=True):
             give_values(each, values, learner.settings.objective)
         found = learner.train_step(read, job.step)
@@ -188,7 +169,7 @@ class TrainerService:
             each.informative if learns else set(range(len(each.rewards))) - set(each.ungraded)
             for each in read
         ]
-        return Trained(
+        return training.Trained(
             figures={**found, **metrics.speed(found, seconds, peak)},
             problems=learner.problems,
             outcomes=[
@@ -202,8 +183,8 @@ class TrainerService:
         )
 
     def _read(
-        self, submissions: Sequence[AcceptedSubmission]
-    ) -> tuple[list[AcceptedGroups], list[Unreadable]]:
+        self, submissions: Sequence[training.AcceptedSubmission]
+    ) -> tuple[list[AcceptedGroups], list[training.Unreadable]]:
         """This rank's share of the submissions that all ranks can read, and the other submissions.
 
         Each file is checked by one rank before any rank reads its share: in a damaged file an
@@ -220,7 +201,7 @@ class TrainerService:
             if not reason and not isinstance(each, str)
         ]
         failed = [(index, reason) for index, reason in enumerate(reasons) if reason]
-        return read, [Unreadable(index=index, reason=reason) for index, reason in failed]
+        return read, [training.Unreadable(index=index, reason=reason) for index, reason in failed]
 
     def _agree(self, reasons: Sequence[str]) -> list[str]:
         """Why submissions cannot be read by all ranks, one by one; empty texts: they can."""
@@ -230,7 +211,7 @@ class TrainerService:
             for reason, bad in zip(reasons, failed, strict=True)
         ]
 
-    def _problem(self, index: int, submission: AcceptedSubmission) -> str:
+    def _problem(self, index: int, submission: training.AcceptedSubmission) -> str:
         """Why a submission cannot be read, as far as this rank checks it; empty if it can."""
         policies = self._held().policies
         if submission.policy not in policies:
@@ -243,7 +224,7 @@ class TrainerService:
             return str(error)
         return ""
 
-    def _share(self, submission: AcceptedSubmission) -> AcceptedGroups | str:
+    def _share(self, submission: training.AcceptedSubmission) -> AcceptedGroups | str:
         """This rank's share of a submission whose file is right, or why it cannot be read."""
         groups = self._read_ahead(submission)
         try:
@@ -257,25 +238,25 @@ class TrainerService:
                 return f"a span's policy {policy} is not held here; held policies: {policies}"
         return groups
 
-    def _read_ahead(self, submission: AcceptedSubmission) -> AcceptedGroups | None:
+    def _read_ahead(self, submission: training.AcceptedSubmission) -> AcceptedGroups | None:
         before, groups = self._ahead.get(submission.digest, (None, None))
         return groups if before == submission else None
 
     @in_job_thread
-    def begin_save(self, job: BeginSave) -> None:
+    def begin_save(self, job: training.BeginSave) -> None:
         state, policy = (Path(folder) if folder else None for folder in (job.state, job.policy))
         self._held().begin_save(state, policy)
 
-    async def finish_save(self, job: FinishSave) -> None:
+    async def finish_save(self, job: training.FinishSave) -> None:
         """Not in the job thread, which may be training."""
         await trio.to_thread.run_sync(self._held().finish_save)
 
     @in_job_thread
-    def export(self, job: Export) -> None:
+    def export(self, job: training.Export) -> None:
         self._held().export(Path(job.folder), base=job.base)
 
     @in_job_thread
-    def compare(self, job: Compare) -> bool:
+    def compare(self, job: training.Compare) -> bool:
         return self._held().matches(Path(job.folder))
 
     def _held(self) -> Learner:
@@ -284,7 +265,7 @@ class TrainerService:
         return self._learner
 
 
-_SERVICE: type[TrainingService] = TrainerService
+_SERVICE: type[training.TrainingService] = TrainerService
 
 
 def _paths(folders: Mapping[int, str]) -> dict[int, Path]:

@@ -13,16 +13,7 @@ from msgspec import to_builtins
 
 from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
-from swarm.jobs.offline import (
-    TUNING_START_SECONDS,
-    Reading,
-    SaveState,
-    StartTuning,
-    Tune,
-    TuningService,
-    TuningSettings,
-    Validate,
-)
+from swarm.jobs import offline
 from swarm.jobs.training import Export
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
@@ -33,6 +24,7 @@ from swarm.terminal.options import (
     Weights,
     absolute,
     environment_options,
+    filled,
     toml_lines,
 )
 from swarm.terminal.output import say_event, say_json
@@ -46,7 +38,7 @@ SERVICE = "peers.tuning.service:Tuning"
 
 
 async def tune(
-    job: StartTuning, out: Path, report_every: int, save_every: int, as_json: bool
+    job: offline.StartTuning, out: Path, report_every: int, save_every: int, as_json: bool
 ) -> None:
     """Fine-tune a policy in a child process and write the result, resuming from a saved state.
 
@@ -55,13 +47,13 @@ async def tune(
     """
     say = say_json if as_json else say_event
     async with LocalCompute().child(
-        SERVICE, name="fine-tuning", start_deadline_seconds=TUNING_START_SECONDS
+        SERVICE, name="fine-tuning", start_deadline_seconds=offline.TUNING_START_SECONDS
     ) as child:
-        service = client(TuningService, child)
+        service = client(offline.TuningService, child)
         started = await service.start(job)
 
         async def validate(step: int) -> None:
-            found = await service.validate(Validate())
+            found = await service.validate(offline.Validate())
             say({"event": "validated", "step": step, **to_builtins(found)})
 
         say({"event": "started", **to_builtins(started)})
@@ -69,7 +61,7 @@ async def tune(
         tokens, began = 0, time.monotonic()
         last = job.settings.steps
         for step in range(started.steps_done + 1, last + 1):
-            made = await service.step(Tune())
+            made = await service.step(offline.Tune())
             tokens += made.tokens
             if step % report_every == 0 or step == last:
                 speed = tokens / max(1e-9, time.monotonic() - began)
@@ -77,7 +69,7 @@ async def tune(
                 await validate(step)
                 tokens, began = 0, time.monotonic()
             if save_every and step % save_every == 0 and step < last:
-                await service.save_state(SaveState(folder=_absolute(state_beside(out))))
+                await service.save_state(offline.SaveState(folder=_absolute(state_beside(out))))
         await service.save(Export(folder=_absolute(out)))
         shutil.rmtree(state_beside(out), ignore_errors=True)
         say({"event": "saved", "folder": str(out)})
@@ -96,12 +88,12 @@ def first_job(
     model: str,
     out: Path,
     data: Sequence[str],
-    settings: TuningSettings,
-    reading: Reading,
+    settings: offline.TuningSettings,
+    reading: offline.Reading,
     weights: Sequence[float] = (),
     environment: str | None = None,
     options: dict[str, Any] | None = None,
-) -> StartTuning:
+) -> offline.StartTuning:
     """The child's first job; raises `UserError` for options that do not go together."""
     if bool(data) == (environment is not None):
         raise UserError("give either --data FILE or --environment NAME@VERSION")
@@ -110,7 +102,7 @@ def first_job(
         raise UserError(
             f"--environment is {environment!r}; write it as NAME@VERSION, for example sort-digits@1"
         )
-    if environment is not None and reading != Reading():
+    if environment is not None and reading != offline.Reading():
         raise UserError(
             "--environment gives its own examples; leave out the options that read --data "
             "(--split, --subset, --where, --prompt-column, --answer-column, --chat, --reward)"
@@ -123,7 +115,7 @@ def first_job(
     except OSError as error:
         raise UserError(f"--out {out} cannot be written ({error}); choose another") from error
     state = state_beside(out)
-    return StartTuning(
+    return offline.StartTuning(
         model=str(find_model(model, "--model").folder.resolve()),
         settings=settings,
         data=[absolute(each) for each in data],
@@ -217,6 +209,7 @@ def sft(
 
     The loss is on the answers alone. The same command resumes an interrupted tuning.
     """
+    given = locals()
     require_extra("train", "swarm sft")
     from swarm.look.rollouts.filters import parse_range
 
@@ -227,22 +220,11 @@ def sft(
         weights=weight or (),
         environment=environment,
         options=environment_options(option),
-        settings=TuningSettings(
-            steps=steps,
-            batch=batch,
-            learning_rate=learning_rate,
-            warmup_steps=warmup_steps,
-            validation_share=validation_share,
-            tokens_max=tokens_max,
-            seed=seed,
-        ),
-        reading=Reading(
-            split=split,
-            subset=subset,
+        settings=filled(offline.TuningSettings, given),
+        reading=filled(
+            offline.Reading,
+            given,
             where=toml_lines(where, *WHERE),
-            prompt_column=prompt_column,
-            answer_column=answer_column,
-            chat=chat,
             reward=parse_range("--reward", reward, "1:") or (-math.inf, math.inf),
         ),
     )
@@ -288,29 +270,13 @@ def dpo(
     Of exported rollouts and of solutions, a prompt's best answer is preferred to its worst. The
     same command resumes an interrupted tuning.
     """
+    given = locals()
     require_extra("train", "swarm dpo")
     job = first_job(
         model,
         out,
         [data],
-        settings=TuningSettings(
-            loss="preferences",
-            steps=steps,
-            batch=batch,
-            learning_rate=learning_rate,
-            warmup_steps=warmup_steps,
-            validation_share=validation_share,
-            tokens_max=tokens_max,
-            beta=beta,
-            answer_weight=answer_weight,
-            seed=seed,
-        ),
-        reading=Reading(
-            split=split,
-            subset=subset,
-            where=toml_lines(where, *WHERE),
-            prompt_column=prompt_column,
-            chat=chat,
-        ),
+        settings=filled(offline.TuningSettings, given, loss="preferences"),
+        reading=filled(offline.Reading, given, where=toml_lines(where, *WHERE)),
     )
     run_until_interrupted(tune, job, out, report_every, save_every, as_json)

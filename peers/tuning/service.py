@@ -30,17 +30,7 @@ from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
 from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
-from swarm.jobs.offline import (
-    SaveState,
-    StartTuning,
-    Tune,
-    Tuned,
-    TuningService,
-    TuningSettings,
-    TuningStarted,
-    Validate,
-    Validated,
-)
+from swarm.jobs import offline
 from swarm.jobs.training import Export
 from swarm.rollouts.rollout import Rollout
 from swarm.wire.manifest import Objective, Optimiser, Schedule
@@ -77,11 +67,11 @@ class Answers:
         count = batch.token_count()
         return torch.full((count,), 1 / count), None
 
-    def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> Validated:
+    def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> offline.Validated:
         """Measure the policy on examples held back."""
         scores = score(examples)
         exact = _per_episode(scores, batch).exp().mean()
-        return Validated(loss=-float(scores.mean()), exact=float(exact))
+        return offline.Validated(loss=-float(scores.mean()), exact=float(exact))
 
 
 class Preferences:
@@ -118,9 +108,9 @@ class Preferences:
         value = -logsigmoid(self._beta * margin).mean() - (share * scores).sum()
         return weights + share, float(value)
 
-    def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> Validated:
+    def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> offline.Validated:
         margin = self._margins(score(examples), examples, batch)
-        return Validated(
+        return offline.Validated(
             loss=-float(logsigmoid(self._beta * margin).mean()),
             preferred=float((margin > 0).float().mean()),
             margin=float(margin.mean()),
@@ -140,7 +130,7 @@ def _sums(scores: Tensor, lengths: Tensor) -> Tensor:
     return torch.stack([each.sum() for each in torch.split(scores, lengths.tolist())])
 
 
-def check(settings: TuningSettings) -> None:
+def check(settings: offline.TuningSettings) -> None:
     """Check the settings' bounds; raises `UserError`."""
     for name, fine, bounds in (
         ("steps", settings.steps >= 1, "at least 1"),
@@ -164,7 +154,7 @@ class Tuning:
         self._thread = JobThread()
 
     @in_job_thread
-    def start(self, job: StartTuning) -> TuningStarted:
+    def start(self, job: offline.StartTuning) -> offline.TuningStarted:
         self._settings = job.settings
         check(self._settings)
         self._job = job
@@ -176,7 +166,7 @@ class Tuning:
             self._loss = Preferences(self._settings.beta, self._settings.answer_weight)
             self._loss.refer(self._examples + self._held_back, self._settings.batch, self._score)
         self._done = self._resume(Path(job.state)) if job.state else 0
-        return TuningStarted(
+        return offline.TuningStarted(
             examples=len(self._examples),
             held_back=len(self._held_back),
             left_out=left_out,
@@ -223,7 +213,7 @@ class Tuning:
             "same, choose another --out, or remove that folder to begin anew"
         )
 
-    def _split(self, job: StartTuning) -> int:
+    def _split(self, job: offline.StartTuning) -> int:
         """Encode examples and hold some back; return how many were left out. Raises `UserError`."""
         settings = self._settings
         limit = min(settings.tokens_max, self._policy.model.config.max_position_embeddings)
@@ -255,7 +245,7 @@ class Tuning:
         return left_out
 
     @in_job_thread
-    def step(self, job: Tune) -> Tuned:
+    def step(self, job: offline.Tune) -> offline.Tuned:
         places = self._mixture.batch(self._done, self._settings.batch)
         examples = [self._examples[self._starts[source] + index] for source, index in places]
         batch = batch_of(examples)
@@ -272,7 +262,7 @@ class Tuning:
         rate = self._learning.learning_rate(self._done)
         found = descend(policy, {"loss": total}, self._settings.gradient_norm_max, rate)
         self._done += 1
-        return Tuned(
+        return offline.Tuned(
             step=self._done,
             loss=found["loss"] if value is None else value,
             gradient_norm=found["gradient_norm"],
@@ -286,13 +276,13 @@ class Tuning:
         return self._policy.score(self._policy.passes(batch_of(examples))).cpu()
 
     @in_job_thread
-    def validate(self, job: Validate) -> Validated:
+    def validate(self, job: offline.Validate) -> offline.Validated:
         if not self._held_back:
-            return Validated()
+            return offline.Validated()
         return self._loss.judge(self._held_back, batch_of(self._held_back), self._score)
 
     @in_job_thread
-    def save_state(self, job: SaveState) -> None:
+    def save_state(self, job: offline.SaveState) -> None:
         facts = {"steps": self._done, "job": self._digest()}
         states.write(Path(job.folder), self._policy.state(), facts, self._policy.ranks)
 
@@ -311,10 +301,10 @@ class Tuning:
         return hasher.hexdigest()
 
 
-_SERVICE: type[TuningService] = Tuning
+_SERVICE: type[offline.TuningService] = Tuning
 
 
-def read_job(job: StartTuning, tokens_max: int) -> tuple[list[list[Example]], int, int]:
+def read_job(job: offline.StartTuning, tokens_max: int) -> tuple[list[list[Example]], int, int]:
     """Read and encode the examples of each source of a job; raises `UserError`.
 
     Also returns how many are too long or have no prompt, and how many answers of policies were

@@ -6,15 +6,8 @@ import trio
 from blake3 import blake3
 
 from peers.validator.evidence.submission import gains, without_bets
+from simnet.compute import rollouts
 from simnet.compute.environment import served_episodes
-from simnet.compute.rollouts import (
-    Crash,
-    SimulatedRollouts,
-    read_rollouts,
-    rollouts,
-    true_rewards,
-    ungradable_groups,
-)
 from simnet.compute.setting import Setting
 from swarm.jobs import Load, validation
 from swarm.rollouts.seeds import digest as digest_of
@@ -33,15 +26,15 @@ class InspectorModel:
 
     def __init__(self, setting: Setting, setup: validation.InspectionSetup) -> None:
         self._setting = setting
-        self._held: tuple[validation.Inspect, SimulatedRollouts] | None = None
+        self._held: tuple[validation.Inspect, rollouts.SimulatedRollouts] | None = None
         """The submission that is to be graded."""
 
     async def inspect(self, job: validation.Inspect) -> validation.Inspected:
         try:
-            found = await read_rollouts(self._setting, job.path, job.digest)
+            found = await rollouts.read_rollouts(self._setting, job.path, job.digest)
         except msgspec.MsgspecError as error:
             return _fault("schema", str(error))
-        right = rollouts(self._setting, job.order)
+        right = rollouts.rollouts(self._setting, job.order)
         right.edited = found.edited
         right.invented = found.invented  # an inspector cannot see it in the file
         right.invented_row = found.invented_row
@@ -81,7 +74,7 @@ class InspectorModel:
         assert self._held is not None and self._held[0].digest == job.digest
         asked, found = self._held
         if self._setting.hardware.hangs and not job.hung:
-            raise Crash("environment 'simulated' took too long")
+            raise rollouts.Crash("environment 'simulated' took too long")
         graded = self._graded(asked, found, job.hung)
         if found.sleeps_seconds:
             rows = sum(map(len, found.lengths))
@@ -89,19 +82,19 @@ class InspectorModel:
         return graded
 
     def _graded(
-        self, job: validation.Inspect, found: SimulatedRollouts, hung: str
+        self, job: validation.Inspect, found: rollouts.SimulatedRollouts, hung: str
     ) -> validation.Graded:
         """The grades of local groups, and the served episodes; raises `BadTurn`."""
         workload = self._setting.workload
         fails = hung or (
             "" if self._setting.hardware.grades else "environment 'simulated' cannot grade"
         )
-        rewards = true_rewards(workload, found)
+        rewards = rollouts.true_rewards(workload, found)
         episodes = list(served_episodes(job.order, found, workload.turns, job.environment_peers))
         asked = {group for group, _, _ in episodes}
         local = [group for group in range(job.order.groups) if group not in asked]
         reasons = {group: fails for group in local if fails}
-        for group in ungradable_groups(workload, found):
+        for group in rollouts.ungradable_groups(workload, found):
             if group in local:
                 reasons.setdefault(group, "environment 'simulated' cannot know the reward")
         return validation.Graded(
@@ -157,7 +150,7 @@ class PrefillModel:
                 await self.load(load)
         if not job.later and job.order.policy not in self._policies:
             raise ValueError(f"{job.order.policy} is not loaded")
-        found = await read_rollouts(self._setting, job.path, job.digest)
+        found = await rollouts.read_rollouts(self._setting, job.path, job.digest)
         lengths = [length for group in found.lengths for length in group]
         rows = range(len(lengths)) if job.rows is None else job.rows
         tokens = sum(lengths[row] for row in rows)

@@ -9,14 +9,7 @@ from typing import Any
 
 import trio
 
-from simnet.scenarios.parts import (
-    SERVER,
-    draw_line,
-    look_up,
-    start_bootstrap,
-    start_over_time,
-    summary,
-)
+from simnet.scenarios import parts
 from simnet.simulation import Plan, Simulation
 
 PEERS = 50
@@ -33,17 +26,17 @@ LOOKUPS = 50
 async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     trusted = ["trainer"]
     trusted += [f"validator-{number}" for number in range(max(1, peers // PEERS_PER_TRUSTED))]
-    await start_bootstrap(simulation, trainers=trusted[:1], validators=trusted[1:])
+    await parts.start_bootstrap(simulation, trainers=trusted[:1], validators=trusted[1:])
     for name in trusted:
-        await simulation.add(Plan(name, ["observer"], SERVER)).start()
+        await simulation.add(Plan(name, ["observer"], parts.SERVER)).start()
     joiners = [
-        simulation.add(Plan(f"peer-{number}", ["relay"], draw_line(simulation.random)))
+        simulation.add(Plan(f"peer-{number}", ["relay"], parts.draw_line(simulation.random)))
         for number in range(peers - 1 - len(trusted))
     ]
     everyone = [peer.name for peer in joiners]
     listening = simulation.expect("peer.listening", everyone)
     admitted = simulation.expect("membership.admitted", everyone)
-    await start_over_time(
+    await parts.start_over_time(
         simulation, joiners, max(ARRIVAL_SECONDS_MIN, peers / ARRIVALS_PER_SECOND_MAX)
     )
     await simulation.meet(listening, 1.0)
@@ -51,16 +44,16 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     await trio.sleep(SETTLING_SECONDS)
     found: list[float] = []
     for _ in range(LOOKUPS):
-        await look_up(simulation, joiners, found)
+        await parts.look_up(simulation, joiners, found)
     if len(found) < LOOKUPS:
         simulation.violate(f"{LOOKUPS - len(found)} of {LOOKUPS} peer records were not found")
     return {
         "admitted": len(admitted.times),
-        "seconds_to_admission": summary(
+        "seconds_to_admission": parts.summary(
             at - listening.times[name] for name, at in admitted.times.items()
         ),
         "lookups_found": len(found) / LOOKUPS,
-        "lookup_seconds": summary(found),
+        "lookup_seconds": parts.summary(found),
         "control_messages": simulation.network.messages,
         "control_messages_per_peer": round(simulation.network.messages / peers, 1),
     }

@@ -11,14 +11,7 @@ from typing import Any
 import trio
 
 from simnet.compute.setting import Hardware, Workload
-from simnet.scenarios.parts import (
-    SERVER,
-    draw_line,
-    look_up,
-    start_bootstrap,
-    start_over_time,
-    summary,
-)
+from simnet.scenarios import parts
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.errors import PeerError
 from swarm.kademlia.publishing import REPUBLISH_SECONDS
@@ -47,26 +40,28 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     validators = [f"validator-{number}" for number in range(max(2, peers // PEERS_PER_VALIDATOR))]
     relays = max(1, peers // 20)
     workers = max(2, peers - 2 - len(validators) - relays)
-    await start_bootstrap(
+    await parts.start_bootstrap(
         simulation, trainers=["trainer"], validators=validators, steps=100_000,
         groups_per_step=20 * workers,
     )  # fmt: skip
-    trusted = [simulation.add(Plan(name, ["validator"], SERVER, CHECKER)) for name in validators]
-    trusted.append(simulation.add(Plan("trainer", ["trainer"], SERVER)))
+    trusted = [
+        simulation.add(Plan(name, ["validator"], parts.SERVER, CHECKER)) for name in validators
+    ]
+    trusted.append(simulation.add(Plan("trainer", ["trainer"], parts.SERVER)))
     for peer in trusted:
         await peer.start()
     members = [
-        simulation.add(Plan(f"relay-{number}", ["relay"], SERVER)) for number in range(relays)
+        simulation.add(Plan(f"relay-{number}", ["relay"], parts.SERVER)) for number in range(relays)
     ]
     members += [
         simulation.add(
-            Plan(f"worker-{number}", ["inference"], draw_line(simulation.random), WORKER)
+            Plan(f"worker-{number}", ["inference"], parts.draw_line(simulation.random), WORKER)
         )
         for number in range(workers)
     ]
     names = [peer.name for peer in members]
     admitted = simulation.expect("membership.admitted", names)
-    await start_over_time(simulation, members, max(30.0, peers / 20))
+    await parts.start_over_time(simulation, members, max(30.0, peers / 20))
     await simulation.meet(admitted, ADMITTED_SECONDS)
     await trio.sleep(SETTLING_SECONDS)
 
@@ -78,7 +73,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         for _ in range(round(STEADY_SECONDS)):
             for _ in range(_times(simulation, peers / LOOKUP_SECONDS)):
                 lookups += 1
-                nursery.start_soon(look_up, simulation, members, found)
+                nursery.start_soon(parts.look_up, simulation, members, found)
             for _ in range(_times(simulation, peers / REPUBLISH_SECONDS)):
                 nursery.start_soon(_publish_again, simulation.random.choice(members))
             await trio.sleep(1.0)
@@ -97,7 +92,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         "events_per_virtual_second": happened.total() / seconds,
         "lookups": lookups,
         "lookups_found": len(found),
-        "lookup_seconds": summary(found),
+        "lookup_seconds": parts.summary(found),
         "submissions": happened["inference.submission_delivered"],
         "verdicts": happened["validator.verdict"],
         "steps": happened["trainer.step_trained"],

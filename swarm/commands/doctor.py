@@ -33,6 +33,8 @@ def doctor(
 
     Exit status 1: a line begins with PROBLEM, and says what to do.
     """
+    others = ("config", "model", "as_json")
+    flags = {name: value for name, value in locals().items() if name not in others}
     from swarm.look.doctor import look
     from swarm.run.findings import lines
     from swarm.settings import load_settings
@@ -40,15 +42,6 @@ def doctor(
     from swarm.terminal.output import print_json
     from swarm.terminal.untrusted import printable
 
-    flags = {
-        "role": role,
-        "bootstrap": bootstrap,
-        "run": run,
-        "listen": listen,
-        "bulk_port": bulk_port,
-        "home": home,
-        "engine": engine,
-    }
     folder = model.expanduser().absolute() if model is not None else None
     found = run_until_interrupted(look, load_settings(config, flags), folder)
     if as_json:

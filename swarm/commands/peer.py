@@ -61,29 +61,11 @@ def peer(
     version: Version = False,
 ) -> None:
     """Start one peer of the network; Ctrl-C leaves it cleanly."""
+    # Every option is named as the setting that it gives.
+    flags = {name: value for name, value in locals().items() if name not in ("config", "version")}
     from swarm.commands.start import start
     from swarm.settings import load_settings
 
-    flags = {
-        "role": role,
-        "bootstrap": bootstrap,
-        "listen": listen,
-        "announce": announce,
-        "announce_bulk": announce_bulk,
-        "bulk_port": bulk_port,
-        "uplink_mbps": uplink_mbps,
-        "home": home,
-        "run": run,
-        "invite": invite,
-        "manifest": manifest,
-        "engine": engine,
-        "resume": resume,
-        "new_log": new_log,
-        "metrics": metrics,
-        "metrics_key_file": metrics_key_file,
-        "verbose": verbose,
-        "json_logs": json_logs,
-    }
     start(load_settings(config, flags))
 
 

@@ -14,29 +14,15 @@ from dataclasses import dataclass, fields
 import msgspec
 from blake3 import blake3
 
+from swarm.ledger import entries
 from swarm.ledger.capital import Capitals
-from swarm.ledger.entries import (
-    LASTING,
-    Carried,
-    CheckpointPublished,
-    Consumed,
-    Entry,
-    Judged,
-    Reinstated,
-    Sealed,
-    SealedCapital,
-    SealedLog,
-    SealedWorker,
-    decode,
-    encode,
-)
 from swarm.ledger.state import Authority, Base, Frontier, Record, Totals, ledger_state
 
 _TOTALS = tuple(each.name for each in fields(Totals) if each.name != "held")
 """Sealed credit is final or void, never held."""
 
 
-def frontier_of(seal: Sealed) -> Frontier:
+def frontier_of(seal: entries.Sealed) -> Frontier:
     """The newest submissions that a seal covers."""
     return Frontier(seal.lineage, seal.step)
 
@@ -54,7 +40,7 @@ def totals_digest(totals: Mapping[str, Totals]) -> bytes:
     """Digest of all workers' sealed totals."""
     hasher = blake3()
     for worker, total in sorted(totals.items()):
-        hasher.update(encode(_sealed_worker(worker, total)))
+        hasher.update(entries.encode(_sealed_worker(worker, total)))
     return hasher.digest()
 
 
@@ -62,9 +48,11 @@ def first_needed(log: Iterable[Record], frontier: Frontier) -> int | None:
     """Index of the first entry of a log that is not about sealed submissions; None if all are."""
     for record in log:
         entry = record.entry
-        if isinstance(entry, (Judged, CheckpointPublished)):
+        if isinstance(entry, (entries.Judged, entries.CheckpointPublished)):
             needed = entry.lineage > frontier.lineage or entry.step > frontier.step
-        elif isinstance(entry, Consumed):  # a step consumes its own submissions and earlier ones
+        elif isinstance(
+            entry, entries.Consumed
+        ):  # a step consumes its own submissions and earlier ones
             needed = entry.step > frontier.step
         else:
             needed = False
@@ -73,33 +61,33 @@ def first_needed(log: Iterable[Record], frontier: Frontier) -> int | None:
     return None
 
 
-def _block(log: Sequence[Record], seal: Sealed) -> list[Entry]:
+def _block(log: Sequence[Record], seal: entries.Sealed) -> list[entries.Entry]:
     """The entries that a seal's block holds; empty if they are not all here."""
     at = next((place for place, record in enumerate(log) if record.entry is seal), 0)
     return [record.entry for record in log[at - seal.block : at]] if at >= seal.block else []
 
 
-def _workers(block: Iterable[Entry]) -> Iterator[tuple[str, Totals]]:
+def _workers(block: Iterable[entries.Entry]) -> Iterator[tuple[str, Totals]]:
     for entry in block:
-        if isinstance(entry, SealedWorker):
+        if isinstance(entry, entries.SealedWorker):
             yield entry.worker, Totals(**{name: getattr(entry, name) for name in _TOTALS})
 
 
 def _sealed_worker(
-    worker: str, total: Totals, capitals: Sequence[SealedCapital] = ()
-) -> SealedWorker:
+    worker: str, total: Totals, capitals: Sequence[entries.SealedCapital] = ()
+) -> entries.SealedWorker:
     counts = {name: getattr(total, name) for name in _TOTALS}
-    return SealedWorker(worker=worker, **counts, capitals=list(capitals))
+    return entries.SealedWorker(worker=worker, **counts, capitals=list(capitals))
 
 
-def capitals_before(log: Sequence[Record]) -> dict[str, list[SealedCapital]]:
+def capitals_before(log: Sequence[Record]) -> dict[str, list[entries.SealedCapital]]:
     """The capitals of the entries that are pruned from this log, by worker; empty without."""
     for record in log:
         seal = record.entry
-        covered = seal.log(record.owner) if isinstance(seal, Sealed) else None
-        if isinstance(seal, Sealed) and covered and covered.first == log[0].index > 0:
+        covered = seal.log(record.owner) if isinstance(seal, entries.Sealed) else None
+        if isinstance(seal, entries.Sealed) and covered and covered.first == log[0].index > 0:
             block = _block(log, seal)
-            return {e.worker: e.capitals for e in block if isinstance(e, SealedWorker)}
+            return {e.worker: e.capitals for e in block if isinstance(e, entries.SealedWorker)}
     return {}
 
 
@@ -126,25 +114,25 @@ def base_of(logs: Iterable[Sequence[Record]], trusted: Sequence[str]) -> Base:
     return Base()
 
 
-def seals_in(log: Sequence[Record]) -> list[tuple[int, Sealed]]:
+def seals_in(log: Sequence[Record]) -> list[tuple[int, entries.Sealed]]:
     """The seals of a log, each with its place in this sequence."""
-    return [(at, r.entry) for at, r in enumerate(log) if isinstance(r.entry, Sealed)]
+    return [(at, r.entry) for at, r in enumerate(log) if isinstance(r.entry, entries.Sealed)]
 
 
 def base_at(log: Sequence[Record], at: int) -> Base | None:
     """The state that the seal at a place of this sequence carries; None unless all of it is here
     and matches its digest."""
     seal = log[at].entry
-    assert isinstance(seal, Sealed)
+    assert isinstance(seal, entries.Sealed)
     totals = dict(_workers(record.entry for record in log[max(0, at - seal.block) : at]))
     if seal.block > at or totals_digest(totals) != seal.totals:
         return None
     return Base(frontier_of(seal), totals)
 
 
-def stated(seal: Sealed) -> bytes:
+def stated(seal: entries.Sealed) -> bytes:
     """What a seal says of the run: equal for all peers that agree."""
-    return encode(msgspec.structs.replace(seal, block=0))
+    return entries.encode(msgspec.structs.replace(seal, block=0))
 
 
 @dataclass(frozen=True)
@@ -153,7 +141,7 @@ class Epoch:
 
     number: int
     frontier: Frontier
-    logs: Sequence[SealedLog]
+    logs: Sequence[entries.SealedLog]
     rules: bytes
     totals: Mapping[str, Totals]
 
@@ -180,7 +168,7 @@ class Epoch:
         for owner, (size, log) in sorted(logs.items()):
             first = first_needed(log, frontier)
             covered.append(
-                SealedLog(
+                entries.SealedLog(
                     owner=owner,
                     size=size,
                     root=roots[owner],
@@ -190,15 +178,15 @@ class Epoch:
         return cls(number, frontier, covered, rules_digest(authority), totals)
 
     @classmethod
-    def stated_by(cls, seal: Sealed, base: Base) -> Epoch:
+    def stated_by(cls, seal: entries.Sealed, base: Base) -> Epoch:
         """The epoch of a seal, with the totals of its block."""
         return cls(seal.epoch, base.frontier, seal.logs, seal.rules, base.totals)
 
-    def block(self, log: Sequence[Record], owner: str) -> list[Entry]:
+    def block(self, log: Sequence[Record], owner: str) -> list[entries.Entry]:
         """The block of entries that seals `owner`'s log, of which `log` are the covered ones."""
         covered = next(each for each in self.logs if each.owner == owner)
         carried = [
-            Carried(position=index, entry=raw)
+            entries.Carried(position=index, entry=raw)
             for raw, index in _lasting(log, covered.first).items()
         ]
         capitals = _capitals(log, owner, covered.first)
@@ -206,7 +194,7 @@ class Epoch:
             _sealed_worker(worker, total, capitals.get(worker, Capitals()).sealed())
             for worker, total in sorted(self.totals.items())
         ]
-        seal = Sealed(
+        seal = entries.Sealed(
             epoch=self.number,
             lineage=self.frontier.lineage,
             step=self.frontier.step,
@@ -222,10 +210,10 @@ def _lasting(log: Sequence[Record], first: int) -> dict[bytes, int]:
     """Index of each entry before `first` that stays in force, by its bytes, in order."""
     found: dict[bytes, int] = {}
     for record in log:
-        if isinstance(record.entry, Carried):
+        if isinstance(record.entry, entries.Carried):
             found.setdefault(record.entry.entry, record.entry.position)
-        elif isinstance(record.entry, LASTING) and record.index < first:
-            found.setdefault(encode(record.entry), record.index)
+        elif isinstance(record.entry, entries.LASTING) and record.index < first:
+            found.setdefault(entries.encode(record.entry), record.index)
     return dict(sorted(found.items(), key=lambda each: each[1]))
 
 
@@ -242,20 +230,20 @@ def _capitals(log: Sequence[Record], owner: str, first: int) -> dict[str, Capita
         if covered is not None and covered.first <= first:
             start = covered.first
             for entry in _block(log, seal):
-                if isinstance(entry, SealedWorker):
+                if isinstance(entry, entries.SealedWorker):
                     found[entry.worker] = Capitals.unsealed(entry.capitals)
             break
     for record in log:
         entry = record.entry
         if not start <= record.index < first:
             continue
-        if isinstance(entry, Judged):
+        if isinstance(entry, entries.Judged):
             found[entry.worker].add(entry.evidence)
-        elif isinstance(entry, Reinstated):
+        elif isinstance(entry, entries.Reinstated):
             found.pop(entry.peer, None)
     return found
 
 
 def records_of(owner: str, start: int, raws: Iterable[bytes]) -> list[Record]:
     """The entries of a log from index `start` on; raises `ValueError` for a malformed one."""
-    return [Record(owner, index, decode(raw)) for index, raw in enumerate(raws, start)]
+    return [Record(owner, index, entries.decode(raw)) for index, raw in enumerate(raws, start)]

@@ -10,14 +10,7 @@ from swarm.errors import DeadlineError, UserError
 from swarm.node.local import visit
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held
-from swarm.shardcast.mirror.folder import (
-    Progress,
-    check_out,
-    move_out,
-    partial_of,
-    watcher,
-    writing,
-)
+from swarm.shardcast.mirror import folder
 
 
 async def from_peers(
@@ -27,7 +20,7 @@ async def from_peers(
     run: str | None = None,
     digest: bytes | None = None,
     deadline: float,
-    progress: Progress = lambda done, total: None,
+    progress: folder.Progress = lambda done, total: None,
 ) -> Held:
     """Fetch the newest policy of a run into the folder `out`, as an observer of the run.
 
@@ -36,13 +29,13 @@ async def from_peers(
     `deadline` is in seconds. Raises `UserError` if `digest` is given and differs from the digest of
     the policy's manifest. Also raises the errors of `Policies.get`.
     """
-    check_out(out)
-    with writing(out) as disk:
+    folder.check_out(out)
+    with folder.writing(out) as disk:
         held, base = await _newest_policy(
-            partial_of(out), bootstrap, run, digest, deadline, progress
+            folder.partial_of(out), bootstrap, run, digest, deadline, progress
         )
         # The deadline limits the network only; moving the complete files may take longer.
-        await move_out(disk, held, out, base)
+        await folder.move_out(disk, held, out, base)
         return held
 
 
@@ -52,7 +45,7 @@ async def _newest_policy(
     run: str | None,
     digest: bytes | None,
     deadline: float,
-    progress: Progress,
+    progress: folder.Progress,
 ) -> tuple[Held, Held | None]:
     """Fetch the newest policy of a run into the checkpoint store of a peer at `home`.
 
@@ -63,7 +56,7 @@ async def _newest_policy(
     with trio.move_on_after(deadline) as scope:
         async with visit(bootstrap, run, home=home) as (node, found):
             peer = RunNode(node, found)
-            peer.store.watch(watcher(progress))
+            peer.store.watch(folder.watcher(progress))
             async with peer.joined():
                 await peer.checkpoint.wait_until(lambda envelope: envelope is not None)
                 checkpoint = peer.newest_checkpoint()

@@ -3,23 +3,19 @@
 docs/troubleshooting.md has the same words. Names of checks are those in verdicts.
 """
 
-import tomllib
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import dataclass
+
+from swarm.data import beside
 
 
-class Refusal(NamedTuple):
+@dataclass(frozen=True)
+class Refusal:
     """The explanation of one failed check."""
 
     means: str
     do: str
 
 
-REFUSALS: dict[str, Refusal] = {
-    name: Refusal(**told)
-    for name, told in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    ).items()
-}
+REFUSALS = beside(__file__, dict[str, Refusal])
 """By the check's name, from `refusals.toml`."""
 UNKNOWN = Refusal("this version of Swarm does not know the check", "update Swarm")

@@ -9,50 +9,21 @@ from typing import Any
 
 import msgspec
 
+from swarm.data import beside
 from swarm.wire.manifest import EnvironmentReference, RunManifest, TrustedKey
 
 AT_ONCE = "at once"
 NEXT_STEP = "from the next step"
 NEVER = "not possible in a running run: start a new one"
 
+_WHEN = {"at_once": AT_ONCE, "next_step": NEXT_STEP, "never": NEVER}
+
 _TAKES_EFFECT = {
-    "name": NEVER,
-    "model": NEVER,
-    "tokenizer_hash": NEVER,
-    "environments": NEVER,
-    "environments.weight": NEXT_STEP,
-    "environments.spread": NEXT_STEP,
-    "environments.accuracy_min": NEXT_STEP,
-    "environments.accuracy_max": NEXT_STEP,
-    "environments.max_staleness": NEXT_STEP,
-    "environments.temperature": NEXT_STEP,
-    "sampling": NEXT_STEP,
-    "schedule": NEXT_STEP,
-    "schedule.steps": AT_ONCE,
-    "objective": NEXT_STEP,
-    "optimiser": NEXT_STEP,
-    "trainers": AT_ONCE,
-    "validators": AT_ONCE,
-    "environment_peers": AT_ONCE,
-    "standbys": AT_ONCE,
-    "successors": AT_ONCE,
-    "admissions": AT_ONCE,
-    "thresholds": NEXT_STEP,
-    "limits": AT_ONCE,
-    "checkpoints_kept": AT_ONCE,
-    "filters": NEXT_STEP,
-    "broadcast_mode": AT_ONCE,
-    "adapter": NEVER,
-    "values": NEXT_STEP,
-    "needs": AT_ONCE,
-    "outer": NEVER,
-    "outer.rounds": AT_ONCE,
-    "outer.quorum": AT_ONCE,
-    "outer.grace_seconds": AT_ONCE,
-    "outer.deadline_seconds": AT_ONCE,
+    field: _WHEN[when]
+    for when, fields in beside(__file__, dict[str, list[str]]).items()
+    for field in fields
 }
-"""When a change takes effect, by field of the manifest. A table's field has an entry of its own if
-its change takes effect at another time than the table's."""
+"""When a change takes effect, by field of the manifest, from `changes.toml`."""
 
 ITEMS_SHOWN = 4
 """Longest list that is shown in full; of a longer one (an allow-list), only its length is shown."""

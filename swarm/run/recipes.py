@@ -3,16 +3,13 @@ file. Of two recipes the first wins, as the file does over both."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from swarm.data import beside
 from swarm.errors import UserError
 
-RECIPES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+RECIPES = beside(__file__, dict[str, dict[str, dict[str, Any]]])
 """Tables of a manifest by recipe, from `recipes.toml`; `environments` holds for each of a run's."""
 
 

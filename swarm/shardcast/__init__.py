@@ -20,8 +20,7 @@ For other rooms: `chain`: Deltas; `delta`: encode, make; `fetch.fetcher`: Fetche
 source_mark; `have.claims`: Complete, PROTOCOL, encode; `have.streams`: HaveExchange; `held`:
 Change, Held, is_right; `jobs`: DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PieceToMake,
 PiecesMade; `limits`: *; `manifest`: BASE_NAME, BadManifest, CheckpointManifest, build, is_mirror,
-parse, piece_size_for; `mirror`: fetch; `mirror.fetch`: fetch; `mirror.folder`: BASE_FOLDER,
-Progress, check_out, move_out, partial_of, watcher, writing; `mirror.publish`: export, serve;
-`rarity`: draw; `service`: BlobService; `store`: CheckpointConflict, CheckpointStore; `uploads`:
-Uploads
+parse, piece_size_for; `mirror`: fetch, folder; `mirror.fetch`: fetch; `mirror.folder`: BASE_FOLDER,
+Progress; `mirror.publish`: export, serve; `rarity`: draw; `service`: BlobService; `store`:
+CheckpointConflict, CheckpointStore; `uploads`: Uploads
 """

@@ -36,19 +36,10 @@ HOMELESS = (
     "give --home FOLDER, or set HOME"
 )
 
-_MACHINE_ERRORS = frozenset(
-    {
-        errno.EACCES,
-        errno.EDQUOT,
-        errno.EIO,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOSPC,
-        errno.EPERM,
-        errno.EROFS,
-    }
-)
+_MACHINE_ERRORS = {
+    *(errno.EACCES, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE),
+    *(errno.ENOMEM, errno.ENOSPC, errno.EPERM, errno.EROFS),
+}
 
 
 def exits(work: Callable[P, int | None]) -> Callable[P, None]:

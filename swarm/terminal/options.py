@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -90,6 +90,15 @@ EnginesHome = Annotated[
     Path, typer.Option(help="Folder where `swarm engine install` puts engines.")
 ]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
+
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+def filled(kind: type[StructT], options: Mapping[str, Any], **given: Any) -> StructT:
+    """A structure with a command's options of its fields' names, except for the fields given."""
+    own = options.keys() & kind.__struct_fields__
+    return kind(**{name: options[name] for name in own} | given)
 
 
 def check_dtype(dtype: str) -> None:

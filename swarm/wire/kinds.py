@@ -2,60 +2,34 @@
 
 from __future__ import annotations
 
+from swarm.wire import messages, turns
 from swarm.wire.manifest import RunManifest
-from swarm.wire.messages import (
-    Acknowledgement,
-    Admission,
-    AdmissionRefused,
-    AdmissionRequest,
-    Checkpoint,
-    Evaluation,
-    Eviction,
-    Heartbeat,
-    Invite,
-    LogHead,
-    Message,
-    PeerRecord,
-    Presence,
-    Reinstatement,
-    StepOrder,
-    Submission,
-    Verdict,
-)
 from swarm.wire.outer import OuterStatus, RoundRecord
-from swarm.wire.turns import (
-    EpisodeGrade,
-    EpisodeTokens,
-    GradeRequest,
-    Turn,
-    TurnRefused,
-    TurnRequest,
-)
 
-KINDS: dict[str, type[Message]] = {
-    "peer_record": PeerRecord,
-    "heartbeat": Heartbeat,
-    "presence": Presence,
+KINDS: dict[str, type[messages.Message]] = {
+    "peer_record": messages.PeerRecord,
+    "heartbeat": messages.Heartbeat,
+    "presence": messages.Presence,
     "run_manifest": RunManifest,
-    "admission_request": AdmissionRequest,
-    "invite": Invite,
-    "admission": Admission,
-    "admission_refused": AdmissionRefused,
-    "checkpoint": Checkpoint,
-    "step_order": StepOrder,
-    "submission": Submission,
-    "acknowledgement": Acknowledgement,
-    "verdict": Verdict,
-    "eviction": Eviction,
-    "reinstatement": Reinstatement,
-    "log_head": LogHead,
-    "evaluation": Evaluation,
-    "turn": Turn,
-    "turn_request": TurnRequest,
-    "turn_refused": TurnRefused,
-    "episode_tokens": EpisodeTokens,
-    "grade_request": GradeRequest,
-    "episode_grade": EpisodeGrade,
+    "admission_request": messages.AdmissionRequest,
+    "invite": messages.Invite,
+    "admission": messages.Admission,
+    "admission_refused": messages.AdmissionRefused,
+    "checkpoint": messages.Checkpoint,
+    "step_order": messages.StepOrder,
+    "submission": messages.Submission,
+    "acknowledgement": messages.Acknowledgement,
+    "verdict": messages.Verdict,
+    "eviction": messages.Eviction,
+    "reinstatement": messages.Reinstatement,
+    "log_head": messages.LogHead,
+    "evaluation": messages.Evaluation,
+    "turn": turns.Turn,
+    "turn_request": turns.TurnRequest,
+    "turn_refused": turns.TurnRefused,
+    "episode_tokens": turns.EpisodeTokens,
+    "grade_request": turns.GradeRequest,
+    "episode_grade": turns.EpisodeGrade,
     "outer_status": OuterStatus,
     "round_record": RoundRecord,
 }
@@ -64,6 +38,6 @@ KINDS: dict[str, type[Message]] = {
 _KIND_OF = {message_type: kind for kind, message_type in KINDS.items()}
 
 
-def kind_of(message: Message) -> str:
+def kind_of(message: messages.Message) -> str:
     """The wire name of a message's kind."""
     return _KIND_OF[type(message)]

@@ -12,18 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from swarm.wire.messages import (
-    ENVIRONMENTS_MAX,
-    Count,
-    Digest,
-    Finite,
-    Key,
-    Name,
-    Role,
-    Seconds,
-    Share,
-    StateMessage,
-)
+from swarm.wire import messages
 from swarm.wire.protocol import ProtocolVersion
 
 VERSION_MAX = 1 << 53
@@ -40,13 +29,13 @@ WithinOne = Annotated[float, Meta(gt=0, lt=1)]
 class TrustedKey(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """A key that the owner trusts, from version `from_version` of the manifest on."""
 
-    peer: Key
-    from_version: Count = 1
+    peer: messages.Key
+    from_version: messages.Count = 1
 
 
 OptionName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")]
 OptionText = Annotated[str, Meta(max_length=1000)]
-OptionScalar = bool | int | Finite | OptionText
+OptionScalar = bool | int | messages.Finite | OptionText
 OptionValue = OptionScalar | Annotated[list[OptionScalar], Meta(max_length=256)]
 
 
@@ -56,9 +45,9 @@ class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only
     Name, version, options and probe hash are fixed for the run.
     """
 
-    name: Name
-    version: Name
-    probe_hash: Digest = bytes(32)
+    name: messages.Name
+    version: messages.Name
+    probe_hash: messages.Digest = bytes(32)
     """BLAKE3 over the token ids of 64 rendered probe tasks, computed by `swarm run create`. A
     worker with another hash renders tasks differently."""
     weight: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
@@ -70,9 +59,9 @@ class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only
     spread: Literal["task", "total"] = "task"
     """The rewards that must differ within a group: task: without the length penalty. total: with
     it."""
-    accuracy_min: Finite = 0.0
+    accuracy_min: messages.Finite = 0.0
     """Groups with a lower mean task reward are left out."""
-    accuracy_max: Finite = 1.0
+    accuracy_max: messages.Finite = 1.0
     """Groups with a higher mean task reward are left out. (PRIME keeps 0.2 to 0.8.)"""
     max_staleness: Annotated[int, Meta(ge=-1, le=256)] = -1
     """Groups of older policies are left out: the training step less the policy's number. −1: the
@@ -86,7 +75,7 @@ class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only
 
 
 Environments = Annotated[
-    list[EnvironmentReference], Meta(min_length=1, max_length=ENVIRONMENTS_MAX)
+    list[EnvironmentReference], Meta(min_length=1, max_length=messages.ENVIRONMENTS_MAX)
 ]
 
 
@@ -107,7 +96,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     temperature: Annotated[float, Meta(gt=0, le=10)] = 1.0
     max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
-    stop_ids: Annotated[list[Count], Meta(min_length=1, max_length=16)]
+    stop_ids: Annotated[list[messages.Count], Meta(min_length=1, max_length=16)]
     """The tokenizer's stop ids; no default fits every model."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] = 16
     groups_per_submission: Annotated[int, Meta(ge=1, le=SUBMISSION_GROUPS_MAX)] = 1
@@ -144,13 +133,13 @@ STEP_START_OBJECTIVES = ("icepop", "tis", "decoupled_ppo")
 class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """AdamW and its learning rate (defaults: the INTELLECT-2 recipe)."""
 
-    learning_rate: Share = 3e-7
+    learning_rate: messages.Share = 3e-7
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.99
     weight_decay: NotNegative = 0.0
     gradient_norm_max: Positive = 0.1
     """Larger gradients are scaled down to this norm."""
-    warmup_steps: Count = 25
+    warmup_steps: messages.Count = 25
     """Optimiser steps over which the learning rate rises."""
     learning_rate_schedule: Literal["constant", "cosine", "linear", "wsd"] = "linear"
     """Schedule after the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
@@ -171,9 +160,9 @@ class ProcessRewards(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     model."""
     beta: Positive = 0.05
     """A token's reward is beta times the log-ratio of the second model to the base."""
-    learning_rate: Share = 1e-6
+    learning_rate: messages.Share = 1e-6
     """AdamW's rate for the second model, constant over the run."""
-    outcome_min: Finite = 0.5
+    outcome_min: messages.Finite = 0.5
     """A completion with at least this reward is one that the second model learns as right."""
 
 
@@ -202,7 +191,7 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     epsilon: WithinOne = 0.2
     """The ratio is clipped to 1 ± epsilon."""
-    delta: Finite = 4.0
+    delta: messages.Finite = 4.0
     """Upper bound of the ratio for negative advantages; every objective but `cispo`."""
     kl_coefficient: NotNegative = 0.001
     entropy_coefficient: NotNegative = 0.0001
@@ -218,7 +207,7 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Tokens with a smaller importance weight are masked; `icepop`."""
     band_high: OneOrMore = 5.0
     """Tokens with a larger importance weight are masked; `icepop`."""
-    change_max: Share = 0.2
+    change_max: messages.Share = 0.2
     """Tokens whose probability has already changed by more in the advantage's direction are
     masked; `dppo`."""
     kl_by_ratio: bool = False
@@ -344,7 +333,7 @@ class Adapter(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     rank: Annotated[int, Meta(ge=0, le=ADAPTER_RANK_MAX)] = 0
     """0: the whole model is trained, and published."""
     alpha: Annotated[float, Meta(gt=0, le=1e6)] = 32.0
-    targets: Annotated[list[Name], Meta(max_length=7)] = []
+    targets: Annotated[list[messages.Name], Meta(max_length=7)] = []
     """The adapted matrices of every layer; empty: `ADAPTER_TARGETS`."""
 
     @property
@@ -391,13 +380,13 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Upper bound on the probability that an honest worker is ever evicted for its statistics."""
     recompute_safety: OneOrMore = 3.0
     """Expected loss from a fake submission, in multiples of what it would earn, plus 1."""
-    recompute_share_min: Share = 0.05
+    recompute_share_min: messages.Share = 0.05
     """Smallest share of a worker's submissions that are recomputed."""
     audit_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """Share of the accepted submissions that were not recomputed at once to recompute later."""
     stake_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     """Steps whose recomputed work is a worker's stake."""
-    proven_tokens: Count = 4096
+    proven_tokens: messages.Count = 4096
     """Stake from which a worker is proven: it needs no slot."""
     honest_outliers: WithinOne = 1e-5
     """Upper bound on an honest peer's share of tokens with a margin above `margin_max`."""
@@ -407,11 +396,11 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Share of judged submissions that a second validator recomputes, drawn after the verdict."""
     reserved: Annotated[list[str], Meta(max_length=0)] = []
     """Nothing reads it; it keeps the place of a field that is gone."""
-    measured_tokens: Count = 0
+    measured_tokens: messages.Count = 0
     """Honest tokens of the run's own model that the thresholds were measured on. 0: they were not,
     and validators *observe*: they recompute and report, and neither refuse, quarantine nor evict
     for statistics."""
-    measured_dtypes: Annotated[list[Name], Meta(max_length=16)] = []
+    measured_dtypes: Annotated[list[messages.Name], Meta(max_length=16)] = []
     """Precisions of workers and validators whose honest work was measured, in every pair."""
     log_difference_max: Annotated[float, Meta(gt=0, le=20)] = 0.5
     """Upper bound, in nats, on the difference between two honest engines' log-probabilities of a
@@ -428,22 +417,22 @@ class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Who may join the run, and how many."""
 
     policy: Literal["open", "allow-list", "invite"] = "open"
-    allowed: Annotated[list[Key], Meta(max_length=1000)] = []
-    unproven_max: Count = 100
+    allowed: Annotated[list[messages.Key], Meta(max_length=1000)] = []
+    unproven_max: messages.Count = 100
     """Most unproven peers with the role `inference` admitted at a time. A quarter of these, and of
     `helpers_max`, is kept free for peers of networks (/24, IPv6: /48) that hold no slot."""
-    further_roles: Annotated[list[Role], Meta(max_length=32)] = []
+    further_roles: Annotated[list[messages.Role], Meta(max_length=32)] = []
     """Roles that peers may be admitted with in addition to `swarm.run.admission.ROLES`."""
-    helpers_max: Count = 250
+    helpers_max: messages.Count = 250
     """Most peers admitted at a time without the role `inference`."""
-    range_max: Count = 32
+    range_max: messages.Count = 32
     """Most peers of either sort within one /24 (IPv6: /48); private and loopback ranges have no
     bound."""
     trial: bool = True
     """Whether a worker without verified work may have only one unjudged submission. Its first
     submission thus is its trial: a generation with proofs under the run's policy, recomputed
     completely."""
-    trial_seconds: Seconds = 600.0
+    trial_seconds: messages.Seconds = 600.0
     """Time without a further accepted submission after which an unproven worker loses its slot to
     a waiting one. Only time in which a step wants work counts."""
 
@@ -451,7 +440,7 @@ class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Bounds that protect peers from floods, and the deadlines of validators."""
 
-    submission_bytes_max: Count = 64 << 20
+    submission_bytes_max: messages.Count = 64 << 20
     submissions_unjudged_max: Annotated[int, Meta(ge=1, le=1 << 53)] = 8
     """Most submissions of one worker that wait for a verdict."""
     acknowledgement_seconds: Positive = 5.0
@@ -459,7 +448,7 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     verdict_seconds: Positive = 30.0
     """Without a verdict by then, the worker announces its file again to the validator that has it;
     after the fourth time it asks the next in rank."""
-    epoch_entries: Count = 20_000
+    epoch_entries: messages.Count = 20_000
     """New entries of all logs together after which they are sealed, and pruned; 0: never."""
     grading_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 120.0
     """Time that a validator spends on the replays and grades of one submission, and on asking
@@ -488,7 +477,7 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     quorum: Annotated[int, Meta(ge=1, le=TRAINERS_MAX)] = 2
     """Contributions with which the grace window of a round begins; fewer if fewer trainers are
     present."""
-    grace_seconds: Seconds = 120.0
+    grace_seconds: messages.Seconds = 120.0
     """Time that a round with a quorum waits for the other trainers that are present."""
     deadline_seconds: Positive = 3600.0
     """Longest wait for a quorum; then the round closes with the contributions that it has."""
@@ -516,12 +505,12 @@ class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Share of all groups that continue a state, each with `sampling.group_size` continuations."""
     segment_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 64
     """A state follows every so many tokens of a rollout."""
-    boundary_ids: Annotated[list[Count], Meta(max_length=64)] = []
+    boundary_ids: Annotated[list[messages.Count], Meta(max_length=64)] = []
     """Instead, a state follows the first of these tokens after `segment_tokens` tokens, such as
     those that end a line; empty: any token."""
     states_max: Annotated[int, Meta(ge=1, le=4096)] = 1024
     """Most states of one step."""
-    wait_seconds: Seconds = 600.0
+    wait_seconds: messages.Seconds = 600.0
     """Longest wait of a batch for its continuations."""
 
     def problem(self, sampling: Sampling, schedule: Schedule, objective: Objective) -> str | None:
@@ -553,13 +542,13 @@ class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         return None
 
 
-class RunManifest(StateMessage, frozen=True, kw_only=True):
+class RunManifest(messages.StateMessage, frozen=True, kw_only=True):
     """One training job, signed by its owner. Run id: `<owner peer id>/<name>`."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\Z")]
     version: Annotated[int, Meta(ge=1, le=VERSION_MAX)]
-    model: Name
-    tokenizer_hash: Digest
+    model: messages.Name
+    tokenizer_hash: messages.Digest
     environments: Environments
     sampling: Sampling
     schedule: Schedule = Schedule()
@@ -586,7 +575,9 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     """Protocol version that peers of this run need at least: that of the build that signed it."""
     standbys: Annotated[list[TrustedKey], Meta(max_length=8)] = msgspec.field(default_factory=list)
     """Peers that hold copies of the trainer's state, and may take its place."""
-    successors: Annotated[list[Key], Meta(max_length=8)] = msgspec.field(default_factory=list)
+    successors: Annotated[list[messages.Key], Meta(max_length=8)] = msgspec.field(
+        default_factory=list
+    )
     """Keys that may own the run next. Once named, only a successor can name others."""
     delegation: Annotated[bytes, Meta(max_length=48 << 10)] = b""
     """The signed manifest that entitles the signer (`swarm.wire.succession`); empty: the signer

@@ -12,17 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_hex
 from typing import Any
 
+from peers.endpoint import replies
 from peers.endpoint.errors import ApiError
 from peers.endpoint.harness.run import Run, Said
-from peers.endpoint.replies import (
-    LAST_EVENT,
-    ChatForm,
-    CompletionForm,
-    Delta,
-    Reply,
-    as_event,
-    encode,
-)
 from peers.endpoint.requests import ChatRequest, CompletionRequest, RewardRequest, parse
 from peers.endpoint.tools import FORMS, CallForm, answer_of, message_of, tools_of
 from peers.environments.interface import Conversation
@@ -117,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self._body()
         if self.path == "/v1/chat/completions":
             chat = parse(raw, ChatRequest)
-            self._answer(run, chat, ChatForm(), self._conversation(chat))
+            self._answer(run, chat, replies.ChatForm(), self._conversation(chat))
         elif self.path == "/v1/completions":
             asked = parse(raw, CompletionRequest)
             if not isinstance(asked.prompt, str):
@@ -127,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
                     "tokens; send one text",
                     param="prompt",
                 )
-            self._answer(run, asked, CompletionForm(), asked.prompt)
+            self._answer(run, asked, replies.CompletionForm(), asked.prompt)
         elif REWARD_PATH.fullmatch(self.path):
             given = parse(raw, RewardRequest)
             run.take_reward(given.reward, given.parts)
@@ -152,17 +144,17 @@ class _Handler(BaseHTTPRequestHandler):
         self,
         run: Run,
         asked: ChatRequest | CompletionRequest,
-        form: ChatForm | CompletionForm,
+        form: replies.ChatForm | replies.CompletionForm,
         said: Said,
     ) -> None:
         if not self.server.owner.ignores_sampling:
             _check_sampling(asked)
         found = run.ask(said)
-        reply = Reply(f"harness-{token_hex(12)}", int(time.time()), asked.model or MODEL)
+        reply = replies.Reply(f"harness-{token_hex(12)}", int(time.time()), asked.model or MODEL)
         has_tools = isinstance(said, Conversation) and bool(said.variables)
         calls = self.server.owner.calls if has_tools else None
         text, called = answer_of(found.text, found.finish, calls)
-        delta = Delta(0, text, (), (), found.finish, called)
+        delta = replies.Delta(0, text, (), (), found.finish, called)
         if not asked.stream:
             self._send(form.whole(reply, [delta]))
             return
@@ -174,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("connection", "close")
         self.end_headers()
         events.append(form.event(reply, delta))
-        self.wfile.write(b"".join(map(as_event, events)) + LAST_EVENT)
+        self.wfile.write(b"".join(map(replies.as_event, events)) + replies.LAST_EVENT)
 
     def _body(self) -> bytes:
         length = self.headers.get("content-length", "")
@@ -191,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         return ApiError(404, f"{self.command} {self.path[:200]}: not found", code="not_found")
 
     def _send(self, body: dict[str, Any], status: int = 200) -> None:
-        raw = encode(body)
+        raw = replies.encode(body)
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(raw)))

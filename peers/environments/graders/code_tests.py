@@ -13,14 +13,7 @@ from typing import Any
 
 import msgspec
 
-from peers.environments.graders.code_forms import (
-    TESTS_BYTES_MAX,
-    Case,
-    Written,
-    as_json,
-    cases_in,
-    loads,
-)
+from peers.environments.graders import code_forms
 from peers.environments.interface import NotGradable
 
 TESTS_MAX = 10_000
@@ -70,7 +63,7 @@ class Tests(msgspec.Struct, frozen=True, dict=True):
     def passed_by(self, results: Sequence[str]) -> bool:
         """Whether the results, one text for each test, are what the tests expect."""
         try:
-            given = [loads(each) for each in results] if self.fn_name else results
+            given = [code_forms.loads(each) for each in results] if self.fn_name else results
         except (ValueError, RecursionError):
             return False
         agrees = returns if self.fn_name else prints
@@ -91,7 +84,7 @@ def read_tests(data: Mapping[str, Any]) -> Tests:
     Raises `NotGradable`.
     """
     try:
-        cases = cases_in(data)
+        cases = code_forms.cases_in(data)
         if not 1 <= len(cases) <= TESTS_MAX:
             raise ValueError(f"there are {len(cases)}; 1 to {TESTS_MAX} can be run")
         names = {each.function for each in cases}
@@ -107,15 +100,15 @@ def read_tests(data: Mapping[str, Any]) -> Tests:
             f"the task's tests {dict(data)!r:.80} are unreadable ({error}); docs/environments.md "
             "lists the forms that are read"
         ) from error
-    if size > TESTS_BYTES_MAX:
+    if size > code_forms.TESTS_BYTES_MAX:
         raise NotGradable(
-            f"the task's tests take {size} bytes; at most {TESTS_BYTES_MAX} are run, so leave out "
-            "the largest"
+            f"the task's tests take {size} bytes; at most {code_forms.TESTS_BYTES_MAX} are "
+            "run, so leave out the largest"
         )
     return tests
 
 
-def _tests(cases: Sequence[Case], name: str) -> Tests:
+def _tests(cases: Sequence[code_forms.Case], name: str) -> Tests:
     if not name:
         outputs = [[_text(output) for output in each.accepted] for each in cases]
         return Tests([_text(each.given) for each in cases], outputs)
@@ -133,19 +126,19 @@ def _text(given: Any) -> str:
             " ".join(map(_text, line)) if isinstance(line, list) else _text(line) for line in given
         ]
         return "".join(line.removesuffix("\n") + "\n" for line in lines)
-    if isinstance(given, (Mapping, Written)):
+    if isinstance(given, (Mapping, code_forms.Written)):
         raise ValueError(f"{given!r:.60} is no standard input or output; text or lines are")
     return "" if given is None else str(given)
 
 
-def _call(case: Case) -> dict[str, Any]:
+def _call(case: code_forms.Case) -> dict[str, Any]:
     """How the harness calls the function: `args`, `kwargs`, or `written` as Python writes both.
 
     Text holds one argument a line as JSON or as Python writes it. A single list may also hold all
     arguments: then `either` is that list, which is spread unless the function takes one argument.
     """
     given = case.given
-    if isinstance(given, Written):
+    if isinstance(given, code_forms.Written):
         return {"written": given.text}
     if isinstance(given, str):
         try:
@@ -163,11 +156,11 @@ def _call(case: Case) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """A value in JSON or as Python writes it; raises `ValueError`."""
     try:
-        return loads(text)
+        return code_forms.loads(text)
     except (ValueError, RecursionError):
         pass
     try:
-        return as_json(ast.literal_eval(text.strip()))
+        return code_forms.as_json(ast.literal_eval(text.strip()))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"{text!r:.60} is no value") from error
 

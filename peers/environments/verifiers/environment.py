@@ -11,16 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from peers.environments import interface
 from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError
-from peers.environments.interface import (
-    Episodes,
-    Grade,
-    Message,
-    NotGradable,
-    Split,
-    Task,
-    Transcript,
-)
 from peers.environments.play import Observation
 from peers.environments.tasks import draw, split_of
 from peers.environments.verifiers.installed import install_command, interpreter_for
@@ -68,16 +60,16 @@ class PackageTasks:
     """The tasks of a package by index, uniform within each split."""
 
     count: int
-    make: Callable[[int], Task]
+    make: Callable[[int], interface.Task]
     by_index: bool
     """Whether the split is that of the index, because all prompts are alike."""
 
-    def draw(self, seed: bytes, split: Split) -> Task:
+    def draw(self, seed: bytes, split: interface.Split) -> interface.Task:
         return draw(
             seed, split, lambda raw: self.make(int.from_bytes(raw, "big") % self.count), self._split
         )
 
-    def _split(self, task: Task) -> Split:
+    def _split(self, task: interface.Task) -> interface.Split:
         return split_of(str(task.data["index"]) if self.by_index else task.prompt)
 
 
@@ -89,7 +81,7 @@ class _Played:
     texts: list[str] = field(default_factory=list)
 
 
-class Verifiers(Episodes):
+class Verifiers(interface.Episodes):
     """Plays a package of `verifiers` in a child process under that library's own Python."""
 
     name = "verifiers"
@@ -130,7 +122,7 @@ class Verifiers(Episodes):
         alike = len({self._task(index).prompt for index in range(min(count, ALIKE))}) == 1
         return PackageTasks(count, self._task, by_index=count > 1 and alike)
 
-    def start(self, task: Task) -> _Played:
+    def start(self, task: interface.Task) -> _Played:
         return _Played(task.data["index"])
 
     def step(self, state: _Played, text: str) -> Observation | None:
@@ -139,7 +131,7 @@ class Verifiers(Episodes):
         said = self._asked(what="step", task=state.index, texts=state.texts)
         return _prompt(said) if said else None
 
-    def grade(self, task: Task, transcript: Transcript) -> Grade:
+    def grade(self, task: interface.Task, transcript: interface.Transcript) -> interface.Grade:
         """The package's own reward, scaled to [0, 1], with the parts that it names.
 
         Raises `NotGradable` when its code fails or needs what a transcript does not have.
@@ -149,15 +141,15 @@ class Verifiers(Episodes):
         try:
             reward, parts = self._pool.ask({"what": "grade", **episode})
         except (ProcessFailed, ServiceError) as error:
-            raise NotGradable(f"package {self.options.package!r}: {error}") from error
+            raise interface.NotGradable(f"package {self.options.package!r}: {error}") from error
         low, high = self.options.reward_low, self.options.reward_high
         if not low <= reward <= high:
-            raise NotGradable(
+            raise interface.NotGradable(
                 f"package {self.options.package!r} gives the reward {reward:g}, outside "
                 f"reward_low {low:g} to reward_high {high:g}; widen these options"
             )
         parts = {name: part for name, part in parts.items() if math.isfinite(part)}
-        return Grade((reward - low) / (high - low), parts)
+        return interface.Grade((reward - low) / (high - low), parts)
 
     @cached_property
     def _count(self) -> int:
@@ -172,9 +164,9 @@ class Verifiers(Episodes):
             )
         return int(tasks)
 
-    def _task(self, index: int) -> Task:
+    def _task(self, index: int) -> interface.Task:
         said, answer = self._asked(what="draw", task=index)
-        return Task(_prompt(said), answer, {"index": index})
+        return interface.Task(_prompt(said), answer, {"index": index})
 
     def _asked(self, **request: Any) -> Any:
         try:
@@ -201,4 +193,4 @@ class Verifiers(Episodes):
 def _prompt(said: list[tuple[str, str]]) -> Observation:
     if all(role == COMPLETION_ROLE for role, _ in said):
         return "".join(content for _, content in said)
-    return tuple(Message(role, content) for role, content in said)
+    return tuple(interface.Message(role, content) for role, content in said)

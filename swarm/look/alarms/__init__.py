@@ -1,5 +1,5 @@
 """Alarms: what may need a person, told to the log and to Prometheus.
 
-`catalogue.toml` has every alarm and the events that are its signs; the board in `raising` raises
+`raising.toml` has every alarm and the events that are its signs; the board in `raising` raises
 and clears them, fed with a peer's own events.
 """

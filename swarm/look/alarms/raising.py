@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import trio
 
+from swarm.data import beside
 from swarm.events import Event
 from swarm.node.node import Node
 from swarm.sentences import numbered, sentence
@@ -46,11 +45,8 @@ class Kind:
     """Events that prove that its cause is gone."""
 
 
-CATALOGUE = msgspec.convert(
-    tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8")),
-    dict[str, Kind],
-)
-"""By name, from `catalogue.toml`."""
+CATALOGUE = beside(__file__, dict[str, Kind])
+"""By name, from `raising.toml`."""
 
 
 LOOK_SECONDS = 30.0

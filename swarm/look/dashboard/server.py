@@ -42,19 +42,13 @@ HEADERS = {
     "cache-control": "no-store",
 }
 
-PARTS = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/dom.js": ("dom.js", "text/javascript"),
-    "/charts.js": ("charts.js", "text/javascript"),
-    "/broadcast.js": ("broadcast.js", "text/javascript"),
-    "/peers.js": ("peers.js", "text/javascript"),
-    "/rollouts.js": ("rollouts.js", "text/javascript"),
-    "/stream.js": ("stream.js", "text/javascript"),
-    "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript"),
-    "/uPlot.min.css": ("uPlot.min.css", "text/css"),
-}
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+
+NAMES = (
+    *("page.css", "page.js", "dom.js", "charts.js", "broadcast.js", "peers.js", "rollouts.js"),
+    *("stream.js", "uPlot.iife.min.js", "uPlot.min.css"),
+)
+PARTS = {"/": "page.html", **{f"/{name}": name for name in NAMES}}
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ class Dashboard:
         """The ASGI application."""
         return Starlette(
             routes=[
-                *(Route(path, _part(*part), methods=["GET"]) for path, part in PARTS.items()),
+                *(Route(path, _part(name), methods=["GET"]) for path, name in PARTS.items()),
                 Route("/snapshot.json", self._snapshot),
                 Route("/rollouts.json", self._rollouts),
                 Route("/favicon.ico", Response(status_code=204), methods=["GET"]),
@@ -108,7 +102,8 @@ class Dashboard:
         return Response(found, media_type="application/json")
 
 
-def _part(name: str, kind: str) -> ASGIApp:
+def _part(name: str) -> ASGIApp:
+    kind = TYPES[name.rpartition(".")[2]]
     return Response(files(__package__).joinpath(name).read_bytes(), media_type=kind)
 
 

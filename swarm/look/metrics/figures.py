@@ -6,13 +6,10 @@ in Prometheus for good.
 """
 
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -24,6 +21,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from swarm.data import beside
 from swarm.events import Event
 from swarm.look.alarms.raising import CATALOGUE
 from swarm.look.refusals import REFUSALS
@@ -59,10 +57,7 @@ class Fed:
     """Values of the label; another one counts as `other`, and an empty one not at all."""
 
 
-FIGURES = msgspec.convert(
-    tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")),
-    dict[str, list[Fed]],
-)
+FIGURES = beside(__file__, dict[str, list[Fed]])
 """By role, those of every peer under `any`, from `figures.toml`."""
 
 

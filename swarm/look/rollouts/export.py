@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from swarm.data import beside
 from swarm.errors import UserError
 from swarm.look.rollouts.seen import SeenRollout, as_row
 from swarm.terminal.output import removed_on_failure, to_json
@@ -19,53 +20,27 @@ ROWS_PER_WRITE = 256
 JSON_LINES = ".jsonl"
 
 _TURN = pa.struct(
-    [
-        pa.field("kind", pa.string()),
-        pa.field("text", pa.string()),
-        pa.field("tokens", pa.list_(pa.int32())),
-        pa.field("in_loss", pa.bool_()),
-        pa.field("finish", pa.string()),
-        pa.field("log_probabilities", pa.list_(pa.float32())),
-        pa.field("policies", pa.list_(pa.int64())),
-        pa.field("policy_tokens", pa.list_(pa.int64())),
-    ]
+    {
+        "kind": pa.string(),
+        "text": pa.string(),
+        "tokens": pa.list_(pa.int32()),
+        "in_loss": pa.bool_(),
+        "finish": pa.string(),
+        "log_probabilities": pa.list_(pa.float32()),
+        "policies": pa.list_(pa.int64()),
+        "policy_tokens": pa.list_(pa.int64()),
+    }
 )
 
-_PART = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())])
+_PART = pa.struct({"name": pa.string(), "value": pa.float64()})
+
+_NESTED = {"turns": pa.list_(_TURN), "parts": pa.list_(_PART)}
 
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
-    "run": (pa.string(), "run id: the owner's peer id and the run's name"),
-    "lineage": (pa.int64(), "lineage of the policies; a rollback begins a new one"),
-    "step": (pa.int64(), "rollout step that the work was done for"),
-    "policy": (pa.int64(), "policy that the step asked for"),
-    "worker": (pa.string(), "peer id of the worker"),
-    "number": (pa.int64(), "number of the submission among the worker's of this step"),
-    "submission": (pa.string(), "BLAKE3-256 of the submission, hexadecimal"),
-    "group": (pa.int64(), "group in the submission: one prompt with several completions"),
-    "sample": (pa.int64(), "index in the group"),
-    "environment": (pa.string(), "environment of the task"),
-    "environment_version": (pa.string(), "its version"),
-    "engine": (pa.string(), "the worker's engine, by its own account; empty if unknown"),
-    "temperature": (pa.float64(), "sampling temperature"),
-    "turns": (
-        pa.list_(_TURN),
-        "segments in order: kind (prompt, model or environment), text, tokens, in_loss (whether "
-        "the loss covers them), finish, log_probabilities (the worker's), policies that the "
-        "tokens were sampled from and how many from each",
-    ),
-    "reward": (pa.float64(), "the validator's reward; null without a verdict"),
-    "parts": (pa.list_(_PART), "what the reward is made of, by the environment's account"),
-    "advantage": (pa.float64(), "the reward relative to its group; without process rewards"),
-    "verdict": (pa.string(), "accepted, quarantined or refused; null if no log has it"),
-    "failed": (pa.string(), "the check that failed"),
-    "detail": (pa.string(), "the validator's words on it"),
-    "outcome": (
-        pa.string(),
-        "what the trainer did: consumed, zero-advantage, stale, carried or unreadable",
-    ),
-    "consumed_at": (pa.int64(), "the step at which the trainer did so"),
+    name: (_NESTED.get(kind) or pa.type_for_alias(kind), meaning)
+    for name, (kind, meaning) in beside(__file__, dict[str, tuple[str, str]]).items()
 }
-"""Type and meaning of each column."""
+"""Type and meaning of each column, from `export.toml`."""
 
 
 def check_target(to: Path, option: str = "--to", files: Sequence[str] = (JSON_LINES,)) -> None:

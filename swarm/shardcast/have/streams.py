@@ -8,15 +8,8 @@ import trio
 
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
+from swarm.shardcast.have import claims
 from swarm.shardcast.have.announcing import Announcer, Neighbour
-from swarm.shardcast.have.claims import (
-    ENTRIES_MAX,
-    FRAME_BYTES_MAX,
-    PROTOCOL,
-    Claims,
-    decode,
-    encode,
-)
 from swarm.shardcast.held import Held
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
@@ -89,7 +82,7 @@ class HaveExchange:
         self._transport = transport
         self._store = store
         self._events = events
-        self.claims = Claims()
+        self.claims = claims.Claims()
         """What the neighbours claim to hold."""
         self._announcer = Announcer(world, store, self.claims, tells)
         self._neighbours = self._announcer.neighbours
@@ -114,7 +107,7 @@ class HaveExchange:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce and listen until cancelled."""
-        self._transport.serve(PROTOCOL, self._listen, frame_bytes_max=FRAME_BYTES_MAX)
+        self._transport.serve(claims.PROTOCOL, self._listen, frame_bytes_max=claims.FRAME_BYTES_MAX)
         events = self._transport.connection_events()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -218,7 +211,7 @@ class HaveExchange:
         try:
             with neighbour.scope:
                 with trio.fail_after(DEADLINE_SECONDS):
-                    stream = await self._transport.open_stream(peer, PROTOCOL)
+                    stream = await self._transport.open_stream(peer, claims.PROTOCOL)
                 await self._tell(stream, peer, neighbour)
         except (StreamError, trio.TooSlowError) as error:
             # Usually a peer without this protocol: a bootstrap peer, for instance.
@@ -235,10 +228,10 @@ class HaveExchange:
                 with trio.CancelScope(deadline=neighbour.due) as neighbour.timer:
                     await trio.sleep_forever()
                 entries = self._announcer.take(peer, neighbour)
-                for start in range(0, len(entries), ENTRIES_MAX):
-                    some = entries[start : start + ENTRIES_MAX]
+                for start in range(0, len(entries), claims.ENTRIES_MAX):
+                    some = entries[start : start + claims.ENTRIES_MAX]
                     with trio.fail_after(DEADLINE_SECONDS):
-                        await stream.send(encode(some))
+                        await stream.send(claims.encode(some))
         finally:
             await stream.reset()
 
@@ -266,7 +259,7 @@ class HaveExchange:
             with scope:
                 # Entries of a replaced stream would be counted and never withdrawn.
                 while (raw := await stream.receive()) is not None and not scope.cancel_called:
-                    entries = decode(raw)
+                    entries = claims.decode(raw)
                     for entry in entries:
                         claim = self.claims.apply(peer, entry)
                         if claim is not None:

@@ -14,15 +14,7 @@ from swarm.shardcast import limits
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.held import Held
 from swarm.shardcast.manifest import is_mirror
-from swarm.shardcast.mirror.folder import (
-    INDEX,
-    Index,
-    Progress,
-    check_out,
-    move_out,
-    watcher,
-    writing,
-)
+from swarm.shardcast.mirror import folder
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Arrived, BlobReference, BlobTransport, FetchError, Source, Traffic
 from swarm.transport.http.client import BulkClient
@@ -51,7 +43,7 @@ class MirrorTransport(BlobTransport):
     def round_trip_seconds(self, source: Source) -> float:
         return self._client.round_trip_seconds(source.addresses)
 
-    async def first_index(self, roots: Sequence[str]) -> tuple[str, Index]:
+    async def first_index(self, roots: Sequence[str]) -> tuple[str, folder.Index]:
         """The first mirror that answers, and its `checkpoint.json`.
 
         Raises `FetchError` or `UserError`.
@@ -60,14 +52,16 @@ class MirrorTransport(BlobTransport):
         for root in roots:
             base = root.rstrip("/")
             try:
-                raw = await self._client.document(base, "/" + INDEX, INDEX_BYTES_MAX)
+                raw = await self._client.document(base, "/" + folder.INDEX, INDEX_BYTES_MAX)
             except FetchError as error:
                 reasons.append(str(error).rstrip())
                 continue
             try:
-                return root, msgspec.json.decode(raw, type=Index)
+                return root, msgspec.json.decode(raw, type=folder.Index)
             except DECODE_ERRORS as error:
-                raise UserError(f"{base}/{INDEX} describes no checkpoint: {error}") from error
+                raise UserError(
+                    f"{base}/{folder.INDEX} describes no checkpoint: {error}"
+                ) from error
         raise FetchError(
             f"{'; '.join(reasons)}; give the address of a mirror: what serves the files that "
             "`swarm checkpoint export` wrote"
@@ -83,7 +77,7 @@ async def fetch(
     mirrors: Sequence[str],
     manifest_digest: bytes | None = None,
     deadline_seconds: float = limits.CHECKPOINT_DEADLINE_SECONDS,
-    progress: Progress = lambda done, total: None,
+    progress: folder.Progress = lambda done, total: None,
 ) -> Held:
     """Fetch a checkpoint from mirrors into the folder `out`; resumes an interrupted fetch.
 
@@ -92,11 +86,11 @@ async def fetch(
     The manifest is the one that the first mirror that answers names; its digest must be
     `manifest_digest`, if given. Raises `UserError`, `DeadlineError`, `BadManifest`, `FetchError`.
     """
-    check_out(out)
+    folder.check_out(out)
     for mirror in mirrors:
         if not is_mirror(mirror):
             raise UserError(f"{mirror!r} is no http:// or https:// address")
-    with writing(out) as disk, closing(MirrorTransport(disk)) as transport:
+    with folder.writing(out) as disk, closing(MirrorTransport(disk)) as transport:
         said_by, index = await transport.first_index(mirrors)
         checkpoint = index.checkpoint()
         if manifest_digest is not None and checkpoint.reference.digest != manifest_digest:
@@ -108,7 +102,7 @@ async def fetch(
         world = Machine()
         events = Events(world, "fetch")
         store = CheckpointStore(disk, index.run, events)
-        store.watch(watcher(progress))
+        store.watch(folder.watcher(progress))
         await store.recover()
         sources = [Source(addresses=(mirror.rstrip("/"),)) for mirror in mirrors]
         fetcher = Fetcher(world, transport, store, events)
@@ -122,5 +116,5 @@ async def fetch(
                 lambda: sources,
                 deadline_seconds=max(0.0, ends_at - trio.current_time()),
             )
-        await move_out(disk, held, out, store.base_of(held))
+        await folder.move_out(disk, held, out, store.base_of(held))
         return held

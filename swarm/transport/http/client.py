@@ -12,18 +12,7 @@ import h11
 import trio
 
 from swarm.transport import BUSY_STATUSES, Arrived, BlobReference, FetchError, Traffic, refusal
-from swarm.transport.http import limits
-from swarm.transport.http.messages import (
-    CHALLENGE_BYTES,
-    MISDIRECTED,
-    Proof,
-    Unreachable,
-    blob_request,
-    encode,
-    proof_message,
-    request_head,
-    split_root,
-)
+from swarm.transport.http import limits, messages
 from swarm.transport.http.pace import Broken, Uplink
 from swarm.transport.http.wire import Buffers, Wire
 from swarm.wire.identity import Identity, PeerId
@@ -71,12 +60,14 @@ class Connection:
         body: bytes = b"",
     ) -> None:
         self._unanswered += 1
-        await self.wire.send(request_head(self.root, method, path, headers) + body)
+        await self.wire.send(messages.request_head(self.root, method, path, headers) + body)
 
     async def request_blobs(self, digests: list[bytes]) -> None:
         """GET several blobs at once."""
         self._unanswered += len(digests)
-        await self.wire.send(b"".join([blob_request(self.root, digest) for digest in digests]))
+        await self.wire.send(
+            b"".join([messages.blob_request(self.root, digest) for digest in digests])
+        )
 
     async def receive_blob(self, reference: BlobReference, sink: Sink) -> Piece:
         """Receive the answer to the oldest GET of a blob; raises `FetchError`."""
@@ -344,18 +335,18 @@ class BulkClient:
             except BaseException as error:
                 connection.close()
                 if isinstance(error, Broken):
-                    raise Unreachable(f"{root} {error}") from error
+                    raise messages.Unreachable(f"{root} {error}") from error
                 if isinstance(error, h11.RemoteProtocolError):
-                    raise Unreachable(f"{root} speaks no HTTP: {error}") from error
+                    raise messages.Unreachable(f"{root} speaks no HTTP: {error}") from error
                 raise
             return connection
         self._unreachable[root, peer] = trio.current_time()
-        raise Unreachable(f"{root} cannot be reached: no answer in time")
+        raise messages.Unreachable(f"{root} cannot be reached: no answer in time")
 
     async def _connect(
         self, root: str, peer: PeerId | None
     ) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
-        host, port, secure = split_root(root)
+        host, port, secure = messages.split_root(root)
         began = trio.current_time()
         try:
             stream = await trio.open_tcp_stream(host, port)
@@ -364,7 +355,7 @@ class BulkClient:
             return await self._secured(stream, host) if secure else stream
         except (OSError, UnicodeError, trio.BrokenResourceError) as error:
             self._unreachable[root, peer] = trio.current_time()
-            raise Unreachable(f"{root} cannot be reached: {_why(error)}") from error
+            raise messages.Unreachable(f"{root} cannot be reached: {_why(error)}") from error
 
     async def _secured(
         self, stream: trio.SocketStream, host: str
@@ -385,26 +376,26 @@ class BulkClient:
         if status in BUSY_STATUSES:
             raise await self._full(connection, status, size)
         challenge = await connection.small_answer(size)
-        if status != 200 or len(challenge) != CHALLENGE_BYTES:
+        if status != 200 or len(challenge) != messages.CHALLENGE_BYTES:
             return  # a plain web server in front of the peer: needs no proof, or will refuse
-        signature = self._identity.sign(proof_message(peer, challenge))
-        proof = encode(Proof(self._identity.peer_id, signature, credential))
+        signature = self._identity.sign(messages.proof_message(peer, challenge))
+        proof = messages.encode(messages.Proof(self._identity.peer_id, signature, credential))
         headers = [(b"content-length", b"%d" % len(proof))]
         await connection.request(b"POST", "/admission", headers, proof)
         status, size = await connection.response()
-        if status == MISDIRECTED:
+        if status == messages.MISDIRECTED:
             self._unreachable[connection.root, peer] = trio.current_time()
-            raise Unreachable(f"{connection.root} is another peer's here")
+            raise messages.Unreachable(f"{connection.root} is another peer's here")
         if status in BUSY_STATUSES:
             raise await self._full(connection, status, size)
         if status != 204:
             raise await connection.refusal(status, size)
         await connection.small_answer(size, 0)
 
-    async def _full(self, connection: Connection, status: int, size: int) -> Unreachable:
+    async def _full(self, connection: Connection, status: int, size: int) -> messages.Unreachable:
         """The error for a server without room for this connection: a stream may carry the blob."""
         refusal = await connection.refusal(status, size)
-        return Unreachable(str(refusal), retry=refusal.retry, busy=refusal.busy)
+        return messages.Unreachable(str(refusal), retry=refusal.retry, busy=refusal.busy)
 
 
 def _why(error: BaseException) -> str:

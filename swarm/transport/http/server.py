@@ -11,16 +11,7 @@ import trio
 
 from swarm.errors import DECODE_ERRORS, DiskFullError
 from swarm.transport import BlobReference, BulkService, Refused
-from swarm.transport.http import limits
-from swarm.transport.http.messages import (
-    BLOB_PATH,
-    CHALLENGE_BYTES,
-    MISDIRECTED,
-    answer_head,
-    decode_proof,
-    last_head,
-    proof_message,
-)
+from swarm.transport.http import limits, messages
 from swarm.transport.http.pace import Broken
 from swarm.transport.http.serving import FinalRefusal, Serving, Table, commit_push
 from swarm.transport.http.wire import Buffers, Wire
@@ -183,7 +174,9 @@ class Session:
             try:
                 request = await self._wire.head(parser, limits.IDLE_SECONDS)
             except h11.RemoteProtocolError as error:
-                await self._wire.send(last_head(400) + str(error).encode("ascii", "replace"))
+                await self._wire.send(
+                    messages.last_head(400) + str(error).encode("ascii", "replace")
+                )
                 return
             assert isinstance(request, h11.Request)
             if request.target == b"/admission" and not self.vouched:
@@ -221,7 +214,7 @@ class Session:
                 await self._reply(200, self._pages[target])
             elif target == b"/challenge" and method == b"GET" and not body_left:
                 await self._small_request()
-                self._challenge = secrets.token_bytes(CHALLENGE_BYTES)
+                self._challenge = secrets.token_bytes(messages.CHALLENGE_BYTES)
                 await self._reply(200, self._challenge)
             elif target == b"/admission" and method == b"POST":
                 if length > PROOF_BYTES_MAX:
@@ -232,7 +225,7 @@ class Session:
                 self._prove(body)
                 await self._reply(204, b"")
             else:
-                match = BLOB_PATH.fullmatch(target)
+                match = messages.BLOB_PATH.fullmatch(target)
                 if match is None:
                     raise Refused(404, "no such path")
                 digest = bytes.fromhex(match[1].decode("ascii"))
@@ -270,12 +263,12 @@ class Session:
         if challenge is None:
             raise FinalRefusal(403, "ask for a challenge first")
         try:
-            proof = decode_proof(body)
+            proof = messages.decode_proof(body)
         except DECODE_ERRORS as error:
             raise FinalRefusal(400, "that is no proof") from error
-        message = proof_message(self._serving.peer_id, challenge)
+        message = messages.proof_message(self._serving.peer_id, challenge)
         if not verify(proof.peer, message, proof.signature):
-            raise FinalRefusal(MISDIRECTED, "the proof is for another peer")
+            raise FinalRefusal(messages.MISDIRECTED, "the proof is for another peer")
         peer = PeerId(proof.peer)
         if not self._serving.service().admits(peer, proof.credential):
             raise FinalRefusal(403, "this peer is not admitted")
@@ -307,7 +300,7 @@ class Session:
             path = self._serving.disk.local_path(blob.path)
             if not path.is_file():
                 raise Refused(404, "the file of this blob was removed")
-            head = answer_head(200, blob.size_bytes, b"application/octet-stream")
+            head = messages.answer_head(200, blob.size_bytes, b"application/octet-stream")
             await self._wire.send(head, more=bool(blob.size_bytes) and not head_only)
             if head_only:
                 await self._small_request()
@@ -332,7 +325,7 @@ class Session:
 
     async def _reply(self, status: int, body: bytes, *, close: bool = False) -> None:
         kind = b"application/octet-stream" if status == 200 else b"text/plain; charset=utf-8"
-        await self._wire.send(answer_head(status, len(body), kind, close=close) + body)
+        await self._wire.send(messages.answer_head(status, len(body), kind, close=close) + body)
 
 
 log = logging.getLogger(__name__)
@@ -376,6 +369,6 @@ class BulkServer:
     @staticmethod
     async def _refuse(wire: Wire, reason: str) -> None:
         try:
-            await wire.send(last_head(503) + reason.encode())
+            await wire.send(messages.last_head(503) + reason.encode())
         except Broken as broken:
             log.debug("a refused client %s", broken)

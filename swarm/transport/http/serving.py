@@ -10,23 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from swarm.transport import BlobReference, BulkService, Refused, Traffic
+from swarm.transport import BlobReference, BulkService, Refused, Traffic, room
 from swarm.transport.http.pace import Uplink
-from swarm.transport.room import (
-    Caller,
-    Door,
-    Known,
-    NoRoom,
-    Sizes,
-    is_full,
-    least_useful,
-    most_crowding,
-)
 from swarm.wire.identity import PeerId
 from swarm.world import Disk, Sink
 
 
-class Guest(Known, Protocol):
+class Guest(room.Known, Protocol):
     """A connection of the table. A stranger's `peer` is empty."""
 
     @property
@@ -46,16 +36,16 @@ class Table:
     proved its identity it competes with those of admitted peers.
     """
 
-    def __init__(self, sizes: Sizes, per_peer: int) -> None:
+    def __init__(self, sizes: room.Sizes, per_peer: int) -> None:
         """`per_peer`: connections on which one peer may have proved its identity."""
         self._sizes = sizes
         self._per_peer = per_peer
         self._known = max(1, sizes.connections - sizes.for_strangers)
-        self._door = Door(sizes)
-        self._guests: dict[Guest, Caller] = {}
+        self._door = room.Door(sizes)
+        self._guests: dict[Guest, room.Caller] = {}
 
     @contextmanager
-    def entered(self, guest: Guest, host: str) -> Iterator[Caller]:
+    def entered(self, guest: Guest, host: str) -> Iterator[room.Caller]:
         """Hold a place until the block ends. Raises `NoRoom`.
 
         The block runs within the caller's `handshake` scope, which is cancelled when others need
@@ -80,12 +70,12 @@ class Table:
         if len(own) >= self._per_peer:
             idle = [each for each in own if each.idle]
             if not idle:
-                raise NoRoom("too many connections of this peer")
+                raise room.NoRoom("too many connections of this peer")
             min(idle, key=lambda each: each.used_at).leave()
         elif len(known) >= self._known:
-            victim = most_crowding(known, guest)
+            victim = room.most_crowding(known, guest)
             if victim is None:
-                raise NoRoom("too many connections of admitted peers")
+                raise room.NoRoom("too many connections of admitted peers")
             victim.leave()
         if guest in self._guests:
             self._door.give_back(self._guests[guest])
@@ -95,12 +85,12 @@ class Table:
         if len(self._guests) < min(self._sizes.connections, self._sizes.strangers):
             return  # each of a flood comes here
         held = self._staying()
-        if not is_full(held, self._sizes.connections, self._sizes.strangers):
+        if not room.is_full(held, self._sizes.connections, self._sizes.strangers):
             return
-        useless = least_useful(held, guest.origin, self._sizes.for_strangers)
+        useless = room.least_useful(held, guest.origin, self._sizes.for_strangers)
         # A crowd of one network, as that of a mirror's clients, is served to its end, in turn.
         if useless is None or (not useless.idle and useless.origin.range == guest.origin.range):
-            raise NoRoom("too many connections")
+            raise room.NoRoom("too many connections")
         useless.leave()
 
     def _staying(self) -> list[Guest]:

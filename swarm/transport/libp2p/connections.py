@@ -36,7 +36,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
-from swarm.transport import limits
+from swarm.transport import limits, room
 from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.addresses import LOOPBACK, host_and_port, multiaddr
 from swarm.transport.libp2p.guard import (
@@ -46,16 +46,6 @@ from swarm.transport.libp2p.guard import (
     innermost,
 )
 from swarm.transport.libp2p.yamux import Shared, Yamux
-from swarm.transport.room import (
-    Door,
-    NoRoom,
-    connections_max,
-    is_full,
-    least_useful,
-    most_crowding,
-    origin_of,
-    surplus,
-)
 from swarm.wire.identity import InvalidPeerId, PeerId, public_key_of
 
 log = logging.getLogger(__name__)
@@ -129,8 +119,8 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         """Called with each connection that enters and leaves the table."""
         self.needs: Callable[[ID], bool] = lambda peer: False
         """Whether a relay and its client need their connection although it carries no stream."""
-        self._door = Door()
-        self.connections_max = connections_max()
+        self._door = room.Door()
+        self.connections_max = room.connections_max()
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
@@ -151,7 +141,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
                     await muxed.event_closed.wait()
                     if muxed.expelled and not caller.connection.vouched:
                         self._door.shut(caller)
-        except NoRoom as error:
+        except room.NoRoom as error:
             self.guard.tell("connection", host, str(error))
         except Exception as error:  # a stranger's handshake can make libp2p raise anything
             log.debug("connection from %s refused: %r", host, error)
@@ -180,17 +170,17 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         own = [c for c in own if not c.leaving]
         if len(own) >= CONNECTIONS_PER_PEER_MAX:
             self._let_go(min(own, key=lambda c: (len(c.streams), c.opened_at)))
-        elif is_full(held, self.connections_max):
-            useless = least_useful(held, connection.origin)
+        elif room.is_full(held, self.connections_max):
+            useless = room.least_useful(held, connection.origin)
             if useless is None and connection.vouched:  # all are admitted peers', and in use
-                useless = most_crowding(held, connection)
+                useless = room.most_crowding(held, connection)
             if useless is None:
                 raise SwarmException("there are too many connections")
             self._let_go(useless)
 
     def trim(self, kept: int) -> None:
         """Close idle connections beyond `kept`."""
-        for each in surplus([c for c in self.get_connections() if not c.leaving], kept):
+        for each in room.surplus([c for c in self.get_connections() if not c.leaving], kept):
             self._let_go(each)
 
     async def notify_opened_stream(self, stream: Any) -> None:
@@ -264,7 +254,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
         muxed_conn.connection = self
         self.peer = PeerId(str(muxed_conn.peer_id))
         host = (muxed_conn.get_remote_address() or ("an address already gone",))[0]
-        self.origin = origin_of(host)
+        self.origin = room.origin_of(host)
         self.opened_at = self.used_at = trio.current_time()
         self.leaving = False
         self.served = 0

@@ -28,16 +28,8 @@ from swarm.transport import (
     refusal,
 )
 from swarm.transport.http import limits as http_limits
+from swarm.transport.http import messages
 from swarm.transport.http.client import BulkClient
-from swarm.transport.http.messages import (
-    BLOB_PROTOCOL,
-    Answer,
-    Ask,
-    Unreachable,
-    decode_answer,
-    decode_ask,
-    encode,
-)
 from swarm.transport.http.pace import Broken, Pace
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving, commit_push
@@ -70,7 +62,7 @@ class StreamServer:
             raise StreamError(f"{stream.peer} sent no request in time")
         try:
             try:
-                ask = decode_ask(first or b"")
+                ask = messages.decode_ask(first or b"")
             except DECODE_ERRORS as error:
                 raise Refused(400, "the request is malformed") from error
             if len(ask.digest) != 32 or not 0 <= ask.size_bytes <= http_limits.BLOB_BYTES_MAX:
@@ -83,19 +75,19 @@ class StreamServer:
             else:
                 await self._send(service, stream, ask)
         except Refused as refused:
-            await stream.send(encode(Answer(refused.status, refused.reason, 0)))
+            await stream.send(messages.encode(messages.Answer(refused.status, refused.reason, 0)))
         except DiskFullError:
-            await stream.send(encode(Answer(507, "no space left", 0)))
+            await stream.send(messages.encode(messages.Answer(507, "no space left", 0)))
         except Broken as broken:
             raise StreamError(f"{stream.peer} {broken}") from broken
 
-    async def _send(self, service: BulkService, stream: Stream, ask: Ask) -> None:
+    async def _send(self, service: BulkService, stream: Stream, ask: messages.Ask) -> None:
         blob = service.open(stream.peer, ask.digest)
         still = functools.partial(service.admits, stream.peer, ask.credential)
         pace = Pace(blob.size_bytes, still)
         try:
             with pace.scope:
-                await stream.send(encode(Answer(200, "", blob.size_bytes)))
+                await stream.send(messages.encode(messages.Answer(200, "", blob.size_bytes)))
                 while pace.done < blob.size_bytes:
                     size = min(STREAM_FRAME_BYTES, blob.size_bytes - pace.done)
                     await self._serving.uplink.take(size, pace)
@@ -111,18 +103,18 @@ class StreamServer:
         finally:
             blob.release()
 
-    async def _receive(self, service: BulkService, stream: Stream, ask: Ask) -> None:
+    async def _receive(self, service: BulkService, stream: Stream, ask: messages.Ask) -> None:
         reference = BlobReference(ask.digest, ask.size_bytes)
         sink = service.accept(stream.peer, reference)
         try:
-            await stream.send(encode(Answer(100, "", 0)))
+            await stream.send(messages.encode(messages.Answer(100, "", 0)))
             still = functools.partial(service.admits, stream.peer, ask.credential)
             await _drain_into(stream, sink, ask.size_bytes, self._serving.traffic, still)
             await commit_push(reference, sink)
         except BaseException:
             sink.abandon()
             raise
-        await stream.send(encode(Answer(204, "", 0)))
+        await stream.send(messages.encode(messages.Answer(204, "", 0)))
 
 
 # --- asking ---
@@ -133,7 +125,9 @@ async def fetch_over_stream(
 ) -> Piece:
     """The client's side of a get; raises `FetchError`."""
     try:
-        await stream.send(encode(Ask(False, reference.digest, reference.size_bytes, credential)))
+        await stream.send(
+            messages.encode(messages.Ask(False, reference.digest, reference.size_bytes, credential))
+        )
         await stream.end()
         answer = await _receive_answer(stream)
         if answer.status != 200:
@@ -164,7 +158,7 @@ async def push_over_stream(
     try:
         if size != reference.size_bytes:
             raise FetchError(f"{path} has {size} bytes, not {reference.size_bytes}")
-        await stream.send(encode(Ask(True, reference.digest, size, credential)))
+        await stream.send(messages.encode(messages.Ask(True, reference.digest, size, credential)))
         answer = await _receive_answer(stream)
         if answer.status == 100:
             for offset in range(0, size, STREAM_FRAME_BYTES):
@@ -181,11 +175,11 @@ async def push_over_stream(
         await stream.reset()
 
 
-async def _receive_answer(stream: Stream) -> Answer:
+async def _receive_answer(stream: Stream) -> messages.Answer:
     with trio.move_on_after(http_limits.STALL_SECONDS):
         frame = await stream.receive()
         try:
-            return decode_answer(frame or b"")
+            return messages.decode_answer(frame or b"")
         except DECODE_ERRORS as error:
             raise FetchError(f"{stream.peer} answered nonsense: {error}") from error
     raise FetchError(f"{stream.peer} has sent nothing for {http_limits.STALL_SECONDS:g} s")
@@ -266,7 +260,7 @@ class PiecePlane:
 
         try:
             await self._by_http(source, ask)
-        except Unreachable as unreachable:
+        except messages.Unreachable as unreachable:
             for reference, sink in wanted:
                 stream = await self._blob_stream(source, unreachable)
                 await arrived(
@@ -281,7 +275,7 @@ class PiecePlane:
 
         try:
             await self._by_http(target, ask)
-        except Unreachable as unreachable:
+        except messages.Unreachable as unreachable:
             stream = await self._blob_stream(target, unreachable)
             await push_over_stream(
                 stream, reference, self._disk, path, self._credential(), self._traffic
@@ -301,7 +295,7 @@ class PiecePlane:
         if likely or self._is_connected(source):
             roots = tuple(likely)
         name = source.peer or "a source"
-        unreachable = Unreachable(f"{name} has no bulk address and is not connected")
+        unreachable = messages.Unreachable(f"{name} has no bulk address and is not connected")
         deadline = trio.current_time() + http_limits.CONNECT_SECONDS
         for index, root in enumerate(roots):
             left = deadline - trio.current_time()
@@ -310,18 +304,18 @@ class PiecePlane:
             share = max(left / (len(roots) - index), CONNECT_SECONDS_MIN)
             try:
                 return await ask(root, min(left, share))
-            except Unreachable as error:
+            except messages.Unreachable as error:
                 unreachable = error
         raise unreachable
 
     def _is_connected(self, source: Source) -> bool:
         return source.peer is not None and source.peer in self._transport.connected()
 
-    async def _blob_stream(self, source: Source, unreachable: Unreachable) -> Stream:
+    async def _blob_stream(self, source: Source, unreachable: messages.Unreachable) -> Stream:
         """Open a stream to a source that has no HTTP address, or none that works."""
         if source.peer is None or not self._is_connected(source):
             raise unreachable
         try:
-            return await self._transport.open_stream(source.peer, BLOB_PROTOCOL)
+            return await self._transport.open_stream(source.peer, messages.BLOB_PROTOCOL)
         except StreamError as error:
             raise FetchError(str(error)) from error

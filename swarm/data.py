@@ -1,0 +1,15 @@
+"""Data that programs do not compute: in a TOML file beside the module that reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def beside(module: str, kind: type[T]) -> T:
+    """The data in the TOML file with a module's name, its `__file__`; checked to be a `kind`."""
+    return msgspec.toml.decode(Path(module).with_suffix(".toml").read_bytes(), type=kind)
