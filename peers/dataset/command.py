@@ -21,18 +21,10 @@ from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.look.rollouts.filters import parse_range
 from swarm.sentences import numbered
+from swarm.terminal import options as common
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import (
-    UNGRADABLE_MAX,
-    EnvironmentOptions,
-    TaskSeed,
-    Temperature,
-    UngradableMax,
-    check_temperature,
-    environment_options,
-)
 from swarm.terminal.output import check_writable, to_json, write_text
 
 if TYPE_CHECKING:
@@ -54,15 +46,15 @@ def filter_command(
     environment: Annotated[
         str, typer.Option(help="Environment of the tasks, as NAME or NAME@VERSION.")
     ],
-    option: EnvironmentOptions = None,
+    option: common.EnvironmentOptions = None,
     pass_at: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 8,
     keep: Annotated[
         str, typer.Option(help="Lowest and highest share of right attempts to keep.")
     ] = "0.125:0.5",
     tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 1024,
-    seed: TaskSeed = 0,
-    temperature: Temperature = 1.0,
-    ungradable_max: UngradableMax = UNGRADABLE_MAX,
+    seed: common.TaskSeed = 0,
+    temperature: common.Temperature = 1.0,
+    ungradable_max: common.UngradableMax = common.UNGRADABLE_MAX,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
     out: Annotated[
         Path, typer.Option(help="Data set of the kept tasks: JSON lines, as the task's own rows.")
@@ -79,12 +71,12 @@ def filter_command(
     from swarm.jobs import Hardware
 
     low, high = parse_range("--keep", keep, "0.125:0.5") or (0.0, 1.0)
-    check_temperature(temperature)
+    common.check_temperature(temperature)
     check_writable("--out", out, (".jsonl",))
     folder = find_model(policy, "--policy").folder.resolve()
     wanted = wanted_of(
         tasks=environment,
-        options=environment_options(option),
+        options=common.environment_options(option),
         limit=tasks,
         samples=pass_at,
         temperature=temperature,
@@ -140,7 +132,7 @@ def _rows(environment: Environment, kept: Sequence[tuple[Task, float]]) -> Itera
 @app.command("select")
 @exits
 def select_command(
-    option: EnvironmentOptions = None,
+    option: common.EnvironmentOptions = None,
     similarity: Annotated[
         float, typer.Option(min=0.1, max=1, help="Runs of five words that near duplicates share.")
     ] = 0.8,
@@ -156,7 +148,7 @@ def select_command(
     """
     require_extra("infer", "swarm dataset select")
     check_writable("--out", out, (".jsonl",))
-    options = environment_options(option)
+    options = common.environment_options(option)
     evaluations = (
         (prompt, place)
         for each in apart_from or ()
@@ -187,7 +179,7 @@ def _evaluation(given: str, options: dict[str, Any]) -> dict[str, Any]:
 
     table: Any = {"path": given}
     if given.startswith("{"):
-        (line,) = environment_options([f"x = {given}"]).values()
+        (line,) = common.environment_options([f"x = {given}"]).values()
         table = json_pairs(line, "--apart-from")
     columns = json_pairs(options.get("columns", []), "columns") | table.get("columns", {})
     return {**table, "columns": {"prompt": columns.get("prompt", "prompt"), "answer": ""}}

@@ -21,15 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from peers.engines.installed import (
-    RECIPES,
-    Installed,
-    Recipe,
-    python_of,
-    read_installed,
-    record_of,
-    site_packages,
-)
+from peers.engines import installed as recipes
 from swarm.errors import UserError
 from swarm.world.home import make_home
 
@@ -42,17 +34,18 @@ CHECK_SECONDS = 600.0
 """Time for the check. Loading a tiny model takes 15 s on a CPU; a GPU may compile kernels first."""
 
 
-def recipe_of(name: str) -> Recipe:
+def recipe_of(name: str) -> recipes.Recipe:
     """The recipe of an engine; raises `UserError` for an unknown name."""
-    if name not in RECIPES:
+    if name not in recipes.RECIPES:
+        known = ", ".join(sorted(recipes.RECIPES))
         raise UserError(
-            f"engine {name!r} cannot be installed; there are: {', '.join(sorted(RECIPES))}, and "
-            "native, which needs no installation"
+            f"engine {name!r} cannot be installed; there are: {known}, and native, which needs no "
+            "installation"
         )
-    return RECIPES[name]
+    return recipes.RECIPES[name]
 
 
-def install(recipe: Recipe, home: Path, say: Say = print) -> Installed:
+def install(recipe: recipes.Recipe, home: Path, say: Say = print) -> recipes.Installed:
     """Make the environment of an engine, or finish it; returns its record.
 
     An environment of another version is made anew. Raises `UserError` when a step fails.
@@ -66,12 +59,12 @@ def install(recipe: Recipe, home: Path, say: Say = print) -> Installed:
             f"{folder.parent} cannot be made ({error.strerror}); choose another --home"
         ) from error
     with _sole_installer(folder):
-        found = read_installed(folder)
+        found = recipes.read_installed(folder)
         if found is None or found.requirements != recipe.requirements:
             _start_anew(folder, recipe, say)
             say(f"making a virtual environment in {folder}")
             _make(recipe, folder)
-            found = Installed(requirements=recipe.requirements)
+            found = recipes.Installed(requirements=recipe.requirements)
         if not found.complete:
             for step in recipe.steps:  # pip is quick about what is there already
                 say(f"installing {' '.join(step)}")
@@ -102,7 +95,7 @@ def _sole_installer(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _start_anew(folder: Path, recipe: Recipe, say: Say) -> None:
+def _start_anew(folder: Path, recipe: recipes.Recipe, say: Say) -> None:
     if folder.exists():
         say(f"{folder} is of another version, or not complete; making it anew")
         ours = (folder / "pyvenv.cfg").exists() or not any(folder.iterdir())
@@ -118,7 +111,7 @@ def _start_anew(folder: Path, recipe: Recipe, say: Say) -> None:
         )
 
 
-def _make(recipe: Recipe, folder: Path) -> None:
+def _make(recipe: recipes.Recipe, folder: Path) -> None:
     try:
         venv.create(folder, with_pip=True, symlinks=True, clear=folder.exists())
     except subprocess.CalledProcessError as error:
@@ -126,7 +119,7 @@ def _make(recipe: Recipe, folder: Path) -> None:
             f"this Python ({sys.executable}) cannot make a virtual environment with pip; install "
             "its package python3-venv, then type the same command again"
         ) from error
-    _write(folder, Installed(requirements=recipe.requirements))
+    _write(folder, recipes.Installed(requirements=recipe.requirements))
     _link(folder)
 
 
@@ -134,14 +127,14 @@ def _link(folder: Path) -> None:
     for name in LINKED:
         package = sys.modules[name].__file__ if name in sys.modules else None
         assert package is not None, f"{name} is a package with an __init__.py"
-        link = site_packages(folder) / name
+        link = recipes.site_packages(folder) / name
         link.unlink(missing_ok=True)
         link.symlink_to(Path(package).resolve().parent, target_is_directory=True)
 
 
 def pip(folder: Path, *arguments: str) -> None:
     """Run pip, which shows its own progress; raises `UserError` when it fails."""
-    command = [str(python_of(folder)), "-m", "pip", *arguments]
+    command = [str(recipes.python_of(folder)), "-m", "pip", *arguments]
     quiet = ["--disable-pip-version-check", "--no-input"]
     ended = subprocess.run([*command, *quiet], stdin=subprocess.DEVNULL, check=False)
     if ended.returncode != 0:
@@ -151,9 +144,9 @@ def pip(folder: Path, *arguments: str) -> None:
         )
 
 
-def _check(recipe: Recipe, folder: Path, say: Say) -> None:
+def _check(recipe: recipes.Recipe, folder: Path, say: Say) -> None:
     """Run the recipe's check; raises `UserError` with its last line."""
-    command = [str(python_of(folder)), *recipe.check]
+    command = [str(recipes.python_of(folder)), *recipe.check]
     try:
         ended = subprocess.run(
             command,
@@ -178,16 +171,16 @@ def _check(recipe: Recipe, folder: Path, say: Say) -> None:
         say(line)
 
 
-def _versions(recipe: Recipe, folder: Path) -> dict[str, str]:
+def _versions(recipe: recipes.Recipe, folder: Path) -> dict[str, str]:
     """Installed versions of the recipe's requirements."""
-    installed = distributions(path=[str(site_packages(folder))])
+    installed = distributions(path=[str(recipes.site_packages(folder))])
     found = {each.name.lower(): each.version for each in installed}
     names = [re.split(r"[=<>!~ \[]", each)[0].lower() for each in recipe.requirements]
     return {name: found[name] for name in names if name in found}
 
 
-def _write(folder: Path, found: Installed) -> None:
+def _write(folder: Path, found: recipes.Installed) -> None:
     """Write the record so that an interruption leaves the old one or the new one."""
-    new = record_of(folder).with_suffix(".new")
+    new = recipes.record_of(folder).with_suffix(".new")
     new.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-    new.replace(record_of(folder))
+    new.replace(recipes.record_of(folder))

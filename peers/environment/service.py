@@ -16,16 +16,7 @@ from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.environments.renderer import Renderer
 from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
-from swarm.jobs.environment import (
-    Drawn,
-    DrawPrompt,
-    EnvironmentService,
-    EnvironmentSetup,
-    EpisodeJob,
-    GradeEpisode,
-    Played,
-    PlayTurn,
-)
+from swarm.jobs import environment as jobs
 from swarm.jobs.inference import Probe
 from swarm.rollouts.rollout import Segment
 from swarm.rollouts.rollouts import bounded
@@ -46,7 +37,7 @@ class EnvironmentPeerService:
     reads_in_home = ("checkpoints",)
     before_keys_close = staticmethod(start_launcher)
 
-    def __init__(self, setup: EnvironmentSetup) -> None:
+    def __init__(self, setup: jobs.EnvironmentSetup) -> None:
         """Load the environments; raises `UserError` for one that is not installed here."""
         folder = Path(setup.folder)
         self._renderer = Renderer(folder)
@@ -64,12 +55,12 @@ class EnvironmentPeerService:
         return probe_hash(environment, self._renderer)
 
     @in_job_thread
-    def draw(self, job: DrawPrompt) -> Drawn:
+    def draw(self, job: jobs.DrawPrompt) -> jobs.Drawn:
         drawn = self._task(job)
-        return Drawn(tokens=list(drawn.tokens), last=episodes_of(drawn.environment) is None)
+        return jobs.Drawn(tokens=list(drawn.tokens), last=episodes_of(drawn.environment) is None)
 
     @in_job_thread
-    def play(self, job: PlayTurn) -> Played:
+    def play(self, job: jobs.PlayTurn) -> jobs.Played:
         drawn = self._task(job)
         self._check_prompt(drawn, job.segments)
         self._check_tokens(job)
@@ -81,7 +72,7 @@ class EnvironmentPeerService:
             self._going.clear()  # others' states took the memory; this episode is played again
         return self._play(job, drawn)
 
-    def _play(self, job: PlayTurn, drawn: GroupTask) -> Played:
+    def _play(self, job: jobs.PlayTurn, drawn: GroupTask) -> jobs.Played:
         order, segments = job.order, _segments(job.segments)
         episode = (order.seed(), job.group, job.sample)
         replies = self._going.pop(order.worker, (*episode, _digest(job.segments[:-1])))
@@ -94,14 +85,14 @@ class EnvironmentPeerService:
             replies = Replies(drawn.environment, drawn.task, self._renderer, limits)
             for count in range(2, len(segments), 2):
                 if replies.next(segments[:count]) != job.segments[count]:
-                    return Played(tokens=[], differs=True)
+                    return jobs.Played(tokens=[], differs=True)
         answer = replies.next(segments)
         if answer:
             self._going.keep(order.worker, (*episode, _digest([*job.segments, answer])), replies)
-        return Played(tokens=answer or [])
+        return jobs.Played(tokens=answer or [])
 
     @in_job_thread
-    def grade(self, job: GradeEpisode) -> EpisodeGrade:
+    def grade(self, job: jobs.GradeEpisode) -> EpisodeGrade:
         drawn = self._task(job)
         self._check_prompt(drawn, job.segments)
         stops = job.order.sampling.stop_ids
@@ -121,7 +112,7 @@ class EnvironmentPeerService:
             not_gradable=not_gradable[:500],
         )
 
-    def _task(self, job: EpisodeJob) -> GroupTask:
+    def _task(self, job: jobs.EpisodeJob) -> GroupTask:
         order = job.order
         key = (order.seed(), job.group)
         drawn = self._tasks.get(key)
@@ -137,7 +128,7 @@ class EnvironmentPeerService:
         if list(segments[0]) != drawn.tokens:
             raise ValueError("the episode does not begin with the prompt of its group")
 
-    def _check_tokens(self, job: PlayTurn) -> None:
+    def _check_tokens(self, job: jobs.PlayTurn) -> None:
         """Raise `ValueError` for tokens that no model can have written."""
         stops = set(job.order.sampling.stop_ids)
         for written in job.segments[1::2]:
@@ -147,7 +138,7 @@ class EnvironmentPeerService:
                 raise ValueError("a segment of the model must end at its first stop token")
 
 
-_SERVICE: type[EnvironmentService] = EnvironmentPeerService
+_SERVICE: type[jobs.EnvironmentService] = EnvironmentPeerService
 
 
 def _segments(tokens: Sequence[Sequence[int]]) -> list[Segment]:

@@ -15,18 +15,10 @@ from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.jobs import offline
 from swarm.jobs.training import Export
+from swarm.terminal import options as common
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import (
-    AsJson,
-    EnvironmentOptions,
-    Weights,
-    absolute,
-    environment_options,
-    filled,
-    toml_lines,
-)
 from swarm.terminal.output import say_event, say_json
 from swarm.wire.manifest import EnvironmentReference
 from swarm.world import client
@@ -118,7 +110,7 @@ def first_job(
     return offline.StartTuning(
         model=str(find_model(model, "--model").folder.resolve()),
         settings=settings,
-        data=[absolute(each) for each in data],
+        data=[common.absolute(each) for each in data],
         weights=list(weights),
         reading=reading,
         environment=EnvironmentReference(name=name, version=version, options=options or {})
@@ -178,12 +170,12 @@ def sft(
             "gs:// or hf:// address: prompts with answers, chats, or exported rollouts. Repeatable."
         ),
     ] = None,
-    weight: Weights = None,
+    weight: common.Weights = None,
     environment: Annotated[
         str | None,
         typer.Option(help="Environment, as NAME@VERSION: learn the answers to its training tasks."),
     ] = None,
-    option: EnvironmentOptions = None,
+    option: common.EnvironmentOptions = None,
     split: Split = None,
     subset: Subset = None,
     where: Where = None,
@@ -203,7 +195,7 @@ def sft(
     seed: Seed = 0,
     report_every: Report = 10,
     save_every: Save = 200,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Fine-tune a policy on prompts with answers. Needs no network.
 
@@ -219,12 +211,12 @@ def sft(
         data or (),
         weights=weight or (),
         environment=environment,
-        options=environment_options(option),
-        settings=filled(offline.TuningSettings, given),
-        reading=filled(
+        options=common.environment_options(option),
+        settings=common.filled(offline.TuningSettings, given),
+        reading=common.filled(
             offline.Reading,
             given,
-            where=toml_lines(where, *WHERE),
+            where=common.toml_lines(where, *WHERE),
             reward=parse_range("--reward", reward, "1:") or (-math.inf, math.inf),
         ),
     )
@@ -263,7 +255,7 @@ def dpo(
     seed: Seed = 0,
     report_every: Report = 10,
     save_every: Save = 200,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Teach a policy to prefer one answer to another (DPO). Needs no network.
 
@@ -276,7 +268,7 @@ def dpo(
         model,
         out,
         [data],
-        settings=filled(offline.TuningSettings, given, loss="preferences"),
-        reading=filled(offline.Reading, given, where=toml_lines(where, *WHERE)),
+        settings=common.filled(offline.TuningSettings, given, loss="preferences"),
+        reading=common.filled(offline.Reading, given, where=common.toml_lines(where, *WHERE)),
     )
     run_until_interrupted(tune, job, out, report_every, save_every, as_json)

@@ -32,18 +32,7 @@ from swarm.gossip.topics import (
 )
 from swarm.transport import Stream, StreamError, Transport
 from swarm.transport.rates import TokenBuckets
-from swarm.wire.envelope import (
-    BAN_SECONDS,
-    CLOCK_SKEW_SECONDS_MAX,
-    FORGED,
-    FUTURE_SECONDS_MAX,
-    INVALID_MAX,
-    SENDERS_REMEMBERED_MAX,
-    Dropped,
-    Envelope,
-    Gate,
-    open_envelope,
-)
+from swarm.wire import envelope as envelopes
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Message, PeerRecord, StateMessage
 from swarm.wire.messenger import REQUEST_DEADLINE_SECONDS
@@ -88,7 +77,7 @@ know. A newer peer sends some, and this one cannot tell it to stop."""
 UNKNOWN_BURST = 200.0
 """Number of these at once: what a newer neighbour holds when the conversation begins."""
 
-Listener = Callable[[Envelope], None]
+Listener = Callable[[envelopes.Envelope], None]
 
 
 class Gossip:
@@ -97,12 +86,12 @@ class Gossip:
     def __init__(
         self,
         transport: Transport,
-        gate: Gate,
+        gate: envelopes.Gate,
         events: Events,
         topics: Sequence[str],
         *,
-        records: Callable[[int], Sequence[Envelope]],
-        learn_record: Callable[[Envelope], None],
+        records: Callable[[int], Sequence[envelopes.Envelope]],
+        learn_record: Callable[[envelopes.Envelope], None],
         admits: Callable[[PeerId, bytes], bool],
     ) -> None:
         """`records(most)`: some peer records to send to newcomers. `learn_record(record)`: receives
@@ -128,7 +117,9 @@ class Gossip:
         """Digests of envelopes accepted since the last tick, by topic."""
         self._asked: dict[bytes, float] = {}
         """Digests that a trusted neighbour was asked for, and until when no other is asked."""
-        self._unknown = TokenBuckets(UNKNOWN_PER_SECOND, UNKNOWN_BURST, SENDERS_REMEMBERED_MAX)
+        self._unknown = TokenBuckets(
+            UNKNOWN_PER_SECOND, UNKNOWN_BURST, envelopes.SENDERS_REMEMBERED_MAX
+        )
         """Messages of unknown kinds, by the neighbour that sends them."""
         self._listeners: dict[type[Message], list[Listener]] = {}
         self._sent = Observable(None)
@@ -158,7 +149,7 @@ class Gossip:
         """Whether a peer had no slot for this one lately."""
         return self._slots.is_refused_by(peer)
 
-    def show(self, admission: Envelope) -> None:
+    def show(self, admission: envelopes.Envelope) -> None:
         """Store this peer's own admission, new or renewed, and show it to neighbours if due."""
         first_time = not self._admission
         self._admission = admission.raw
@@ -173,14 +164,14 @@ class Gossip:
         """Number of events held for neighbours that lack them."""
         return len(self._store)
 
-    def publish(self, envelope: Envelope) -> None:
+    def publish(self, envelope: envelopes.Envelope) -> None:
         """Spread an own envelope, or one received outside gossip.
 
         A duplicate does nothing, nor does an envelope above its sender's rate.
         """
         try:
             self._gate.admit(envelope.raw)
-        except Dropped as dropped:
+        except envelopes.Dropped as dropped:
             if dropped.cause == "over_rate":
                 return
             if dropped.cause not in ("duplicate", "old_state"):
@@ -313,8 +304,8 @@ class Gossip:
         self.compare_clock(neighbour.peer, hello.wall_ms / 1000 - self._world.wall_time())
         for raw in hello.records:
             try:
-                record = open_envelope(raw)
-            except Dropped:
+                record = envelopes.open_envelope(raw)
+            except envelopes.Dropped:
                 neighbour.invalid += 1
                 continue
             if isinstance(record.message, PeerRecord):
@@ -352,9 +343,9 @@ class Gossip:
                     self._offer(neighbour, self._store.current())
             else:
                 return  # a second `hello` breaks the protocol
-            if neighbour.invalid >= INVALID_MAX:
+            if neighbour.invalid >= envelopes.INVALID_MAX:
                 self._events.emit("gossip.neighbour_banned", remote=neighbour.peer)
-                self._transport.ban(neighbour.peer, BAN_SECONDS)
+                self._transport.ban(neighbour.peer, envelopes.BAN_SECONDS)
                 return
 
     # --- sending -----------------------------------------------------------------------------
@@ -424,11 +415,11 @@ class Gossip:
             return
         try:
             envelope = self._gate.admit(raw, TOPICS)
-        except Dropped as dropped:
+        except envelopes.Dropped as dropped:
             if dropped.cause == "duplicate":
                 neighbour.knows[digest] = None
             elif (
-                dropped.cause in FORGED
+                dropped.cause in envelopes.FORGED
                 or self._is_out_of_time(neighbour, dropped.cause, raw)
                 # A newer peer may send some messages of unknown kinds.
                 or (
@@ -447,20 +438,21 @@ class Gossip:
         if cause not in ("expired", "from_the_future") or neighbour.clock is None:
             return False
         theirs = self._world.now() + neighbour.clock
-        body = open_envelope(raw).body
+        body = envelopes.open_envelope(raw).body
         return (
-            body.expires_ms / 1000 < theirs - FUTURE_SECONDS_MAX
-            or body.issued_ms / 1000 > theirs + FUTURE_SECONDS_MAX + CLOCK_SKEW_SECONDS_MAX
+            body.expires_ms / 1000 < theirs - envelopes.FUTURE_SECONDS_MAX
+            or body.issued_ms / 1000
+            > theirs + envelopes.FUTURE_SECONDS_MAX + envelopes.CLOCK_SKEW_SECONDS_MAX
         )
 
-    def _accept(self, envelope: Envelope) -> None:
+    def _accept(self, envelope: envelopes.Envelope) -> None:
         topic, digest = self._store.add(envelope), envelope.digest
         self._fresh.setdefault(topic, []).append(digest)
         self._spread(envelope, topic)
         for listener in self._listeners.get(type(envelope.message), ()):
             listener(envelope)
 
-    def _spread(self, envelope: Envelope, topic: str) -> None:
+    def _spread(self, envelope: envelopes.Envelope, topic: str) -> None:
         """Push an announcement to the neighbours that need it; the others get its digest."""
         digest, sender, now = envelope.digest, envelope.sender, self._world.now()
         routine = isinstance(envelope.message, ROUTINE)

@@ -8,19 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from swarm.ledger import entries as log_entries
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive, LogCopy
-from swarm.ledger.entries import (
-    Carried,
-    CheckpointPublished,
-    Consumed,
-    Entry,
-    Evicted,
-    Judged,
-    Reinstated,
-    decode,
-    judged,
-)
 from swarm.ledger.proof_file import Proven
 from swarm.ledger.wire import contradiction
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
@@ -165,30 +155,32 @@ def _roots(log: LogCopy, sizes: set[int]) -> dict[int, bytes]:
     return roots
 
 
-def _entries(log: LogCopy, result: Audited) -> Iterator[tuple[int, Entry]]:
+def _entries(log: LogCopy, result: Audited) -> Iterator[tuple[int, log_entries.Entry]]:
     for index, raw in enumerate(log.entries, log.origin.start):
         try:
-            yield index, decode(raw)
+            yield index, log_entries.decode(raw)
         except ValueError as error:
             result.problems.append(f"entry {index}: {error}")
 
 
-def _not_permitted(archive: Archive, owner: str, entry: Entry) -> str | None:
+def _not_permitted(archive: Archive, owner: str, entry: log_entries.Entry) -> str | None:
     """Why this peer may not have written an entry, or None."""
     manifest: RunManifest = archive.manifest
-    if isinstance(entry, Carried):
-        return _not_permitted(archive, owner, decode(entry.entry))
-    if isinstance(entry, Judged) and not manifest.is_validator(owner):
+    if isinstance(entry, log_entries.Carried):
+        return _not_permitted(archive, owner, log_entries.decode(entry.entry))
+    if isinstance(entry, log_entries.Judged) and not manifest.is_validator(owner):
         return "a verdict in the log of a peer that is no validator"
-    if isinstance(entry, (CheckpointPublished, Consumed)) and not manifest.is_trainer(owner):
+    if isinstance(
+        entry, (log_entries.CheckpointPublished, log_entries.Consumed)
+    ) and not manifest.is_trainer(owner):
         return "a trainer's entry in the log of a peer that is no trainer"
-    if not isinstance(entry, (Evicted, Reinstated)):
+    if not isinstance(entry, (log_entries.Evicted, log_entries.Reinstated)):
         return None
     try:
         envelope = open_envelope(entry.envelope)
     except Dropped as dropped:
         return f"its signed message is invalid ({dropped})"
-    evicts = isinstance(entry, Evicted)
+    evicts = isinstance(entry, log_entries.Evicted)
     signer = owner if evicts else archive.signed.sender
     if not isinstance(envelope.message, Eviction if evicts else Reinstatement):
         return f"its message is a {envelope.body.kind}"
@@ -200,7 +192,7 @@ def _not_permitted(archive: Archive, owner: str, entry: Entry) -> str | None:
 
 
 def _compare_verdicts(
-    archive: Archive, log: LogCopy, entries: dict[int, Entry], result: Audited
+    archive: Archive, log: LogCopy, entries: dict[int, log_entries.Entry], result: Audited
 ) -> None:
     for index, envelope in sorted(log.verdicts.items()):
         verdict = envelope.message
@@ -210,7 +202,7 @@ def _compare_verdicts(
             or envelope.body.run != archive.run
         ):
             result.problems.append(f"verdict {index} is not signed by {log.owner} for this run")
-        elif verdict.log_index != index or entries.get(index) != judged(verdict):
+        elif verdict.log_index != index or entries.get(index) != log_entries.judged(verdict):
             result.problems.append(f"verdict {index} differs from the log entry that it names")
 
 

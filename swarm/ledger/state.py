@@ -10,17 +10,8 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from swarm.ledger import entries as log_entries
 from swarm.ledger import ruling
-from swarm.ledger.entries import (
-    Carried,
-    Consumed,
-    Entry,
-    Evicted,
-    Judged,
-    Outcome,
-    Reinstated,
-    decode,
-)
 from swarm.ledger.record import Rules, Standing, Work, refutation
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.manifest import RunManifest
@@ -34,7 +25,7 @@ class Record:
     owner: str
     """The log's owner."""
     index: int
-    entry: Entry
+    entry: log_entries.Entry
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class Frontier:
     lineage: int = -1
     step: int = -1
 
-    def covers(self, entry: Judged) -> bool:
+    def covers(self, entry: log_entries.Judged) -> bool:
         """Whether the submission of a verdict is sealed."""
         return entry.lineage <= self.lineage and entry.step <= self.step
 
@@ -109,16 +100,16 @@ class Base:
 class LedgerState:
     """The state of a run according to the logs. Every mapping is sorted by its keys."""
 
-    verdicts: Mapping[bytes, Judged]
+    verdicts: Mapping[bytes, log_entries.Judged]
     """The final verdict on each submission."""
     judges: Mapping[bytes, str]
     """The validator of the final verdict, by submission."""
-    credits: Mapping[bytes, Judged]
+    credits: Mapping[bytes, log_entries.Judged]
     """The final verdict on each credited submission: one accepted or quarantined submission per
     number."""
     standings: Mapping[bytes, Standing]
     """The standing of each credited submission."""
-    consumed: Mapping[bytes, list[Outcome]]
+    consumed: Mapping[bytes, list[log_entries.Outcome]]
     """The outcome of each group, by submission."""
     works: Mapping[str, Work]
     """The submissions that decide each worker's record."""
@@ -154,13 +145,13 @@ def ledger_state(
     base = base or Base()
     rank = {validator: index for index, validator in enumerate(authority.validators)}
     found = _sorted_out(records, rank, authority.trusted, base.frontier)
-    verdicts: dict[bytes, Judged] = {}
+    verdicts: dict[bytes, log_entries.Judged] = {}
     judges: dict[bytes, str] = {}
     totals: defaultdict[str, Totals] = defaultdict(Totals)
     totals.update((worker, replace(total)) for worker, total in base.totals.items())
     claims: dict[tuple[str, int, int, int], tuple[bool, int, bytes]] = {}
     """The best accepted or quarantined submission, by (worker, lineage, step, number)."""
-    refuted: defaultdict[str, list[Judged]] = defaultdict(list)
+    refuted: defaultdict[str, list[log_entries.Judged]] = defaultdict(list)
     for (submission, worker), by_validator in sorted(found.cases.items()):
         trained = not _TAKEN.isdisjoint(found.consumed.get(submission, ()))
         judge = ruling.final(by_validator, authority.validators, taken=trained)
@@ -207,10 +198,12 @@ def ledger_state(
 
 
 def _works(
-    credits: Mapping[bytes, Judged], refuted: Mapping[str, Sequence[Judged]], cases: _Cases
+    credits: Mapping[bytes, log_entries.Judged],
+    refuted: Mapping[str, Sequence[log_entries.Judged]],
+    cases: _Cases,
 ) -> dict[str, Work]:
     """The submissions that decide each worker's record."""
-    by_worker: defaultdict[str, dict[bytes, Judged]] = defaultdict(dict)
+    by_worker: defaultdict[str, dict[bytes, log_entries.Judged]] = defaultdict(dict)
     for submission, final in credits.items():
         by_worker[final.worker][submission] = final
     works = {}
@@ -285,7 +278,7 @@ def _eviction_in_force(
     return newest if newest and isinstance(newest.message, Eviction) else None
 
 
-_Cases = dict[tuple[bytes, str], dict[str, Judged]]
+_Cases = dict[tuple[bytes, str], dict[str, log_entries.Judged]]
 """Verdicts by validator, of each submission and worker: a worker may submit a copy of another's
 file."""
 
@@ -295,7 +288,7 @@ class _Sorted:
     """The entries of the logs that count, sorted out."""
 
     cases: _Cases
-    consumed: dict[bytes, list[Outcome]]
+    consumed: dict[bytes, list[log_entries.Outcome]]
     """The outcome of each group, by submission."""
     expulsions: dict[str, set[bytes]]
     """Signed evictions and reinstatements, by peer."""
@@ -311,7 +304,7 @@ def _sorted_out(
     """Collect the verdicts on each submission that is not sealed, the outcomes of its groups, and
     the expulsions."""
     cases: _Cases = {}
-    consumed: dict[bytes, list[Outcome]] = {}
+    consumed: dict[bytes, list[log_entries.Outcome]] = {}
     expulsions: defaultdict[str, set[bytes]] = defaultdict(set)
     carried: set[bytes] = set()
     newest = (0, 0)
@@ -319,10 +312,10 @@ def _sorted_out(
         entry = record.entry
         if record.owner not in trusted:
             continue
-        if isinstance(entry, Carried):
-            entry = decode(entry.entry)
-            carried |= {entry.envelope} if isinstance(entry, Evicted) else set()
-        if isinstance(entry, Judged) and record.owner in validators:
+        if isinstance(entry, log_entries.Carried):
+            entry = log_entries.decode(entry.entry)
+            carried |= {entry.envelope} if isinstance(entry, log_entries.Evicted) else set()
+        if isinstance(entry, log_entries.Judged) and record.owner in validators:
             newest = max(newest, (entry.lineage, entry.step))
             if sealed.covers(entry):
                 continue
@@ -330,18 +323,18 @@ def _sorted_out(
             held = by_validator.setdefault(record.owner, entry)
             if ruling.supersedes(entry, held):
                 by_validator[record.owner] = entry
-        elif isinstance(entry, Consumed):
+        elif isinstance(entry, log_entries.Consumed):
             _merge(consumed, entry)
-        elif isinstance(entry, (Evicted, Reinstated)):
+        elif isinstance(entry, (log_entries.Evicted, log_entries.Reinstated)):
             expulsions[entry.peer].add(entry.envelope)
     return _Sorted(cases, consumed, expulsions, newest, carried)
 
 
-_TAKEN: frozenset[Outcome] = frozenset({"consumed", "zero-advantage"})
+_TAKEN: frozenset[log_entries.Outcome] = frozenset({"consumed", "zero-advantage"})
 """Outcomes that mean that a step took the group. Stale and unreadable groups are never taken,
 carried groups not yet."""
 
-_FINALITY: dict[Outcome, int] = {
+_FINALITY: dict[log_entries.Outcome, int] = {
     "carried": 0,
     "stale": 1,
     "unreadable": 2,
@@ -350,7 +343,7 @@ _FINALITY: dict[Outcome, int] = {
 }
 
 
-def _merge(consumed: dict[bytes, list[Outcome]], entry: Consumed) -> None:
+def _merge(consumed: dict[bytes, list[log_entries.Outcome]], entry: log_entries.Consumed) -> None:
     """Add an entry; of several outcomes of a group, the most final wins.
 
     A group may be carried first and consumed later.

@@ -13,10 +13,9 @@
 For other rooms: `crash`: crashes_reported, foreign_package; `exit`: FAILED, exit_with, exits,
 speak; `extras`: EXTRA_OF_ROLE, require_extra; `figures`: DIM, ROLE_STYLES, STATE_STYLES, figure,
 readable_bytes, readable_seconds; `interrupt`: run_until_interrupted; `options`: *, AsJson,
-Bootstrap, EnvironmentOptions, LedgerSource, TaskSeed, Temperature, TokenizerFolder, UNGRADABLE_MAX,
-UngradableMax, Version, Weights, WhichRun, absolute, check_dtype, check_temperature,
-environment_options, filled, toml_lines; `output`: STANDARD_OUTPUT, check_writable, plain,
-print_json, removed_on_failure, say_event, say_json, to_json, write_json, write_text; `progress`:
-progress_bar; `tables`: option_texts, read_toml, struct_from_mapping; `untrusted`:
+Bootstrap, EnvironmentOptions, LedgerSource, TokenizerFolder, UNGRADABLE_MAX, Version, Weights,
+WhichRun, absolute, check_dtype, environment_options; `output`: STANDARD_OUTPUT, check_writable,
+plain, print_json, removed_on_failure, say_event, say_json, to_json, write_json, write_text;
+`progress`: progress_bar; `tables`: option_texts, read_toml, struct_from_mapping; `untrusted`:
 PrintableFormatter, printable, shown
 """

@@ -30,20 +30,8 @@ import msgspec
 import trio
 
 from swarm.errors import UserError
+from swarm.world import frames as framing
 from swarm.world import job_type, kind_of, landlock, setup_type
-from swarm.world.frames import (
-    Answer,
-    Assignment,
-    Call,
-    Cancel,
-    Failed,
-    FrameReader,
-    Progress,
-    Response,
-    decode_request,
-    encode,
-    raw,
-)
 from swarm.world.process import FORK_SERVER_VARIABLE, INSTALLED_VARIABLE
 from swarm.world.progress import Reporter, current
 
@@ -111,22 +99,22 @@ def serve(connection: socket.socket) -> None:
 
 async def _serve(connection: socket.socket) -> None:
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-    frames = FrameReader(stream.receive_some)
+    frames = framing.FrameReader(stream.receive_some)
     owner = _Owner(stream)
     try:
-        assignment = msgspec.msgpack.decode(await frames.next(), type=Assignment)
+        assignment = msgspec.msgpack.decode(await frames.next(), type=framing.Assignment)
         try:
             service = _make(assignment)
         except BaseException as error:
             await owner.send(_failure(0, error))
             return
-        await owner.send(Answer(0, raw({})))
+        await owner.send(framing.Answer(0, framing.raw({})))
         async with trio.open_nursery() as nursery:
             if hasattr(service, "run"):  # what goes on beside the calls
                 nursery.start_soon(service.run)
             calls = _Calls(service, owner, nursery)
             while True:
-                calls.take(decode_request(await frames.next()))
+                calls.take(framing.decode_request(await frames.next()))
     except* (EOFError, trio.BrokenResourceError):
         pass  # the owner has ended; the running calls were cancelled
 
@@ -138,12 +126,12 @@ class _Owner:
         self._stream = stream
         self._turn = trio.Lock()
 
-    async def send(self, message: Response) -> None:
+    async def send(self, message: framing.Response) -> None:
         """Send a frame; an answer that is too large becomes the failure of its call."""
         try:
-            frame = encode(message)
+            frame = framing.encode(message)
         except ValueError as error:
-            frame = encode(_failure(message.number, error))
+            frame = framing.encode(_failure(message.number, error))
         with trio.CancelScope(shield=True):  # half a frame would garble all later ones
             async with self._turn:
                 await self._stream.send_all(frame)
@@ -158,20 +146,20 @@ class _Calls:
         self._nursery = nursery
         self._scopes: dict[int, trio.CancelScope] = {}
 
-    def take(self, request: Call | Cancel) -> None:
+    def take(self, request: framing.Call | framing.Cancel) -> None:
         """Start a call, or cancel a running one, which may have ended meanwhile."""
-        if isinstance(request, Call):
+        if isinstance(request, framing.Call):
             self._scopes[request.number] = trio.CancelScope()
             self._nursery.start_soon(self._run, request)
         elif request.number in self._scopes:
             self._scopes[request.number].cancel()
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: framing.Call) -> None:
         current.set(Reporter(lambda: self._nursery.start_soon(self._report, call.number)))
-        answer: Response = Failed(call.number, "Cancelled", "cancelled")
+        answer: framing.Response = framing.Failed(call.number, "Cancelled", "cancelled")
         with self._scopes[call.number]:
             try:
-                answer = Answer(call.number, raw(await self._reply(call)))
+                answer = framing.Answer(call.number, framing.raw(await self._reply(call)))
             except Exception as error:
                 answer = _failure(call.number, error)
         del self._scopes[call.number]
@@ -180,9 +168,9 @@ class _Calls:
     async def _report(self, number: int) -> None:
         """Send progress, unless the call's answer is on its way."""
         if number in self._scopes:
-            await self._owner.send(Progress(number))
+            await self._owner.send(framing.Progress(number))
 
-    async def _reply(self, call: Call) -> Any:
+    async def _reply(self, call: framing.Call) -> Any:
         if call.method.startswith("_"):
             raise AttributeError(f"{call.method} is no public method")
         function = getattr(self._service, call.method)
@@ -192,7 +180,7 @@ class _Calls:
         return await function(msgspec.msgpack.decode(call.job, type=kind))
 
 
-def _make(assignment: Assignment) -> Any:
+def _make(assignment: framing.Assignment) -> Any:
     if assignment.path is not None:
         sys.path[:] = assignment.path
     os.chdir(assignment.folder)
@@ -226,10 +214,10 @@ def _close_keys(service: type, folders: Sequence[str]) -> None:
         print(f"the keys stay readable to this process: {error}", file=sys.stderr)
 
 
-def _failure(number: int, error: BaseException) -> Failed:
+def _failure(number: int, error: BaseException) -> framing.Failed:
     if not isinstance(error, UserError):  # the message of a UserError is sufficient
         traceback.print_exception(error)
-    return Failed(number, kind_of(error), str(error)[:MESSAGE_CHARACTERS_MAX])
+    return framing.Failed(number, kind_of(error), str(error)[:MESSAGE_CHARACTERS_MAX])
 
 
 if __name__ == "__main__":

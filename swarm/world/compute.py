@@ -18,19 +18,9 @@ import trio
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
 from swarm.world import Child, ChildDied, ChildError, ChildUserError, Job, Setup, process
+from swarm.world import frames as framing
 from swarm.world.child import CHILD_ENVIRONMENT
 from swarm.world.fork_server import CHILD_REQUEST
-from swarm.world.frames import (
-    Answer,
-    Assignment,
-    Call,
-    Cancel,
-    Failed,
-    FrameReader,
-    decode_response,
-    encode,
-    raw,
-)
 from swarm.world.machine import free_memory_bytes, most_memory_bytes
 from swarm.world.process import FORK_SERVER_VARIABLE, Process, childs_environment, lines_of
 from swarm.world.progress import HUNG_STATUS
@@ -56,7 +46,7 @@ class _Pending:
     what: str
     patience_seconds: float
     ended: trio.Event = field(default_factory=trio.Event)
-    end: Answer | Failed | None = None
+    end: framing.Answer | framing.Failed | None = None
     """The child's answer; None after `ended` if the child died."""
     waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Cancelled after `patience_seconds` without progress."""
@@ -66,7 +56,7 @@ class _Pending:
     def advanced(self) -> None:
         self.waiting.deadline = trio.current_time() + self.patience_seconds
 
-    def finish(self, end: Answer | Failed | None) -> None:
+    def finish(self, end: framing.Answer | framing.Failed | None) -> None:
         self.end = end
         self.ended.set()
 
@@ -108,17 +98,19 @@ class LocalChild:
     async def request(self, method: str, job: Job, reply: type[T]) -> T:
         """See `swarm.world.Child.request`."""
         with self._calling(repr(method), job.patience_seconds) as call:
-            answer = await self._ask(call, encode(Call(call.number, method, raw(job))))
+            answer = await self._ask(
+                call, framing.encode(framing.Call(call.number, method, framing.raw(job)))
+            )
         try:
             return msgspec.msgpack.decode(answer, type=reply)
         except DECODE_ERRORS as error:
             self._kill(f"sent an invalid answer to {call.what} ({error}) and was killed")
             raise await self._died() from None
 
-    async def assign(self, assignment: Assignment, deadline_seconds: float) -> None:
+    async def assign(self, assignment: framing.Assignment, deadline_seconds: float) -> None:
         """Send the child its assignment; raises the same errors as `request`."""
         with self._calling("start", deadline_seconds, number=0) as call:
-            await self._ask(call, encode(assignment))
+            await self._ask(call, framing.encode(assignment))
 
     @contextmanager
     def _calling(self, what: str, patience_seconds: float, number: int = -1) -> Iterator[_Pending]:
@@ -139,7 +131,7 @@ class LocalChild:
     async def _give_up(self, call: _Pending) -> None:
         with trio.move_on_after(process.GRACE_SECONDS):
             async with self._sending:
-                await self._write(encode(Cancel(call.number)))
+                await self._write(framing.encode(framing.Cancel(call.number)))
             await call.ended.wait()
         self._pending.pop(call.number, None)
         if not call.ended.is_set():
@@ -166,7 +158,7 @@ class LocalChild:
             self._hung = f"child {self.name} {why} and was killed"
         if call.end is None:
             raise await self._died()
-        if isinstance(call.end, Failed):
+        if isinstance(call.end, framing.Failed):
             raised = ChildUserError if call.end.kind == UserError.__name__ else ChildError
             raise raised(f"{self.name}: {call.end.message}", call.end.kind)
         return call.end.reply
@@ -186,15 +178,15 @@ class LocalChild:
     # --- output of the child -----------------------------------------------------------------
 
     async def _read_frames(self) -> None:
-        frames = FrameReader(self._connection.receive_some)
+        frames = framing.FrameReader(self._connection.receive_some)
         try:
             while True:
-                response = decode_response(await frames.next())
+                response = framing.decode_response(await frames.next())
                 call = self._pending.get(response.number)
                 if call is None or call.ended.is_set():
                     raise msgspec.DecodeError(f"no call has the number {response.number}")
                 call.advanced()
-                if isinstance(response, Answer | Failed):
+                if isinstance(response, framing.Answer | framing.Failed):
                     call.finish(response)
         except DECODE_ERRORS as error:
             asked = ", ".join(call.what for call in self._pending.values()) or "nothing"
@@ -323,9 +315,9 @@ class LocalCompute:
         environment = childs_environment(os.environb)
         if interpreter is not None:
             environment.pop(FORK_SERVER_VARIABLE.encode(), None)  # so do its own children
-        assignment = Assignment(
+        assignment = framing.Assignment(
             service,
-            raw(setup),
+            framing.raw(setup),
             most_memory_bytes() if memory_limit_bytes is None else memory_limit_bytes,
             list(sys.path) if interpreter is None else None,
             os.getcwd(),  # noqa: PTH109

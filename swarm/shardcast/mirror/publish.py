@@ -10,16 +10,7 @@ import trio
 
 from swarm.errors import SwarmError, UserError, leaf_errors
 from swarm.shardcast import limits
-from swarm.shardcast.manifest import (
-    BASE_NAME,
-    MANIFEST_NAME,
-    BadManifest,
-    CheckpointManifest,
-    ManifestPiece,
-    build,
-    digest_of,
-    parse,
-)
+from swarm.shardcast import manifest as manifests
 from swarm.shardcast.mirror.folder import INDEX, Index, Progress, index_of
 from swarm.shardcast.service import BlobService
 from swarm.transport.http.server import BulkServer
@@ -50,7 +41,7 @@ async def export(
     try:
         blobs.mkdir(parents=True, exist_ok=True)
         for source, part, raw in parts:
-            _put(blobs / digest_of(raw).hex(), raw)
+            _put(blobs / manifests.digest_of(raw).hex(), raw)
             for piece in part.pieces:
                 path = source / part.files[piece.file].name
                 # One thread per piece, so that Ctrl-C waits for one piece at most.
@@ -66,8 +57,8 @@ async def export(
 
 
 def _with_base(
-    folder: Path, manifest: CheckpointManifest, blob: bytes
-) -> list[tuple[Path, CheckpointManifest, bytes]]:
+    folder: Path, manifest: manifests.CheckpointManifest, blob: bytes
+) -> list[tuple[Path, manifests.CheckpointManifest, bytes]]:
     """A checkpoint, and its base if it is an adapter: folders, manifests and their blobs.
 
     Raises `UserError` if the base is not on this disk: without it the adapter is of no use.
@@ -75,14 +66,14 @@ def _with_base(
     parts = [(folder, manifest, blob)]
     if manifest.base is not None:
         with suppress(OSError, ValueError, SwarmError):
-            base = folder / (folder / BASE_NAME).read_text()
+            base = folder / (folder / manifests.BASE_NAME).read_text()
             own = own_manifest(base)
-            if own is not None and digest_of(own[1]) == manifest.base.digest:
+            if own is not None and manifests.digest_of(own[1]) == manifest.base.digest:
                 return [*parts, (base, *own)]
         raise UserError(
             f"{folder} holds an adapter, and its base, {manifest.base}, is not on this disk as "
-            f"{BASE_NAME} in that folder says; fetch both with `swarm checkpoint fetch`, and give "
-            "that folder"
+            f"{manifests.BASE_NAME} in that folder says; fetch both with `swarm checkpoint "
+            "fetch`, and give that folder"
         )
     return parts
 
@@ -91,13 +82,13 @@ def _is_within(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
 
 
-def _export_piece(path: Path, piece: ManifestPiece, blobs: Path) -> None:
+def _export_piece(path: Path, piece: manifests.ManifestPiece, blobs: Path) -> None:
     """Write one piece of a file, unless it exists. Raises `UserError`, and `OSError` if it
     cannot be written."""
     target = blobs / piece.digest.hex()
     exists = target.is_file() and target.stat().st_size == piece.size_bytes
     # Check the bytes too: after a power cut a file may have the right size but wrong bytes.
-    if exists and digest_of(target.read_bytes()) == piece.digest:
+    if exists and manifests.digest_of(target.read_bytes()) == piece.digest:
         return
     try:
         with path.open("rb") as file:
@@ -105,7 +96,7 @@ def _export_piece(path: Path, piece: ManifestPiece, blobs: Path) -> None:
             data = file.read(piece.size_bytes)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    if digest_of(data) != piece.digest:
+    if manifests.digest_of(data) != piece.digest:
         raise differs(path)
     _put(target, data)
 
@@ -137,7 +128,7 @@ async def serve(
     service = BlobService(lambda peer, credential: True)
     pages = {b"/" + INDEX.encode(): msgspec.json.encode(index)}
     for path, part, raw in parts:
-        pages[b"/blob/" + digest_of(raw).hex().encode()] = raw
+        pages[b"/blob/" + manifests.digest_of(raw).hex().encode()] = raw
         for piece in part.pieces:
             name = path.resolve().relative_to(root) / part.files[piece.file].name
             service.register(piece.digest, name.as_posix(), piece.offset, piece.size_bytes)
@@ -159,7 +150,7 @@ async def serve(
 # --- a folder and its manifest ---
 
 
-async def describe(folder: Path) -> tuple[CheckpointManifest, bytes]:
+async def describe(folder: Path) -> tuple[manifests.CheckpointManifest, bytes]:
     """The manifest of a folder, and its blob: the one in the folder, else a new one.
 
     Raises `UserError` for an unusable folder.
@@ -169,8 +160,10 @@ async def describe(folder: Path) -> tuple[CheckpointManifest, bytes]:
         if own is not None:
             return own
         place = _check_contents(folder)
-        manifest = await build(LocalDisk(place.parent), place.name, run=NO_RUN, lineage=0, step=0)
-    except BadManifest as error:
+        manifest = await manifests.build(
+            LocalDisk(place.parent), place.name, run=NO_RUN, lineage=0, step=0
+        )
+    except manifests.BadManifest as error:
         raise UserError(f"{folder} cannot be published: {error}") from error
     except (OSError, ExceptionGroup) as error:
         for cause in leaf_errors(error):
@@ -182,19 +175,19 @@ async def describe(folder: Path) -> tuple[CheckpointManifest, bytes]:
     return manifest, manifest.encode()
 
 
-def own_manifest(folder: Path) -> tuple[CheckpointManifest, bytes] | None:
+def own_manifest(folder: Path) -> tuple[manifests.CheckpointManifest, bytes] | None:
     """The manifest in a folder, and its blob; None if it has none.
 
     Raises `UserError` if the folder's files do not have the sizes that it states.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
-    own = folder / MANIFEST_NAME
+    own = folder / manifests.MANIFEST_NAME
     if not own.is_file():
         return None
     with own.open("rb") as opened:  # of an oversized one, just enough for `parse` to refuse it
         blob = opened.read(limits.CHECKPOINT_MANIFEST_BYTES_MAX + 1)
-    manifest = parse(blob)
+    manifest = manifests.parse(blob)
     for file in manifest.files:
         path = folder / file.name
         if not path.is_file() or path.stat().st_size != file.size_bytes:
