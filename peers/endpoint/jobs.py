@@ -5,15 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 
+from peers.endpoint import requests
 from peers.endpoint.errors import ApiError
 from peers.endpoint.policy import Policy
 from peers.endpoint.replies import ChatForm, CompletionForm, Form
-from peers.endpoint.requests import (
-    PROMPTS_MAX,
-    ChatRequest,
-    CompletionRequest,
-    check_log_probabilities,
-)
 from peers.endpoint.sessions import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from peers.endpoint.tools import CallForm, message_of, tools_of
 from swarm.rollouts.seeds import digest, noise_key
@@ -65,16 +60,16 @@ class Job:
                 param="temperature",
             )
         choices = len(self.prompts) * self.n
-        if choices > PROMPTS_MAX:
+        if choices > requests.PROMPTS_MAX:
             raise ApiError(
                 400,
                 f"n is {self.n} for {len(self.prompts)} prompts: {choices} choices; at most "
-                f"{PROMPTS_MAX} are allowed in one request",
+                f"{requests.PROMPTS_MAX} are allowed in one request",
                 param="n",
             )
 
 
-def completion_job(asked: CompletionRequest, session: str | None, policy: Policy) -> Job:
+def completion_job(asked: requests.CompletionRequest, session: str | None, policy: Policy) -> Job:
     """The job of `/v1/completions`; raises `ApiError`."""
     return _job(
         asked,
@@ -84,11 +79,11 @@ def completion_job(asked: CompletionRequest, session: str | None, policy: Policy
         prompts=_prompts(asked.prompt, policy),
         session=session,
         limit=asked.max_tokens or COMPLETION_TOKENS,
-        wants_log_probabilities=check_log_probabilities(asked.logprobs),
+        wants_log_probabilities=requests.check_log_probabilities(asked.logprobs),
     )
 
 
-def chat_job(asked: ChatRequest, session: str | None, policy: Policy) -> Job:
+def chat_job(asked: requests.ChatRequest, session: str | None, policy: Policy) -> Job:
     """The job of `/v1/chat/completions`; raises `ApiError`."""
     prompt = _messages(asked, policy)
     return _job(
@@ -105,7 +100,7 @@ def chat_job(asked: ChatRequest, session: str | None, policy: Policy) -> Job:
 
 
 def _job(
-    asked: CompletionRequest | ChatRequest,
+    asked: requests.CompletionRequest | requests.ChatRequest,
     policy: Policy,
     *,
     form: Form,
@@ -186,7 +181,7 @@ def _prompts(prompt: str | Sequence[str | int | list[int]], policy: Policy) -> l
     ]
 
 
-def _messages(asked: ChatRequest, policy: Policy) -> ChatPrompt:
+def _messages(asked: requests.ChatRequest, policy: Policy) -> ChatPrompt:
     messages, tools = asked.messages, tools_of(asked)
     if policy.chat is None:
         raise ApiError(

@@ -29,15 +29,7 @@ from peers.inference.turns import ServedTurns, Unwanted
 from peers.sandbox.run import findings as sandbox_findings
 from swarm.errors import PeerError
 from swarm.gossip.topics import RUN
-from swarm.jobs import Load, SubmissionOrder, may_begin_with
-from swarm.jobs.inference import (
-    Generate,
-    Generated,
-    InferenceService,
-    InferenceSetup,
-    Loaded,
-    Surveyed,
-)
+from swarm.jobs import Load, SubmissionOrder, inference, may_begin_with
 from swarm.node.run_node import RunNode
 from swarm.run import findings as screen
 from swarm.run.work import check_rendering, submission_order
@@ -93,14 +85,14 @@ class InferenceRole:
         self._seconds_made = 0.0
         """How long the last submission took."""
         self._leaving = False
-        self._surveyed: Surveyed | None = None
+        self._surveyed: inference.Surveyed | None = None
 
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
         settings = self._node.settings
         interpreter = doctor.interpreter_of(settings)
         await self._deliveries.open()
-        setup = InferenceSetup(
+        setup = inference.InferenceSetup(
             engine=settings.engine,
             hardware=self._settings.hardware.in_run(self._run.manifest.thresholds.measured_dtypes),
             alter_weights=self._settings.alter_weights,
@@ -123,7 +115,7 @@ class InferenceRole:
                 async with self._node.compute.child(
                     self.service, setup, name="engine", interpreter=interpreter
                 ) as child:
-                    engine = client(InferenceService, child)
+                    engine = client(inference.InferenceService, child)
                     self._surveyed = await engine.survey()
                     self._equipped.set()
                     await self._work(engine)
@@ -132,7 +124,7 @@ class InferenceRole:
             await self._proofs.finish()
             nursery.cancel_scope.cancel()
 
-    async def _work(self, engine: InferenceService) -> None:
+    async def _work(self, engine: inference.InferenceService) -> None:
         """Use the child until the run is over; raises the first error of any task."""
         async with open_guarded() as guarded:
 
@@ -175,7 +167,7 @@ class InferenceRole:
                 )
         self._events.emit("inference.leaving", seconds=0.0, reason=reason)
 
-    async def _offer_newer(self, engine: InferenceService) -> None:
+    async def _offer_newer(self, engine: inference.InferenceService) -> None:
         """Offer newer policies to the engine, if the run allows swaps."""
 
         def swappable() -> CheckpointReference | None:
@@ -190,7 +182,7 @@ class InferenceRole:
     # --- generating --------------------------------------------------------------------------
 
     async def _generate_until_over(
-        self, engine: InferenceService, begin: Callable[[PendingSubmission], None]
+        self, engine: inference.InferenceService, begin: Callable[[PendingSubmission], None]
     ) -> None:
         while not self._leaving:
             self._show_doing()
@@ -292,7 +284,7 @@ class InferenceRole:
         for made in waiting:  # in the order of their numbers
             self._deliveries.add(made)
 
-    def _show_ready(self, loaded: Loaded) -> None:
+    def _show_ready(self, loaded: inference.Loaded) -> None:
         """Say once what was found on this machine, and what it can do with the first policy."""
         assert self._surveyed is not None
         work = screen.Work(self._run, self._peer.newest_checkpoint(), self._peer.step_order())
@@ -302,7 +294,9 @@ class InferenceRole:
         found.append(screen.Finding("tasks", f"{names}: {renders}", {"rendered_alike": True}))
         self._events.emit("inference.ready", lines=screen.lines(found), **screen.figures(found))
 
-    async def _load(self, engine: InferenceService, order: StepOrder, sampling: Sampling) -> None:
+    async def _load(
+        self, engine: inference.InferenceService, order: StepOrder, sampling: Sampling
+    ) -> None:
         """Load the policy that an order names, once no submission is generated.
 
         Not if a submission swapped meanwhile to a policy that the order allows, or if a newer order
@@ -425,7 +419,7 @@ class InferenceRole:
             states=self._peer.states.held(order),
         )
 
-    async def _make(self, engine: InferenceService, pending: PendingSubmission) -> None:
+    async def _make(self, engine: inference.InferenceService, pending: PendingSubmission) -> None:
         """Generate a submission and see to its delivery."""
         order, number = pending.order, pending.number
         made = await self._generate(engine, pending)
@@ -486,8 +480,8 @@ class InferenceRole:
                 status.idle_since = self._node.world.now()
 
     async def _generate(
-        self, engine: InferenceService, pending: PendingSubmission
-    ) -> Generated | None:
+        self, engine: inference.InferenceService, pending: PendingSubmission
+    ) -> inference.Generated | None:
         """Generate a submission, or give it up if its environment peers cannot render a prompt or
         nobody wants it once they answer."""
         seed = pending.asked.seed()
@@ -496,7 +490,7 @@ class InferenceRole:
             path = str(self._node.disk.local_path(pending.path))
             with self._generating():
                 return await engine.generate(
-                    Generate(order=pending.asked, path=path, prompts=prompts)
+                    inference.Generate(order=pending.asked, path=path, prompts=prompts)
                 )
         except (Unwanted, ChildUserError) as error:
             if isinstance(error, ChildUserError) and seed not in self._turns.unwanted:

@@ -9,16 +9,16 @@ For other rooms: `__init__`: Hardware, Load, SubmissionOrder, TrainingJob, may_b
 DrawPrompt, EnvironmentService, EnvironmentSetup, GradeEpisode, PlayTurn, TrialService, TrialSetup,
 Tried, TryEnvironment; `evaluation`: *, Answer, DrawTasks, EVALUATION_START_SECONDS, Evaluated,
 EvaluationService, EvaluationSetup, NextSamples, PlayTasks, PromptMessage, RowsRead, Sample,
-TasksDrawn; `inference`: *, AskedTurn, Generate, Generated, GiveTurn, InferenceService,
-InferenceSetup, Loaded, Probe, SignedPrompt, Surveyed, Swap; `memory`: MemoryPart, MemoryPlan,
-Phase, fullest, total; `offline`: *, Reading; `outer`: *, AloneService, CheckState, Contributed,
-DrawModel, ExportState, FirstState, Inner, InspectContribution, LeftOut, MeasureState, MergeRound,
-Merged, OuterService, OuterSetup, OuterState, ReplicaStarted, RoundTrained, StartReplica,
-TrainRound; `training`: *, AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave,
-Follow, PlanTraining, Record, RecordTo, Resume, RollBack, ScoreAhead, Sharding, StartTraining,
-StateValue, TrainStep, TrainingService, TrainingSetup, TrainingTerms; `validation`: *, Grade,
-Graded, Inspect, Inspected, InspectionService, InspectionSetup, Judge, Judged, PrefillService,
-PrefillSetup, ProofFigures, Report, SamplingFigures, ServedEpisode, UngradedGroup
+TasksDrawn; `inference`: *, AskedTurn, GiveTurn, InferenceService, InferenceSetup, Loaded, Probe,
+SignedPrompt, Surveyed, Swap; `memory`: MemoryPart, MemoryPlan, Phase, fullest, total; `offline`: *,
+Reading; `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState,
+Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
+OuterState, ReplicaStarted, RoundTrained, StartReplica, TrainRound; `training`: *,
+AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow, PlanTraining, Record,
+RecordTo, Resume, RollBack, ScoreAhead, Sharding, StartTraining, StateValue, TrainStep,
+TrainingService, TrainingSetup, TrainingTerms; `validation`: *, Grade, Graded, Inspect, Inspected,
+InspectionService, InspectionSetup, Judge, Judged, PrefillService, PrefillSetup, ProofFigures,
+Report, SamplingFigures, ServedEpisode, UngradedGroup
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import multiaddr
@@ -99,32 +100,13 @@ again took half the time."""
 
 
 def _classes() -> tuple[type[Any], type[Any]]:
-    """The protobuf classes of a message and of a peer in it.
+    """The protobuf classes of a message and of a peer in it, from `wire.textproto`.
 
     libp2p's own would import all of libp2p (300 modules, 2 s). Peers are bytes here, so that their
     translations can be cached.
     """
     file = FileDescriptorProto()
-    text_format.Parse(
-        """
-        name: "swarm/kad.proto" syntax: "proto3"
-        message_type { name: "Peer"
-          field { name: "id" number: 1 type: TYPE_BYTES label: LABEL_OPTIONAL }
-          field { name: "addrs" number: 2 type: TYPE_BYTES label: LABEL_REPEATED }
-          field { name: "connection" number: 3 type: TYPE_INT64 label: LABEL_OPTIONAL } }
-        message_type { name: "Record"
-          field { name: "key" number: 1 type: TYPE_BYTES label: LABEL_OPTIONAL }
-          field { name: "value" number: 2 type: TYPE_BYTES label: LABEL_OPTIONAL } }
-        message_type { name: "Message"
-          field { name: "type" number: 1 type: TYPE_INT64 label: LABEL_OPTIONAL }
-          field { name: "key" number: 2 type: TYPE_BYTES label: LABEL_OPTIONAL }
-          field { name: "record" number: 3 type: TYPE_MESSAGE type_name: ".Record"
-                  label: LABEL_OPTIONAL }
-          field { name: "closer" number: 8 type: TYPE_BYTES label: LABEL_REPEATED }
-          field { name: "providers" number: 9 type: TYPE_BYTES label: LABEL_REPEATED } }
-        """,
-        file,
-    )
+    text_format.Parse(Path(__file__).with_suffix(".textproto").read_bytes(), file)
     pool = DescriptorPool()
     pool.Add(file)
     message, peer = map(pool.FindMessageTypeByName, ("Message", "Peer"))

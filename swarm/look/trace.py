@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 from blake3 import blake3
 
+from swarm.data import beside
 from swarm.errors import UserError
 from swarm.look.prefixes import resolve
 from swarm.terminal.untrusted import printable
@@ -19,24 +20,10 @@ from swarm.terminal.untrusted import printable
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 """As in the W3C's trace context, and in OTLP."""
 
-LASTING = {
-    "inference.submission_made": "generated and written",
-    "validator.verdict": "checked",
-    "validator.audited": "audited",
-}
-"""Events with the field `seconds`, which end a span of that length."""
-
-MOMENTS = {
-    "inference.submission_delivered": "pushed, announced and acknowledged",
-    "inference.receipt": "receipt heard by the worker",
-    "validator.turned_down": "turned down",
-    "validator.not_first": "left to another validator",
-    "validator.settled_elsewhere": "judged elsewhere",
-    "trainer.submission_pooled": "fetched into the trainer's pool",
-    "trainer.trained_on": "trained on",
-    "trainer.unreadable": "unreadable at the trainer",
-}
-"""Events that end a span since the event before them."""
+_SPANS = beside(__file__, dict[str, dict[str, str]])
+LASTING, MOMENTS = _SPANS["lasting"], _SPANS["moments"]
+"""Spans by the event that ends them, from `trace.toml`: those of the length `seconds`, and those
+since the event before them."""
 
 SHOWN = ("step", "number", "policy", "tokens", "validator", "worker", "outcome", "failed", "by")
 """Fields of events that a span keeps."""

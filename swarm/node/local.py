@@ -14,14 +14,8 @@ import trio
 from swarm.errors import UserError
 from swarm.events import Events, JsonLines, Lines
 from swarm.kademlia.records import Validator
+from swarm.node import joining
 from swarm.node.assemble import assemble
-from swarm.node.joining import (
-    BOOTSTRAP_DEADLINE_SECONDS,
-    LAST_BOOTSTRAP,
-    EntryPoints,
-    find_run,
-    join_network,
-)
 from swarm.node.node import Node
 from swarm.run.manifest import load_manifest, run_id
 from swarm.run.run import Run
@@ -137,7 +131,7 @@ async def visit(
     `looks_on`: see `find_run`.
     """
     async with visit_network(bootstrap, run, home=home, listen=listen) as (node, entry_points):
-        yield node, await find_run(node, entry_points, looks_on=looks_on)
+        yield node, await joining.find_run(node, entry_points, looks_on=looks_on)
 
 
 @asynccontextmanager
@@ -147,7 +141,7 @@ async def visit_network(
     *,
     home: Path | None = None,
     listen: Sequence[str] = LOOPBACK,
-) -> AsyncIterator[tuple[Node, EntryPoints]]:
+) -> AsyncIterator[tuple[Node, joining.EntryPoints]]:
     """Open a node that is connected to bootstrap peers, those last used by default.
 
     `run` is for `find_run`. The node's key and state are in `home`, by default a temporary folder.
@@ -164,7 +158,7 @@ async def visit_network(
         async with open_node(settings, events_sink=lambda event: None) as node:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_say_that_it_waits, settings.bootstrap)
-                entry_points = await join_network(node)
+                entry_points = await joining.join_network(node)
                 nursery.cancel_scope.cancel()
             yield node, entry_points
 
@@ -173,7 +167,7 @@ async def _say_that_it_waits(bootstrap: Sequence[str]) -> None:
     await trio.sleep(SILENT_SECONDS_MAX)
     print(
         f"no answer yet from {', '.join(bootstrap)}; asking for up to "
-        f"{BOOTSTRAP_DEADLINE_SECONDS:g} s",
+        f"{joining.BOOTSTRAP_DEADLINE_SECONDS:g} s",
         file=sys.stderr,
         flush=True,
     )
@@ -184,7 +178,7 @@ def last_bootstrap(home: Path | None = None) -> list[str]:
 
     Raises `UserError` if there are none.
     """
-    path = (home.expanduser() if home else PeerSettings().home_path) / LAST_BOOTSTRAP
+    path = (home.expanduser() if home else PeerSettings().home_path) / joining.LAST_BOOTSTRAP
     try:
         found = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError):

@@ -122,28 +122,6 @@ def write_card(to: Path, title: str, table: Table) -> None:
         for name, (type_, meaning) in table.columns.items()
     )
     tags = "\n".join(f"- {tag}" for tag in table.tags)
-    text = f"""---
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path: data/*.parquet
-tags:
-{tags}
----
-
-# {title}
-
-{table.text}
-
-```python
-from datasets import load_dataset
-
-rows = load_dataset("path/to/this/folder", split="train")
-```
-
-| Column | Type | Meaning |
-|---|---|---|
-{columns}
-"""
+    card = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+    text = card.format(tags=tags, title=title, text=table.text, columns=columns)
     (to / "README.md").write_text(text, encoding="utf-8")

@@ -19,26 +19,10 @@ from typing import Any
 
 from google.protobuf.internal import api_implementation
 
-LEFT_OUT: tuple[str, ...] = (
-    "Crypto",  # RSA: a peer with such a key is refused anyway
-    "coincurve",  # secp256k1: so is one with such a key
-    "cryptography.x509",
-    "libp2p.bitswap",
-    "libp2p.discovery",
-    "libp2p.kad_dht",
-    "libp2p.peer.persistent",
-    "libp2p.pubsub.floodsub",
-    "libp2p.pubsub.gossipsub",
-    "libp2p.pubsub.pubsub",
-    "libp2p.records",
-    "libp2p.security.secio",
-    "libp2p.security.tls",
-    "libp2p.stream_muxer.mplex",
-    "libp2p.transport.quic",
-    "libp2p.transport.websocket",
-    "multiaddr.resolvers",  # names are looked up before libp2p gets an address
-    "prometheus_client",  # for figures of libp2p's own, which nobody reads
-)
+from swarm.data import beside
+
+LEFT_OUT = beside(__file__, dict[str, tuple[str, ...]])["left_out"]
+"""The parts, from `lean.toml`."""
 if api_implementation.Type() != "python":  # protobuf in C, as in its wheels
     LEFT_OUT += ("google.protobuf.internal.python_message",)
 
