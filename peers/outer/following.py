@@ -330,6 +330,10 @@ class Following:
                 self._fail(wanted, str(error))
                 await trio.sleep(RETRY_SECONDS)
                 continue
+            before = self._said_lost
+            if before is not None and self._loop.chain.path(before, self.record) is None:
+                self._said_lost = None
+                self._events.emit("outer.branch_left", round=self.state.round)
             with trio.move_on_after(GIVEN_UP_SECONDS):
                 await self._loop.changed.wait_change()
 

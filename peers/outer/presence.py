@@ -25,7 +25,7 @@ from swarm.wire.envelope import (
 )
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Digest
-from swarm.wire.outer import OuterStatus, RoundRecord
+from swarm.wire.outer import OuterStatus, RoundRecord, Stage
 from swarm.world.observable import Observable
 
 
@@ -99,6 +99,11 @@ class Presence:
         now = self._peer.node.world.now()
         found = [trainer for trainer in self.others() if now < self._heard[trainer].until]
         return sorted([*found, self._peer.peer_id])
+
+    def at(self, stage: Stage) -> dict[str, bytes]:
+        """The records whose outer states the other trainers hold that are present at a stage."""
+        found, present = self.others().items(), self.present()
+        return {who: told.record for who, told in found if told.stage == stage and who in present}
 
     def gone_in(self) -> float:
         """Seconds until the next of the present trainers counts as gone."""

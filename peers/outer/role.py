@@ -50,7 +50,7 @@ from swarm.run.findings import Finding, Work
 from swarm.settings import PeerSettings
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.manifest import Outer
-from swarm.wire.outer import Contribution, OuterStatus, RoundRecord
+from swarm.wire.outer import Contribution, OuterStatus, RoundRecord, Stage
 from swarm.world import client
 from swarm.world.observable import STARVED_SECONDS, Observable
 from swarm.world.restarts import Restarts
@@ -138,6 +138,10 @@ class ReplicaRole:
         """Bytes that this process had sent and received then."""
         self._bases: set[bytes] = set()
         """Records from whose outer states this trainer has contributed."""
+        self._begun = b""
+        """The record that the last inner steps began from."""
+        self._said_join = ("", 0)
+        """What was reported last of a join, and of which round."""
         self._alone: bool | None = None
         """Whether no other trainer was present when this was reported last."""
         self._leaving = False
@@ -267,7 +271,14 @@ class ReplicaRole:
                 self._peer.status.doing = f"waiting for round {base.round + 1}"
                 await self._loop.changed.wait_change()
                 continue
+            wait = self._wait_to_begin(base)
+            if wait > 0:
+                with trio.move_on_after(min(wait, self._loop.presence.gone_in())):
+                    await self._loop.changed.wait_change()
+                continue
             self._following.takes_part = True
+            self._begun = base.record
+            self._loop.changed.touch()
             self._peer.status.step = base.round + 1
             self._peer.status.doing = f"round {base.round + 1}: inner steps"
             with trio.CancelScope() as scope:
@@ -279,6 +290,39 @@ class ReplicaRole:
                 self._events.emit("outer.round_abandoned", round=base.round + 1)
         await child.end()
         await self._finish(child)
+
+    def _wait_to_begin(self, base: OuterState) -> float:
+        """Seconds to wait before the inner steps from a state; more than 0 only if joins block.
+
+        A newcomer begins with a round that nobody has begun yet. Who takes part waits for the
+        newcomers until they hold the outer state, `join_seconds` at most.
+        """
+        round, presence = base.round + 1, self._loop.presence
+        if self._outer.join == "free":
+            return 0.0
+        if not self._following.takes_part and base.record in presence.at("training").values():
+            self._peer.status.doing = f"joins with round {round + 1}"
+            self._say_join("joining", round)
+            return math.inf
+        self._following.takes_part = True
+        waits_for = [who for who, at in presence.at("joining").items() if at != base.record]
+        left = self._following.since + self._outer.join_seconds - self._node.world.now()
+        if not waits_for:
+            return 0.0
+        names = ", ".join(trainer[-6:] for trainer in waits_for)
+        self._peer.status.doing = (
+            f"round {round} waits at most {self._outer.join_seconds:.0f} s for {names} to join"
+        )
+        what = "join_awaited" if left > 0 else "join_missed"
+        self._say_join(what, round, trainers=waits_for, seconds=self._outer.join_seconds)
+        return left
+
+    def _say_join(self, what: str, round: int, **fields: object) -> None:
+        """Report what happens to a join, once a round."""
+        if self._said_join != (what, round):
+            self._said_join = (what, round)
+            self._events.emit(f"outer.{what}", round=round, **fields)
+            self._loop.changed.touch()
 
     async def _cancel_when_useless(self, base: bytes, scope: trio.CancelScope) -> None:
         """Cancel inner steps whose contribution could not count any more."""
@@ -432,9 +476,12 @@ class ReplicaRole:
         """What this trainer could sign now, after its present state."""
         head = self._following.record
         ready = self._gathering.ready(head)
+        present = set(self._loop.presence.present()) - self._loop.presence.at("joining").keys()
+        if self._stage() == "joining":
+            present.remove(self._peer.peer_id)
         found = Gathered(
             {trainer: at for trainer, (each, at) in ready.items() if each.base == head},
-            self._loop.presence.present(),
+            present,
             self._following.since,
         )
         return found, [contribution for contribution, _ in ready.values()]
@@ -537,7 +584,14 @@ class ReplicaRole:
             published=self._following.published(),
             contribution=own.contribution if own is not None else None,
             leaving=self._leaving,
+            stage=self._stage(),
         )
+
+    def _stage(self) -> Stage:
+        if self._outer.join == "blocking" and not self._following.takes_part:
+            return "joining"
+        begun = self._following.record in {self._begun, *self._bases}
+        return "training" if begun or self._outer.join == "free" else "waiting"
 
 
 def _inner(number: int) -> str:

@@ -6,7 +6,7 @@ service. Submissions are small real files with real hashes, so that the roles ex
 real network. Lengths and rewards follow from the submission's seed, so that every reader of a file
 finds the same.
 
-For other rooms: `children`: SimulatedCompute; `rollouts`: SimulatedRollouts, true_rewards,
-ungradable_groups; `setting`: Fabricates, Hardware, PROBE_HASH, Setting, TOKENIZER, TOKENIZER_HASH,
-WEIGHTS, Workload
+For other rooms: `children`: SimulatedCompute; `outer`: STATE_SHARE; `rollouts`: SimulatedRollouts,
+true_rewards, ungradable_groups; `setting`: Fabricates, Hardware, PROBE_HASH, Setting, TOKENIZER,
+TOKENIZER_HASH, WEIGHTS, Workload
 """

@@ -487,6 +487,11 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     step_tokens_max: Annotated[int, Meta(ge=1, le=1 << 32)] = 1 << 22
     """Most tokens of one inner step, however large a trainer's batch: a contribution that claims
     more than `inner_steps` of these does not count."""
+    join: Literal["free", "blocking"] = "free"
+    """free: a trainer that comes begins its inner steps at once. blocking: with the next round, for
+    which the others wait until it holds the outer state."""
+    join_seconds: Positive = 600.0
+    """Longest such wait."""
 
     @property
     def contribution_tokens_max(self) -> int:

@@ -7,7 +7,7 @@ envelope.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,8 @@ from swarm.wire.messages import CheckpointReference, Count, Digest, Key, Message
 
 GENESIS = bytes(32)
 """Names the state before the first round, in place of a record."""
+
+Stage = Literal["joining", "waiting", "training"]
 
 CONTRIBUTION_TOKENS_MAX = 1 << 44
 """Most tokens of one contribution, 17 million million, so that no sum of a run overflows."""
@@ -73,6 +75,9 @@ class OuterStatus(StateMessage, frozen=True, kw_only=True):
     contribution: Contribution | None = None
     leaving: bool = False
     """Whether the trainer leaves, so that nobody waits for it."""
+    stage: Stage = "training"
+    """Where joins are blocking. joining: it has not trained since its start. waiting: it holds the
+    state, for whose inner steps it waits for others. training: it has begun them."""
 
 
 class RoundRecord(Message, frozen=True, kw_only=True):

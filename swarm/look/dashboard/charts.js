@@ -207,7 +207,7 @@ const roundCharts = [
     { label: "present", field: "trainers_present", mark: "two" },
     { label: "merged", field: "trainers_merged", mark: "three" },
   ], { unit: "round", hint: "present as the inner steps began; merged into the state that they began from" }),
-  new Chart("tokens merged", [{ label: "", field: "tokens_merged", mark: "two" }], { unit: "round" }),
+  new Chart("million tokens merged", [{ label: "", field: "tokens", mark: "two" }], { unit: "round" }),
   new Chart("MB per trainer and round", [
     { label: "sent", field: "sent", mark: "two" },
     { label: "received", field: "received", mark: "three" },
@@ -232,7 +232,8 @@ export function drawCharts(place, steps, environments, rounds = new Map()) {
   const rows = sorted(steps).map(([step, row]) => [step, spread(row)]);
   for (const chart of charts) chart.show(rows, environments);
   const told = sorted(rounds).map(([round, row]) => [round, {
-    ...row, sent: (row.bytes_sent ?? 0) / 1e6, received: (row.bytes_received ?? 0) / 1e6 }]);
+    ...row, trainers_merged: row.trainers_merged || null, tokens: row.tokens_merged / 1e6,
+    sent: row.bytes_sent / 1e6, received: row.bytes_received / 1e6 }]);
   for (const chart of roundCharts) chart.show(told, []);
 }
 
