@@ -32,6 +32,10 @@ class AveragingSetup(Setup, frozen=True, kw_only=True):
     """Port to listen on; 0: the system chooses."""
     trainers: Annotated[int, Meta(ge=1)] = 2
     """Trainers that usually take part. An exchange begins as soon as that many have come."""
+    seed: bytes = bytes(32)
+    """Of this trainer's Ed25519 key."""
+    members: tuple[str, ...] = ()
+    """Peer ids of all trainers, this one among them; no other is answered."""
     wait_seconds: Annotated[float, Meta(gt=0)] = 60.0
     """Time to wait for the other trainers before a round goes on without them."""
 
@@ -84,6 +88,9 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     received: bool = False
     attempts: Annotated[int, Meta(ge=1)] = 1
     """How often the averaging was begun; another trainer failed in all but the last."""
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+    """Of updates and states, since the child's start, without what TLS and TCP add."""
 
 
 class AveragingService(Protocol):

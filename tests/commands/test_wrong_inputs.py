@@ -398,6 +398,7 @@ def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) 
         (["--backend", "hivemind"], "type: swarm backend install hivemind"),
         (["--backend", "hivemind", "--trainer", "3"], "--trainer is 3, but --trainers is 2"),
         (["--join", "x"], "--join is for --backend hivemind; add --backend"),
+        (["--key", "x"], "--key is for --backend hivemind; add --backend"),
         (["--resume"], "progress.json cannot be read"),
         ([], "exists already; choose another folder, or continue the training in it with --resume"),
     ],
@@ -414,6 +415,7 @@ def test_training_flags(arguments: list[str], sentence: str, tmp_path: Path) -> 
     [
         ("t", "http://x", "no address for hivemind"),
         ("t.", "/ip4", "--run is 't.'; use at most 100"),
+        ("t", "/ip4/10.0.0.1/tcp/1/p2p/12D3KooW", "12D3KooW is no trainer of this training; copy"),
     ],
 )
 def test_addresses_of_a_backend(run: str, join: str, sentence: str, tmp_path: Path) -> None:
@@ -424,7 +426,7 @@ def test_addresses_of_a_backend(run: str, join: str, sentence: str, tmp_path: Pa
     record_of(recipe.folder(tmp_path)).write_bytes(msgspec.json.encode(made))
     with pytest.raises(UserError, match=re.escape(sentence)):
         setup = AveragingSetup(run=run, join=(join,))
-        open_backend("hivemind", setup, tmp_path)
+        open_backend("hivemind", setup, tmp_path, tmp_path / "key", 1)
 
 
 def test_backends_that_cannot_be_installed(tmp_path: Path) -> None:

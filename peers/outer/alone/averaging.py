@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from peers.outer.backends.installed import SERVICES, interpreter_for
 from swarm.errors import UserError
 from swarm.jobs.averaging import AverageRound, AveragingService, AveragingSetup, Exchanged, Meet
 from swarm.jobs.outer import CheckState, Contributed, OuterService
+from swarm.wire.identity import Identity, load_or_create
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import sync_path
@@ -111,7 +113,8 @@ class Averaging(Alone):
         if found.averaged:
             folder = str(self.folder / "averaged")
             given = [Contributed(trainer="average", folder=folder, tokens=max(1, tokens))]
-        figures = {"trainers": found.trainers, "received": found.received}
+        figures: dict[str, Any] = {"trainers": found.trainers, "received": found.received}
+        figures |= {"bytes_sent": found.bytes_sent, "bytes_received": found.bytes_received}
         if found.attempts > 1:
             figures["attempts"] = found.attempts
         return ToMerge(round=found.round, base=state, given=given, figures=figures)
@@ -165,8 +168,17 @@ class Library:
             yield client(AveragingService, child)
 
 
-def open_backend(name: str, setup: AveragingSetup, home: Path) -> Library:
-    """The backend of a name; raises `UserError` if it is not installed, or an option is wrong."""
+def identity_of(key: Identity, run: str, number: int) -> Identity:
+    """The identity of a trainer, which all that have the training's key can work out."""
+    return Identity(blake3(f"{run} {number}".encode(), key=key.seed).digest())
+
+
+def open_backend(name: str, setup: AveragingSetup, home: Path, key: Path, number: int) -> Library:
+    """The backend of a name, for the trainer of a number.
+
+    `key`: the training's key file. Raises `UserError` if the backend is not installed, or an option
+    is wrong.
+    """
     interpreter = interpreter_for(name, home)
     if not setup.run.replace("-", "").replace("_", "").isalnum() or (
         len(setup.run) > RUN_CHARACTERS_MAX
@@ -180,4 +192,14 @@ def open_backend(name: str, setup: AveragingSetup, home: Path) -> Library:
                 f"--join {each} is no address for {name}; give one like "
                 "/ip4/10.0.0.1/tcp/31337/p2p/12D3KooW…, which another trainer prints"
             )
-    return Library(name, interpreter, setup)
+    secret = load_or_create(key)
+    everyone = [identity_of(secret, setup.run, each + 1) for each in range(setup.trainers)]
+    members = tuple(each.peer_id for each in everyone)
+    for each in setup.join:
+        if each.rpartition("/p2p/")[2] not in members:
+            raise UserError(
+                f"--join {each} is no trainer of this training; copy the file of --key from the "
+                "others, and give their --run and --trainers"
+            )
+    own = everyone[number - 1].seed
+    return Library(name, interpreter, msgspec.structs.replace(setup, seed=own, members=members))

@@ -49,12 +49,19 @@ def train(
             help="hivemind: multiaddress of another trainer, repeatable; none for the first."
         ),
     ] = None,
+    key: Annotated[
+        Path,
+        typer.Option(
+            help="hivemind: file with the training's key, the same for all its trainers, who "
+            "answer nobody else; made if it is missing."
+        ),
+    ] = Path("~/.swarm/averaging.key"),
     host: Annotated[
         str, typer.Option(help="Address at which the other trainers reach this machine.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port for them; 0: any.")] = 0,
     trainers: Annotated[
-        int, typer.Option(min=1, help="Trainers, among whom the data is divided.")
+        int, typer.Option(min=1, max=1000, help="Trainers, among whom the data is divided.")
     ] = 2,
     trainer: Annotated[
         int, typer.Option(min=1, help="Number of this trainer, from 1 to --trainers.")
@@ -194,7 +201,10 @@ def train(
             trainers=trainers,
             wait_seconds=wait,
         )
-        averaging = open_backend(backend.value, network, backends.expanduser().absolute())
+        folder_of_backends = backends.expanduser().absolute()
+        averaging = open_backend(
+            backend.value, network, folder_of_backends, key.expanduser().absolute(), trainer
+        )
         everyone = tuple(f"trainer-{number:04}" for number in range(1, trainers + 1))
         job = msgspec.structs.replace(job, trainer=everyone[trainer - 1], trainers=everyone)
     options = TrainOptions(
@@ -215,7 +225,7 @@ def train(
 
 def _check_alone(context: typer.Context) -> None:
     """Raise `UserError` for an option that only a training with a library's backend has."""
-    for name in ("run", "join", "host", "port", "trainers", "trainer", "wait", "backends"):
+    for name in ("run", "join", "key", "host", "port", "trainers", "trainer", "wait", "backends"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise UserError(f"--{name} is for --backend hivemind; add --backend, or remove it")

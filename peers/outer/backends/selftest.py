@@ -17,6 +17,7 @@ import trio
 from peers.outer.backends.installed import SERVICES
 from peers.outer.learning.contribution import Contribution, write_values
 from swarm.jobs.averaging import AverageRound, AveragingSetup
+from swarm.wire.identity import Identity
 
 SHAPES = {"weight": (10, 99), "bias": (10,)}
 
@@ -24,7 +25,8 @@ SHAPES = {"weight": (10, 99), "bias": (10,)}
 async def check(name: str, folder: Path) -> None:
     """Raises what fails."""
     module, _, service = SERVICES[name].partition(":")
-    setup = AveragingSetup(run="selftest", shapes=SHAPES, state_bytes=8, trainers=1)
+    only = (Identity(bytes(32)).peer_id,)
+    setup = AveragingSetup(run="selftest", shapes=SHAPES, state_bytes=8, trainers=1, members=only)
     update = torch.linspace(-1, 1, 1000)
     write_values(update, SHAPES, folder / "update")
     (folder / "state").write_bytes(bytes(8))
