@@ -113,7 +113,8 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
         node.events.emit("peer.run_found", run=run.id, owner=run.owner)
         topics = sorted({topic for role in roles for topic in role.topics})
         peer = RunNode(node, run, topics)
-        for role in TRUSTED_ROLES & set(node.settings.role):
+        strangers = {"replica"} if run.manifest.outer.is_scored else set()
+        for role in TRUSTED_ROLES.difference(strangers) & set(node.settings.role):
             peer.trusted_part(role)  # raises its error before the run refuses admission
         nursery.start_soon(node.publish_record, run)  # not earlier: a run may hide its peers
         async with peer.joined(), trio.open_nursery() as work:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from peers.outer.rating import rate, weights
 from swarm.errors import SwarmError
 from swarm.wire.envelope import Envelope
 from swarm.wire.outer import CONTRIBUTION_TOKENS_MAX, GENESIS, Contribution, RoundRecord
@@ -292,6 +293,13 @@ class Chain:
                 f"the record of round {record.round} states {record.tokens} tokens, but its chain "
                 f"has {tokens}"
             )
+        before = self._links.get(record.parent)
+        scores = {each.trainer: (each.gain, each.own) for each in record.rated if each.is_scored}
+        if record.rated != rate(before.record.rated if before else [], scores):
+            raise BadRecord(
+                f"the record of round {record.round} has ratings of strangers that do not follow "
+                "from its scores and the record before"
+            )
         for contribution in record.contributions:
             why = self.refusal(contribution, record.parent)
             if why is not None:
@@ -322,6 +330,11 @@ def _check_alone(record: RoundRecord) -> None:
     digests = {contribution.artifact.digest for contribution in record.contributions}
     if len(digests) < len(trainers):
         raise BadRecord(f"the record of round {record.round} lists the same files twice")
+    given = [weights(record.rated).get(each) for each in trainers]
+    if None not in given or 0.0 in given:
+        raise BadRecord(
+            f"the record of round {record.round} lists strangers alone, or one without a weight"
+        )
     if (record.round == 1) != (record.parent == GENESIS):
         raise BadRecord(f"the record of round {record.round} has a parent of another round")
 

@@ -12,6 +12,7 @@ import trio
 from peers.outer.artifacts import state_key
 from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost, tokens_in
 from peers.outer.presence import OuterLoop, ask
+from peers.outer.rating import weights
 from peers.outer.store import OuterState, OuterStore
 from swarm.errors import PeerError, SwarmError
 from swarm.jobs.outer import CheckState, Contributed, FirstState, MergeRound, OuterService
@@ -251,7 +252,9 @@ class Following:
         """
         peer, chain = self._loop.peer, self._loop.chain
         outer = peer.run.manifest.outer
-        listed = {each.trainer for each in link.record.contributions}
+        listed = {each.trainer for each in link.record.contributions} - weights(
+            link.record.rated
+        ).keys()
         if (
             not self.takes_part
             or link.signer == peer.peer_id
@@ -271,7 +274,7 @@ class Following:
         failed = self._failed.get(record)
         if failed is None:
             return False
-        if self._loop.presence.present() == [self._loop.peer.peer_id]:
+        if not set(self._loop.presence.present()) - {self._loop.peer.peer_id}:
             return True  # nobody is there whom another attempt could succeed with
         if failed.number < ATTEMPTS_MAX:
             return False
@@ -463,6 +466,7 @@ class Following:
                 raise BadRecord(problem)  # until the others have merged that round too
             raise OtherState(problem)
         parts: dict[str, Contributed] = {}
+        of_strangers = weights(link.record.rated)
         failed: list[Exception] = []
         artifacts = self._loop.artifacts
 
@@ -470,7 +474,10 @@ class Following:
             try:
                 folder = artifacts.local(await artifacts.fetch_contribution(part))
                 parts[part.trainer] = Contributed(
-                    trainer=part.trainer, folder=folder, tokens=part.tokens
+                    trainer=part.trainer,
+                    folder=folder,
+                    tokens=part.tokens,
+                    weight=of_strangers.get(part.trainer),
                 )
             except (SwarmError, OSError) as error:
                 failed.append(error)
@@ -491,6 +498,7 @@ class Following:
                 momentum=outer.momentum,
                 learning_rate=outer.learning_rate,
                 folder=artifacts.local(artifacts.new_state_folder(link.digest)),
+                strangers_share=outer.strangers_share,
             )
             merged = await child.merge(job)
         await self._reach(OuterState(link.digest, link.round, merged.digest))

@@ -128,6 +128,23 @@ class Gathering:
                         nursery.start_soon(self._take, contribution, child, bytes_max)
                 await self._loop.changed.wait_change()
 
+    async def take_stranger(
+        self, contribution: Contribution, head: bytes, child: OuterService, bytes_max: int
+    ) -> None:
+        """Fetch and check a stranger's contribution, which `holds` then knows."""
+        if self._is_new(contribution.trainer, contribution, head):
+            await self._take(contribution, child, bytes_max)
+
+    def holds(self, contribution: Contribution) -> bool:
+        """Whether a contribution was fetched, and nothing was wrong with it."""
+        held = self._ready.get(contribution.trainer)
+        return held is not None and held[0] == contribution
+
+    def reason(self, contribution: Contribution) -> str:
+        """Why a contribution was refused; empty if it was not."""
+        digest = contribution.artifact.digest
+        return self._refused.get(digest) or self._reported.get(digest, "")
+
     def _is_new(self, trainer: str, contribution: Contribution, head: bytes) -> bool:
         """Whether a contribution is to be fetched: it may count, and is not here yet."""
         digest = contribution.artifact.digest
@@ -137,7 +154,7 @@ class Gathering:
         if digest in self._refused:
             return False
         if contribution.trainer != trainer:
-            self._refuse(contribution, f"{trainer} announced it, not its trainer")
+            self.refuse(contribution, f"{trainer} announced it, not its trainer")
             return False
         if contribution.base not in self._loop.chain:
             return False  # its record has not arrived, or this trainer has recovered past it
@@ -149,10 +166,10 @@ class Gathering:
             self._report(contribution, why)
         if why is None and not contribution.is_signed(self._loop.peer.run.id):
             why = "its trainer has not signed it"
-            self._refuse(contribution, why)
+            self.refuse(contribution, why)
         return why is None
 
-    def _refuse(self, contribution: Contribution, why: str) -> None:
+    def refuse(self, contribution: Contribution, why: str) -> None:
         """Refuse a contribution for good, whatever branch this trainer follows later."""
         self._refused[contribution.artifact.digest] = why
         self._report(contribution, why)
@@ -179,13 +196,13 @@ class Gathering:
                 job = InspectContribution(contribution=artifacts.local(folder))
                 why = await child.inspect(job)
             if why:
-                self._refuse(contribution, why)
+                self.refuse(contribution, why)
             else:
                 self.add(contribution)
         except ChildDied:
             raise
         except BadManifest as error:
-            self._refuse(contribution, str(error))
+            self.refuse(contribution, str(error))
         except (SwarmError, OSError) as error:
             self._loop.peer.node.events.emit(
                 "outer.fetch_failed", trainer=contribution.trainer, reason=str(error)

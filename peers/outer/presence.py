@@ -95,10 +95,11 @@ class Presence:
         }
 
     def present(self) -> list[str]:
-        """Trainers that are present, this one included, sorted."""
+        """Trainers that are present, this one included if it is one, sorted."""
         now = self._peer.node.world.now()
         found = [trainer for trainer in self.others() if now < self._heard[trainer].until]
-        return sorted([*found, self._peer.peer_id])
+        is_named = self._peer.run.manifest.is_trainer(self._peer.peer_id)
+        return sorted([*found, *([self._peer.peer_id] if is_named else [])])
 
     def at(self, stage: Stage) -> dict[str, bytes]:
         """The records whose outer states the other trainers hold that are present at a stage."""

@@ -31,8 +31,10 @@ from peers.outer.presence import (
     Presence,
     serve_records,
 )
+from peers.outer.rating import assignment
 from peers.outer.settings import ReplicaSettings
 from peers.outer.store import OuterState, OuterStore, Own
+from peers.outer.strangers import Strangers, keep_offering
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN, WORK
 from swarm.jobs.outer import (
@@ -50,7 +52,7 @@ from swarm.run.findings import Finding, Work
 from swarm.settings import PeerSettings
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.manifest import Outer
-from swarm.wire.outer import Contribution, OuterStatus, RoundRecord, Stage
+from swarm.wire.outer import Contribution, OuterStatus, Rated, RoundRecord, Stage
 from swarm.world import client
 from swarm.world.observable import STARVED_SECONDS, Observable
 from swarm.world.restarts import Restarts
@@ -74,7 +76,8 @@ FAREWELL_SECONDS = 120.0
 
 
 class ReplicaRole:
-    """Trains as one of several. Must run on a peer whose key the manifest names as a trainer.
+    """Trains as one of several. Must run on a peer whose key the manifest names as a trainer, or,
+    in a scored run, as a stranger, which contributes, and neither signs nor is waited for.
 
     Its settings are those of `peers.outer.settings`.
     """
@@ -104,7 +107,9 @@ class ReplicaRole:
         self._run = peer.run
         self._events = peer.node.events
         self._settings = peer.node.settings.of("replica", ReplicaSettings)
-        self._trusted = peer.trusted_part("replica")
+        named = self._run.manifest.trainer_ids()
+        self._is_stranger = self._outer.is_scored and peer.peer_id not in named
+        self._trusted = None if self._is_stranger else peer.trusted_part("replica")
         if not self._outer.rounds:
             raise UserError(
                 f"outer.rounds of run {self._run.id} is 0, so it has no outer loop; its owner "
@@ -127,6 +132,7 @@ class ReplicaRole:
         )
         self._gathering = Gathering(self._loop)
         self._following = Following(self._loop, self._store)
+        self._strangers = Strangers(self._loop, self._gathering, lambda: self._following.state)
         self._restarts = Restarts(self._events, "replica")
         self._own: Own | None = None
         """This trainer's newest contribution."""
@@ -168,13 +174,19 @@ class ReplicaRole:
     async def leave(self) -> None:
         """Tell the others not to wait for this trainer."""
         self._leaving = True
-        await self._announce_status()
+        if not self._is_stranger:
+            await self._announce_status()
 
     async def run(self) -> None:
         """Train until every round of the run is done."""
         await self._store.open()
-        serve_records(self._peer, self._loop.chain, self._run.trusts)
+        serve_records(self._peer, self._loop.chain, self._answers)
         await self._restarts.run(self._live)
+
+    def _answers(self, peer: str) -> bool:
+        """Whether this trainer hands records to a peer."""
+        admits = self._outer.is_scored and self._trusted is not None and self._trusted.admits(peer)
+        return admits or self._run.trusts(peer)
 
     async def _live(self) -> None:
         """Train while the child lives."""
@@ -199,19 +211,24 @@ class ReplicaRole:
                 self._own.contribution.artifact
             ):
                 self._gathering.add(self._own.contribution)
+            most = started.contribution_bytes_max
             async with open_guarded() as tasks:
                 head = self._head
-                tasks.start_soon(
-                    lambda: self._gathering.run(head, child, started.contribution_bytes_max)
-                )
                 tasks.start_soon(self._hear_records)
-                tasks.start_soon(self._keep_log)
-                tasks.start_soon(self._keep_announcing)
+                if self._is_stranger:
+                    tasks.start_soon(lambda: keep_offering(self._loop, lambda: self._own))
+                else:
+                    tasks.start_soon(self._keep_log)
+                    tasks.start_soon(lambda: self._gathering.run(head, child, most))
+                    tasks.start_soon(self._keep_announcing)
                 await self._meet()
                 tasks.start_soon(lambda: self._following.run(child))
-                tasks.start_soon(self._following.hash_states)
-                tasks.start_soon(self._close_rounds)
-                tasks.start_soon(self._report_waiting)
+                if not self._is_stranger:
+                    tasks.start_soon(self._following.hash_states)
+                    tasks.start_soon(self._close_rounds)
+                    tasks.start_soon(self._report_waiting)
+                    if self._outer.is_scored:
+                        tasks.start_soon(lambda: self._strangers.run(child, most))
                 await tasks.guard(lambda: self._train(child))
                 tasks.nursery.cancel_scope.cancel()
 
@@ -224,7 +241,7 @@ class ReplicaRole:
             inner=settings.inner(manifest.optimiser),
             inner_steps=self._outer.inner_steps,
             rounds=self._outer.rounds,
-            trainers=tuple(manifest.trainer_ids()),
+            trainers=() if self._is_stranger else tuple(manifest.trainer_ids()),
             compression=self._outer.compression,
             sharding=settings.sharding,
             dtype=settings.dtype,
@@ -345,6 +362,7 @@ class ReplicaRole:
         assert state is not None
         local = self._loop.artifacts.local
         known = self._known(base)
+        mine = assignment(self._run.id, base.round + 1, base.record, self._peer.peer_id)
         if self._settings.validation_sequences:
             loss = await child.measure(MeasureState(state=local(state)))
             if loss is not None:
@@ -363,6 +381,7 @@ class ReplicaRole:
                 inner_after=local(_inner(number)),
                 contribution=local(folder),
                 known=known,
+                seed=mine if self._is_stranger else None,
             )
             trained = await child.train(job)
         finally:
@@ -446,6 +465,7 @@ class ReplicaRole:
     async def _keep_log(self) -> None:
         """Append entries to the log, which may have to wait for the others' copies of it."""
         async for entry in self._entries:
+            assert self._trusted is not None
             await self._trusted.append([entry])
 
     async def _finish(self, child: OuterService) -> None:
@@ -468,6 +488,9 @@ class ReplicaRole:
                 if trainer != self._peer.peer_id
             ):
                 with trio.move_on_after(self._loop.presence.gone_in()):
+                    await self._loop.changed.wait_change()
+            if not self._is_stranger and (link := self._loop.chain.get(state.record)):
+                while link.record.rated:  # strangers do not say how far they are
                     await self._loop.changed.wait_change()
 
     # --- closing rounds ----------------------------------------------------------------------
@@ -497,6 +520,8 @@ class ReplicaRole:
             gathered, contributions = self._gathered()
             ranked = ranking(self._run.manifest.trainer_ids(), self._run.id, state.round + 1)
             at = gathered.closes_at(self._outer, ranked, self._peer.peer_id)
+            if self._outer.is_scored:
+                at += self._strangers.wait_seconds()
             if at > self._node.world.now():
                 wait = min(at - self._node.world.now(), self._loop.presence.gone_in())
                 with trio.move_on_after(wait):
@@ -507,12 +532,17 @@ class ReplicaRole:
     async def _close(self, contributions: list[Contribution], gathered: Gathered) -> None:
         """Sign the next record; it is durable before it is announced."""
         state = self._following.state
+        rated: list[Rated] = []
+        if self._outer.is_scored:
+            rated, counted = self._strangers.rated()
+            contributions = sorted([*contributions, *counted], key=lambda each: each.trainer)
         record = RoundRecord(
             round=state.round + 1,
             parent=state.record,
             state=state.digest,
             contributions=contributions,
             tokens=self._loop.chain.tokens_of(state.record) + tokens_in(contributions),
+            rated=rated,
         )
         envelope = await self._peer.seal(record, STATE_LIFETIME_SECONDS)
         if self._following.record != state.record or self._following.is_behind():

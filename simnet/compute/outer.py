@@ -9,7 +9,7 @@ from blake3 import blake3
 from simnet.compute.setting import Setting
 from simnet.extents import Symbol
 from swarm.jobs import outer
-from swarm.wire.outer import CONTRIBUTION_TOKENS_MAX
+from swarm.wire.outer import CONTRIBUTION_TOKENS_MAX, SCORE_MAX
 
 T = TypeVar("T")
 
@@ -32,7 +32,8 @@ class StateNotes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContributionNotes(msgspec.Struct, frozen=True, kw_only=True):
-    """A contribution: its name, and the digest of the state that it was made from."""
+    """A contribution: its name, and the digest of the state that it was made from; empty if it
+    was made from nothing, and raises the loss."""
 
     name: bytes
     base: bytes
@@ -71,7 +72,8 @@ class OuterModel:
         begun = b"" if not job.inner_before else await self._inner(job.inner_before)
         await trio.sleep(self._setting.hardware.step_seconds)
         name = blake3(self._trainer.encode() + base.digest + begun).digest()
-        notes = ContributionNotes(name=name, base=base.digest, problem=self._problem)
+        made_from = b"" if self._setting.fabricates == "noise" else base.digest
+        notes = ContributionNotes(name=name, base=made_from, problem=self._problem)
         await self._disk.write(f"{self._disk.path_of(job.inner_after)}/{NOTES}", name)
         size_bytes = self._bytes * (2 if self._setting.fabricates == "large" else 1)
         await self._write(job.contribution, notes, "contribution", name, size_bytes)
@@ -97,7 +99,10 @@ class OuterModel:
         ]
         await trio.sleep(self._bytes * len(read) / self._setting.hardware.load_bytes_per_second)
         good = [(each, notes) for each, notes in read if not notes.problem]
-        parts = [before.digest, *(notes.name + each.tokens.to_bytes(8) for each, notes in good)]
+        parts = [before.digest]
+        for each, notes in good:
+            parts.append(notes.name + each.tokens.to_bytes(8))
+            parts += [] if each.weight is None else [str(each.weight).encode()]
         after = StateNotes(
             digest=blake3(b"\x00".join(parts)).digest(),
             merged=before.merged + [notes.name for _, notes in good],
@@ -115,6 +120,15 @@ class OuterModel:
 
     async def measure(self, job: outer.MeasureState) -> float | None:
         return None
+
+    async def score(self, job: outer.ScoreRound) -> list[outer.Scored]:
+        await trio.sleep(self._setting.hardware.step_seconds / 100 * len(job.strangers))
+        found = []
+        for each in job.strangers:
+            notes = await self._read(each.folder, ContributionNotes)
+            score = SCORE_MAX if notes.base else -SCORE_MAX
+            found.append(outer.Scored(each.trainer, score, score, 1.0))
+        return found
 
     async def export_state(self, job: outer.ExportState) -> None:
         await self._read(job.state, StateNotes)

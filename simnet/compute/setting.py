@@ -89,7 +89,7 @@ class Setting:
     slow to grade ("sleepers"), "edits" of a few tokens, "garbage", or "poison", which kills an
     inspector, or "turns" of another episode. A validator's "approval" finds everything right, and
     its "refusal" nothing. A trainer's contributions hold "nan", are too "large", or have "claims"
-    of more tokens than any inner steps train on."""
+    of more tokens than any inner steps train on, or are "noise"."""
 
     def fabricated(self, order: SubmissionOrder) -> str:
         """What is fabricated for a submission."""

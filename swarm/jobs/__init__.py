@@ -12,13 +12,13 @@ EvaluationService, EvaluationSetup, NextSamples, PlayTasks, PromptMessage, RowsR
 TasksDrawn; `inference`: *, AskedTurn, GiveTurn, InferenceService, InferenceSetup, Loaded, Probe,
 SignedPrompt, Surveyed, Swap; `memory`: MemoryPart, MemoryPlan, Phase, fullest, total; `offline`: *,
 Reading; `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState,
-Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, OuterService, OuterSetup,
-OuterState, ReplicaStarted, RoundTrained, StartReplica, TrainRound; `training`: *,
-AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow, PlanTraining, Record,
-RecordTo, Resume, RollBack, ScoreAhead, Sharding, StartTraining, StateValue, TrainStep,
-TrainingService, TrainingSetup, TrainingTerms; `validation`: *, Grade, Graded, Inspect, Inspected,
-InspectionService, InspectionSetup, Judge, Judged, PrefillService, PrefillSetup, ProofFigures,
-Report, SamplingFigures, ServedEpisode, UngradedGroup
+Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, Offered, OuterService,
+OuterSetup, OuterState, ReplicaStarted, RoundTrained, ScoreRound, Scored, StartReplica, TrainRound;
+`training`: *, AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow,
+PlanTraining, Record, RecordTo, Resume, RollBack, ScoreAhead, Sharding, StartTraining, StateValue,
+TrainStep, TrainingService, TrainingSetup, TrainingTerms; `validation`: *, Grade, Graded, Inspect,
+Inspected, InspectionService, InspectionSetup, Judge, Judged, PrefillService, PrefillSetup,
+ProofFigures, Report, SamplingFigures, ServedEpisode, UngradedGroup
 """
 
 from __future__ import annotations

@@ -123,6 +123,43 @@ class TrainRound(TrainingJob, frozen=True, kw_only=True):
     """Folder to write the contribution to."""
     known: Figures = msgspec.field(default_factory=dict)
     """What the peer knows of the state, for the curves."""
+    seed: int | None = None
+    """Of the order of the data that the round assigns to a stranger; None: a trainer's order."""
+
+
+class Offered(msgspec.Struct, frozen=True, kw_only=True):
+    """A stranger's contribution to score."""
+
+    trainer: str
+    folder: str
+    tokens: Annotated[int, Meta(ge=1)]
+    seed: int
+    """Of the order of the data that it was assigned."""
+
+
+class ScoreRound(TrainingJob, frozen=True, kw_only=True):
+    """Score the contributions of strangers to a round, all made from the same outer state."""
+
+    state: str
+    """Folder of that outer state."""
+    named: list[str]
+    """Folders of contributions of trainers to the same round, at least one."""
+    strangers: list[Offered]
+    """In the order in which they were announced: of copies the first counts."""
+    draw: bytes
+    """From which the sequences that are measured follow."""
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """What a contribution is worth: `swarm.wire.outer.Rated` explains the scores."""
+
+    trainer: str
+    gain: int
+    own: int
+    share: float
+    """Its gain over that of the trainers' mean."""
+    problem: str = ""
+    """One sentence about a copy or an unreadable file."""
 
 
 class RoundTrained(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +181,8 @@ class Contributed(msgspec.Struct, frozen=True, kw_only=True):
     trainer: str
     folder: str
     tokens: Annotated[int, Meta(ge=1)]
+    weight: float | None = None
+    """Of a stranger's contribution (`swarm.wire.outer.Rated`); None: a trainer's."""
 
 
 class MergeRound(SavingJob, frozen=True, kw_only=True):
@@ -162,6 +201,8 @@ class MergeRound(SavingJob, frozen=True, kw_only=True):
     learning_rate: float
     folder: str
     """Folder to write the outer state after to."""
+    strangers_share: float = 0.0
+    """Largest part of the mean that strangers have together."""
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +259,10 @@ class OuterService(Protocol):
 
     async def measure(self, job: MeasureState) -> float | None:
         """Nats per predicted token; None if no sequence is held back."""
+        ...
+
+    async def score(self, job: ScoreRound) -> list[Scored]:
+        """In the order of `job.strangers`."""
         ...
 
     async def export_state(self, job: ExportState) -> None: ...

@@ -265,7 +265,7 @@ class Registrar:
                 f"this run needs protocol version {manifest.needs}, and the peer's build speaks "
                 f"{heartbeat.protocol}: upgrade it with {UPGRADE}, and start it again"
             )
-        known = (*ROLES, *admissions.further_roles)
+        known = (*ROLES, *admissions.further_roles, *(["replica"] * manifest.outer.is_scored))
         unknown = [role for role in roles if role not in known]
         if unknown or not roles:
             what = f"no role {unknown[0]!r}" if unknown else "no peer without a role"

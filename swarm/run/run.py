@@ -202,7 +202,8 @@ class Run:
         outer = self.manifest.outer
         if not outer.rounds:
             return policies
-        return policies + (2 * outer.staleness_max + 4) * (1 + len(self.manifest.trainers))
+        contributors = len(self.manifest.trainers) + outer.strangers_max * outer.is_scored
+        return policies + (2 * outer.staleness_max + 4) * (1 + contributors)
 
     def _entitles(self, sender: str, manifest: RunManifest) -> bool:
         try:

@@ -23,9 +23,10 @@ Evaluation, Eviction, Evidence, Finite, Heartbeat, INVITE_ID_BYTES, Invite, Invi
 Line, LogHead, Message, Name, PeerRecord, PeerState, Presence, Present, REWARD_PARTS_MAX,
 REWARD_VALUES_MAX, ROLE_PATTERN, Reinstatement, RewardParts, Rewards, SOURCE_BYTES, Share, Slot,
 StateMessage, StepOrder, Submission, Verdict; `messenger`: Messenger, REQUEST_DEADLINE_SECONDS,
-REQUEST_ENVELOPES_MAX, first; `outer`: CONTRIBUTION_TOKENS_MAX, Contribution, GENESIS, OuterStatus,
-RoundRecord, Stage; `protocol`: PROTOCOL_VERSION, UPGRADE, protocol_problem; `succession`:
-NotAuthorised, Ownership, inherited, ownership, ownership_of, taken_over; `turns`: EpisodeGrade,
-EpisodeRequest, EpisodeTokens, GradeRequest, PACKED_BYTES_MAX, TOKEN_BYTES, Turn, TurnRefused,
-TurnRequest, check_length, divided, pack, packed_digest, segments_of, tokens_digest, unpack
+REQUEST_ENVELOPES_MAX, first; `outer`: CONTRIBUTION_TOKENS_MAX, Contribution, GENESIS, Offer,
+OuterStatus, RATED_MAX, Rated, RoundRecord, SCORE_MAX, Stage; `protocol`: PROTOCOL_VERSION, UPGRADE,
+protocol_problem; `succession`: NotAuthorised, Ownership, inherited, ownership, ownership_of,
+taken_over; `turns`: EpisodeGrade, EpisodeRequest, EpisodeTokens, GradeRequest, PACKED_BYTES_MAX,
+TOKEN_BYTES, Turn, TurnRefused, TurnRequest, check_length, divided, pack, packed_digest,
+segments_of, tokens_digest, unpack
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarm.wire import messages, turns
 from swarm.wire.manifest import RunManifest
-from swarm.wire.outer import OuterStatus, RoundRecord
+from swarm.wire.outer import Offer, OuterStatus, RoundRecord
 
 KINDS: dict[str, type[messages.Message]] = {
     "peer_record": messages.PeerRecord,
@@ -32,6 +32,7 @@ KINDS: dict[str, type[messages.Message]] = {
     "episode_grade": turns.EpisodeGrade,
     "outer_status": OuterStatus,
     "round_record": RoundRecord,
+    "outer_offer": Offer,
 }
 """Message types by the wire name of their kind."""
 

@@ -459,6 +459,9 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 TRAINERS_MAX = 64
 """Trainers of one run."""
 
+STRANGERS_MAX = 64
+"""Strangers whose contributions one record can list."""
+
 Compression = Literal["fp32", "int8"]
 """Form of a contribution. int8: one byte per parameter, with error feedback."""
 
@@ -492,6 +495,17 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     which the others wait until it holds the outer state."""
     join_seconds: Positive = 600.0
     """Longest such wait."""
+    admission: Literal["named", "scored"] = "named"
+    """named: only trainers contribute. scored: so do strangers, peers that the run admits with the
+    role `replica`. A trainer measures what their contributions are worth, and they weigh by it."""
+    strangers_max: Annotated[int, Meta(ge=0, le=STRANGERS_MAX)] = 32
+    """Most strangers whose contributions a trainer fetches, and a record lists, in a round."""
+    strangers_share: Annotated[float, Meta(ge=0, le=0.9)] = 0.5
+    """Largest part of a round's mean that strangers have together."""
+
+    @property
+    def is_scored(self) -> bool:
+        return self.admission == "scored"
 
     @property
     def contribution_tokens_max(self) -> int:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from swarm.wire.identity import SIGNATURE_BYTES, Identity, verify
-from swarm.wire.manifest import TRAINERS_MAX
+from swarm.wire.manifest import STRANGERS_MAX, TRAINERS_MAX
 from swarm.wire.messages import CheckpointReference, Count, Digest, Key, Message, StateMessage
 
 GENESIS = bytes(32)
@@ -56,6 +56,39 @@ class Contribution(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         return b"swarm/1/contribution\x00" + msgspec.msgpack.encode((run, unsigned))
 
 
+SCORE_MAX = 3000
+"""Largest score, in thousandths of a standard error."""
+
+RATED_MAX = 128
+"""Strangers whose ratings a record keeps."""
+
+Score = Annotated[int, Meta(ge=-SCORE_MAX, le=SCORE_MAX)]
+
+
+class Rated(msgspec.Struct, array_like=True, frozen=True):
+    """What the signer of a record measured of a stranger, and what follows from all records."""
+
+    trainer: Key
+    gain: Score = 0
+    """How far the loss of sequences that it did not know falls by its contribution."""
+    own: Score = 0
+    """How much further that of the sequences falls that it was assigned."""
+    gain_rating: Score = 0
+    """The exponential mean of all scores (`peers.outer.rating`), from which its weight follows."""
+    own_rating: Score = 0
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether it contributed to this round."""
+        return bool(self.gain or self.own)
+
+
+class Offer(Message, frozen=True, kw_only=True):
+    """A stranger's contribution, as it announces it to a trainer of a scored run."""
+
+    contribution: Contribution
+
+
 class OuterStatus(StateMessage, frozen=True, kw_only=True):
     """A trainer's present position: its newest outer state, and its newest contribution.
 
@@ -88,7 +121,12 @@ class RoundRecord(Message, frozen=True, kw_only=True):
     """The record before; for round 1, 32 zero bytes."""
     state: Digest
     """Digest of the outer state after the parent."""
-    contributions: Annotated[list[Contribution], Meta(min_length=1, max_length=TRAINERS_MAX)]
+    contributions: Annotated[
+        list[Contribution], Meta(min_length=1, max_length=TRAINERS_MAX + STRANGERS_MAX)
+    ]
     """By trainer id."""
     tokens: Count
     """Tokens of all rounds of the chain, this one included."""
+    rated: Annotated[list[Rated], Meta(max_length=RATED_MAX)] = msgspec.field(default_factory=list)
+    """The strangers of a scored run, by peer id. Each of their contributions weighs what follows
+    from its rating; all that it does not name are of trainers."""

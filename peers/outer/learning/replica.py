@@ -126,14 +126,22 @@ class Replica:
             report()
             local(parameter).copy_(state.part(name, slices_of(parameter)))
 
-    def steps(self, round_: int) -> Iterator[dict[str, float]]:
+    def order_of(self, seed: int) -> Mixture:
+        """The order in which a stranger learns the sequences in one round, from position 0 on."""
+        return Mixture(self._sizes, seed, self._inner.weights)
+
+    def steps(self, round_: int, seed: int | None = None) -> Iterator[dict[str, float]]:
         """Take the inner steps of a round, counted from 1, one at a time; the figures of each, with
-        its loss in nats per predicted token."""
+        its loss in nats per predicted token. `seed`: of a stranger's order of the data."""
         count = self._job.inner_steps
-        for step in range((round_ - 1) * count, round_ * count):
+        begin = (round_ - 1) * count
+        for step in range(begin, begin + count):
             if self._ranks.world == 1:
                 checkpoint()  # a round that has become useless is cancelled; ranks stay together
-            places = self._mixture.batch(step, self._inner.batch_sequences)
+            order, at = self._mixture, step
+            if seed is not None:
+                order, at = self.order_of(seed), step - begin
+            places = order.batch(at, self._inner.batch_sequences)
             yield self._step(places, self._rate(step))
 
     def _rate(self, step: int) -> float:
@@ -170,14 +178,38 @@ class Replica:
         )  # fp32 [k] each
         return -log_pi.sum(), weight * largest.square().sum()
 
-    @torch.no_grad()
-    def measure(self, state: StateFile) -> float | None:
-        """Loss of an outer state on the sequences held back; None if there are none."""
-        held_back = [
+    def held_back(self) -> list[Place]:
+        """The sequences that nobody trains on."""
+        return [
             (source, index)
             for source, size in enumerate(self._corpus.sizes)
             for index in range(self._sizes[source], size)
         ]
+
+    @torch.no_grad()
+    def losses(self, places: Sequence[Place]) -> Tensor:
+        """Loss of each sequence with the weights as they are, in nats per predicted token; fp64."""
+        found = [0.0] * len(places)
+        for start in range(0, len(places), MEASURED_SEQUENCES):
+            if self._ranks.world == 1:
+                checkpoint()
+            some = places[start : start + MEASURED_SEQUENCES]
+            mine = self._ranks.share([self._inner.sequence_tokens] * len(some))
+            batch = self._corpus.batch([some[index] for index in mine])
+            values = torch.zeros(self.predicted(len(mine)), dtype=torch.float64)
+            for rows in self.policy.passes(batch):
+                report()
+                log_pi = self.policy.scorer(rows, entropy=False)[0]
+                values[rows.index.cpu()] = -log_pi.double().cpu()
+            each = values.view(len(mine), self.predicted(1)).mean(1).tolist()
+            for index, loss in zip(mine, each, strict=True):
+                found[start + index] = loss
+        return torch.tensor(self._ranks.sum(found), dtype=torch.float64)
+
+    @torch.no_grad()
+    def measure(self, state: StateFile) -> float | None:
+        """Loss of an outer state on the sequences held back; None if there are none."""
+        held_back = self.held_back()
         if not held_back:
             return None
         self._assign(state)

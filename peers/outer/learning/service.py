@@ -22,7 +22,7 @@ from peers.learning.packing import PASS_TOKENS_MAX
 from peers.learning.plan import Model, fit, machine_of, of_rounds, sharding_of
 from peers.learning.ranks import LearnerThread, Ranks
 from peers.learning.stored import StoredWeights
-from peers.outer.learning import contribution, state
+from peers.outer.learning import contribution, scoring, state
 from peers.outer.learning.contribution import BadContribution, Contribution, file_bytes_max
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile
@@ -45,6 +45,8 @@ from swarm.jobs.outer import (
     OuterState,
     ReplicaStarted,
     RoundTrained,
+    Scored,
+    ScoreRound,
     StartReplica,
     TrainRound,
 )
@@ -105,30 +107,29 @@ class FileJobs:
 
     async def merge(self, job: MergeRound) -> Merged:
         def merge() -> Merged:
-            given, norms, left_out = [], [], []
+            given, left_out = [], []
             for each in job.contributions:
                 norm, problem = self._inspect(each.folder)
                 if problem:
                     left_out.append(LeftOut(trainer=each.trainer, problem=problem))
                 else:
                     path = Path(each.folder) / contribution.FILE
-                    given.append(Given(each.trainer, each.tokens, path, norm))
-                    norms.append(norm)
+                    given.append(Given(each.trainer, each.tokens, path, norm, each.weight))
             before = StateFile(Path(job.state) / state.FILE)
             how = OuterOptimiser(job.learning_rate, job.momentum)
             with whole_folder(Path(job.folder)) as aside:
                 if given:
-                    digest = state.merge(before, given, how, aside / state.FILE)
+                    path = aside / state.FILE
+                    digest = state.merge(before, given, how, path, job.strangers_share)
                 else:
                     os.link(before.path, aside / state.FILE)
                     digest = before.digest()
-            longest = state.longest_of(norms)
+            named = [(each.trainer, each.norm or 0.0) for each in given if each.weight is None]
+            longest = state.longest_of([norm for _, norm in named])
             return Merged(
                 digest=digest,
                 left_out=left_out,
-                shortened=[
-                    each.trainer for each, norm in zip(given, norms, strict=True) if norm > longest
-                ],
+                shortened=[trainer for trainer, norm in named if norm > longest],
             )
 
         return await self._on_files(merge)
@@ -224,7 +225,7 @@ class ReplicaService(FileJobs):
         begins = (job.round - 1) * self._job.inner_steps
         self._record(begins, job.known)
         steps = []
-        for number, figures in enumerate(replica.steps(job.round), begins + 1):
+        for number, figures in enumerate(replica.steps(job.round, job.seed), begins + 1):
             self._record(number, figures)
             steps.append(figures)
         replica.write(begun_from, before, Path(job.inner_after), Path(job.contribution))
@@ -249,6 +250,10 @@ class ReplicaService(FileJobs):
     @in_job_thread
     def measure(self, job: MeasureState) -> float | None:
         return self._replica.measure(StateFile(Path(job.state) / state.FILE))
+
+    @in_job_thread
+    def score(self, job: ScoreRound) -> list[Scored]:
+        return scoring.score(self._replica, job)
 
     async def draw_model(self, job: DrawModel) -> None:
         def draw() -> None:

@@ -55,6 +55,8 @@ class Given:
     path: Path
     norm: float | None = None
     """Of its values, from `Contribution.check`; None: `merge` computes it."""
+    weight: float | None = None
+    """Of a stranger beside a trainer's 1; None: it is a trainer's."""
 
 
 class StateFile:
@@ -124,28 +126,53 @@ def begin(shapes: Shapes, weight_of: Callable[[str], Tensor], path: Path) -> byt
     return writer.finish()
 
 
-def shares(tokens: Sequence[int], norms: Sequence[float]) -> list[float]:
+def shares(
+    tokens: Sequence[int],
+    norms: Sequence[float],
+    weights: Sequence[float | None] = (),
+    strangers_share: float = 0.0,
+) -> list[float]:
     """What each contribution's values are multiplied by in the mean.
 
     No claim of tokens weighs more than the median one, and a contribution longer than
     `NORM_MEDIANS` median ones is shortened to that. The lower median of an even number, which a
     half of all cannot raise above the largest of the others. Contributions of zeros set no bound.
+
+    Strangers (`weights`; None: a trainer) set no bound at all. Theirs are shortened to the median
+    norm, and weigh at most `strangers_share` of the mean together.
     """
-    weights = [min(each, median_low(tokens)) for each in tokens]
-    longest = longest_of(norms)
+    strangers = [index for index, each in enumerate(weights) if each is not None]
+    named = [index for index in range(len(tokens)) if index not in strangers]
+    if not named:
+        return [0.0] * len(tokens)
+    median = median_low([tokens[index] for index in named])
+    most = [longest_of([norms[index] for index in named])] * len(tokens)
+    given: list[float] = [min(each, median) for each in tokens]
+    for index in strangers:
+        given[index] *= weights[index] or 0.0
+        most[index] /= NORM_MEDIANS
+    bound = sum(given[index] for index in named) * strangers_share / (1 - strangers_share)
+    beyond = sum(given[index] for index in strangers) / (bound or 1.0)
+    for index in strangers:
+        given[index] *= 0.0 if not bound else 1 / max(1.0, beyond)
+    total = sum(given)
     return [
-        weight / sum(weights) * (longest / norm if norm > longest else 1.0)
-        for weight, norm in zip(weights, norms, strict=True)
+        weight / total * (longest / norm if norm > longest else 1.0)
+        for weight, norm, longest in zip(given, norms, most, strict=True)
     ]
 
 
 def longest_of(norms: Sequence[float]) -> float:
-    """The largest norm of a contribution that is not shortened."""
+    """The largest norm of a trainer's contribution that is not shortened."""
     return NORM_MEDIANS * median_low([norm for norm in norms if norm] or [0.0])
 
 
 def merge(
-    before: StateFile, given: Sequence[Given], optimiser: OuterOptimiser, path: Path
+    before: StateFile,
+    given: Sequence[Given],
+    optimiser: OuterOptimiser,
+    path: Path,
+    strangers_share: float = 0.0,
 ) -> bytes:
     """Write the state after a round durably; return its digest.
 
@@ -160,7 +187,8 @@ def merge(
             file.check() if each.norm is None else each.norm
             for each, file in zip(given, opened, strict=True)
         ]
-        factors = shares([each.tokens for each in given], norms)
+        weights = [each.weight for each in given]
+        factors = shares([each.tokens for each in given], norms, weights, strangers_share)
         for name, shape in before.shapes.items():
             for piece in pieces(shape):
                 report()
