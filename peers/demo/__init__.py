@@ -5,5 +5,6 @@ watches their processes (`processes`). `state` collects their events; `view` and
 `summary` writes the results.
 
 For other rooms: `recipes`: ENVIRONMENT, OBJECTIVE, OF_MODEL, OPTIMISER, RECIPES, Recipe, SAMPLING,
-SCHEDULE, THRESHOLDS, Warmup, recipe_of; `warmup`: prepare_base, warm_up
+SCHEDULE, THRESHOLDS, Warmup, recipe_of; `setup`: Setting, free_ports, write_config; `warmup`:
+prepare_base, warm_up
 """
