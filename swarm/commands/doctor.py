@@ -33,8 +33,8 @@ def doctor(
 
     Exit status 1: a line begins with PROBLEM, and says what to do.
     """
-    others = ("config", "model", "as_json")
-    flags = {name: value for name, value in locals().items() if name not in others}
+    flags = {**locals()}
+    del flags["config"], flags["model"], flags["as_json"]
     from swarm.look.doctor import look
     from swarm.run.findings import lines
     from swarm.settings import load_settings

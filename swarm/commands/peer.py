@@ -62,7 +62,8 @@ def peer(
 ) -> None:
     """Start one peer of the network; Ctrl-C leaves it cleanly."""
     # Every option is named as the setting that it gives.
-    flags = {name: value for name, value in locals().items() if name not in ("config", "version")}
+    flags = {**locals()}
+    del flags["config"], flags["version"]
     from swarm.commands.start import start
     from swarm.settings import load_settings
 
