@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from peers.engines.doctor import compute_findings, disk, task_findings
@@ -12,7 +11,7 @@ from peers.engines.installed import interpreter_for
 from peers.inference.settings import InferenceSettings
 from peers.proofs.format import TOKEN_BYTES
 from swarm.errors import UserError
-from swarm.run.findings import Finding, Work, attempt
+from swarm.run.findings import Finding, Work
 from swarm.settings import PeerSettings
 from swarm.terminal.figures import readable_bytes
 from swarm.terminal.untrusted import printable
@@ -51,8 +50,8 @@ async def findings(settings: PeerSettings, work: Work | None, model: Path | None
         manifest = work.run.manifest
         found += task_findings(settings, work)
         found.append(submission(manifest))
-        thresholds = partial(_thresholds, settings, manifest.thresholds)
-        found.append(attempt("thresholds", thresholds))
+        text = f"the run takes {settings.engine}; {tolerated(manifest.thresholds)}"
+        found.append(Finding("thresholds", text, {}))
     return found
 
 
@@ -65,10 +64,6 @@ def tolerated(thresholds: Thresholds) -> str:
         f"it tolerates what {measured or 'honest engines'} differ by (measured on "
         f"{thresholds.measured_tokens:,} tokens)"
     )
-
-
-def _thresholds(settings: PeerSettings, thresholds: Thresholds) -> str:
-    return f"the run takes {settings.engine}; {tolerated(thresholds)}"
 
 
 def uplink(settings: PeerSettings) -> Finding:

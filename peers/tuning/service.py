@@ -70,7 +70,7 @@ class Answers:
     def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> offline.Validated:
         """Measure the policy on examples held back."""
         scores = score(examples)
-        exact = _per_episode(scores, batch).exp().mean()
+        exact = _sums(scores, batch.completion_lengths).exp().mean()
         return offline.Validated(loss=-float(scores.mean()), exact=float(exact))
 
 
@@ -117,12 +117,8 @@ class Preferences:
         )
 
     def _margins(self, scores: Tensor, examples: Sequence[Example], batch: Batch) -> Tensor:
-        sums = _per_episode(scores, batch)
+        sums = _sums(scores, batch.completion_lengths)
         return sums[0::2] - sums[1::2] - torch.tensor([each.reference for each in examples])
-
-
-def _per_episode(scores: Tensor, batch: Batch) -> Tensor:
-    return _sums(scores, batch.completion_lengths)
 
 
 def _sums(scores: Tensor, lengths: Tensor) -> Tensor:

@@ -8,15 +8,7 @@ import msgspec
 
 from swarm.jobs import Hardware, LoadingJob, SavingJob, TrainingJob
 from swarm.jobs.memory import MemoryPlan
-from swarm.wire.manifest import (
-    Adapter,
-    EnvironmentReference,
-    Objective,
-    Optimiser,
-    Sampling,
-    Schedule,
-    Thresholds,
-)
+from swarm.wire import manifest
 from swarm.wire.messages import Digest, RewardParts, Rewards
 from swarm.world import Job, Setup
 
@@ -30,13 +22,13 @@ class TrainingSetup(Setup, frozen=True, kw_only=True):
 class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run manifest that the learner needs."""
 
-    objective: Objective
-    optimiser: Optimiser
-    schedule: Schedule
-    sampling: Sampling
-    adapter: Adapter = Adapter()
-    thresholds: Thresholds = Thresholds()
-    environments: list[EnvironmentReference] = []
+    objective: manifest.Objective
+    optimiser: manifest.Optimiser
+    schedule: manifest.Schedule
+    sampling: manifest.Sampling
+    adapter: manifest.Adapter = manifest.Adapter()
+    thresholds: manifest.Thresholds = manifest.Thresholds()
+    environments: list[manifest.EnvironmentReference] = []
 
 
 class Sharding(msgspec.Struct, frozen=True, kw_only=True):

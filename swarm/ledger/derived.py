@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from swarm.data import statements
 from swarm.ledger import capital, epochs
 from swarm.ledger import redeemed_invites as invites
 from swarm.ledger.entries import (
@@ -34,20 +35,7 @@ from swarm.wire.envelope import Envelope, open_envelope
 from swarm.wire.messages import Evidence, Verdict
 from swarm.world import Database
 
-_TABLES = (
-    "verdicts (position INTEGER PRIMARY KEY, worker TEXT NOT NULL, envelope BLOB NOT NULL)",
-    "refused (worker TEXT, submission BLOB, PRIMARY KEY (worker, submission)) WITHOUT ROWID",
-    "expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID",
-    "reinstated (peer TEXT, owner TEXT, position INTEGER, envelope BLOB NOT NULL, "
-    "PRIMARY KEY (peer, owner, position)) WITHOUT ROWID",
-    "used (submission BLOB PRIMARY KEY) WITHOUT ROWID",
-    "evidence (worker TEXT, owner TEXT, position INTEGER, evidence BLOB NOT NULL, "
-    "PRIMARY KEY (worker, owner, position)) WITHOUT ROWID",
-    "seals (owner TEXT, position INTEGER, epoch INTEGER NOT NULL, stated BLOB NOT NULL, "
-    "PRIMARY KEY (owner, position)) WITHOUT ROWID",
-    "sealed_capitals (worker TEXT, owner TEXT, position INTEGER NOT NULL, capitals BLOB NOT NULL, "
-    "PRIMARY KEY (worker, owner)) WITHOUT ROWID",
-)
+_TABLES = statements(__file__)
 
 
 class DerivedTables:
@@ -64,11 +52,10 @@ class DerivedTables:
         raw = capital.encoded(authority)
 
         def create(connection: sqlite3.Connection) -> None:
-            for table in (*_TABLES, *invites.TABLES, *capital.TABLES):
+            for statement in _TABLES:
+                connection.execute(statement)
+            for table in (*invites.TABLES, *capital.TABLES):
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-            connection.execute(
-                "CREATE INDEX IF NOT EXISTS verdicts_of ON verdicts (worker, position)"
-            )
             capital.follow(connection, raw)
 
         await self._database.transact(create)

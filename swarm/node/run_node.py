@@ -35,19 +35,10 @@ from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Reachability
 from swarm.version import __version__
+from swarm.wire import messages
 from swarm.wire.envelope import Dropped, Envelope, Gate
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import RunManifest
-from swarm.wire.messages import (
-    DOING_CHARACTERS_MAX,
-    Checkpoint,
-    CheckpointReference,
-    Evaluation,
-    Heartbeat,
-    Message,
-    Presence,
-    StepOrder,
-)
 from swarm.wire.messenger import Messenger
 from swarm.wire.protocol import PROTOCOL_VERSION
 from swarm.world.observable import Observable
@@ -76,9 +67,9 @@ class RunNode:
         self._evictions = Evictions(node, run, self.gossip)
         self.announced = Announced(node, run)
         self.gossip.listen(RunManifest, self._follow_manifest)
-        self.gossip.listen(Checkpoint, self._on_checkpoint)
-        self.gossip.listen(StepOrder, self._on_order)
-        self.gossip.listen(Evaluation, self._on_evaluation)
+        self.gossip.listen(messages.Checkpoint, self._on_checkpoint)
+        self.gossip.listen(messages.StepOrder, self._on_order)
+        self.gossip.listen(messages.Evaluation, self._on_evaluation)
         self.store = CheckpointStore(node.disk, run.id, node.events, keep=run.checkpoints_kept)
         self.uploads = Uploads(node.world, node.transport, self.store)
         self.policies = Policies(
@@ -145,7 +136,7 @@ class RunNode:
             admits=lambda peer, shown: admits(run, peer, shown, node.world.wall_time()),
         )
         gossip.compare_clock = clock.compare
-        gossip.listen(Presence, clock.on_presence)
+        gossip.listen(messages.Presence, clock.on_presence)
         return gossip, Messenger(node.transport, gate, node.events)
 
     def _participant(self) -> Participant:
@@ -191,7 +182,7 @@ class RunNode:
             self._named.check()
             await self.versions.changed.wait_change()
 
-    async def seal(self, message: Message, lifetime_seconds: float) -> Envelope:
+    async def seal(self, message: messages.Message, lifetime_seconds: float) -> Envelope:
         """Sign a message of this run."""
         return await self.node.seal(message, lifetime_seconds, self.run.id)
 
@@ -206,20 +197,20 @@ class RunNode:
             not_connected=[peer for peer in waiting_for if peer not in connected],
         )
 
-    async def announce(self, message: Message, lifetime_seconds: float) -> Envelope:
+    async def announce(self, message: messages.Message, lifetime_seconds: float) -> Envelope:
         """Sign a message and gossip it."""
         envelope = await self.seal(message, lifetime_seconds)
         self.gossip.publish(envelope)
         return envelope
 
-    def describe(self) -> Heartbeat:
+    def describe(self) -> messages.Heartbeat:
         """Make this peer's current heartbeat."""
         moved = self.node.transport.traffic
-        return Heartbeat(
+        return messages.Heartbeat(
             roles=self.node.settings.role,
             policy=self.status.policy,
             step=self.status.step,
-            doing=self.status.doing[:DOING_CHARACTERS_MAX],
+            doing=self.status.doing[: messages.DOING_CHARACTERS_MAX],
             tokens_per_second=self.status.rate(self.node.world.now()),
             bytes_sent=moved.sent,
             bytes_received=moved.received,
@@ -274,11 +265,11 @@ class RunNode:
         known = (self.run.manifest_envelope, self.checkpoint.value, self.order.value)
         return [envelope for envelope in known if envelope is not None]
 
-    def newest_checkpoint(self) -> Checkpoint | None:
+    def newest_checkpoint(self) -> messages.Checkpoint | None:
         envelope = self.checkpoint.value
-        return envelope.expect(Checkpoint) if envelope is not None else None
+        return envelope.expect(messages.Checkpoint) if envelope is not None else None
 
-    def reference_of(self, lineage: int, step: int) -> CheckpointReference | None:
+    def reference_of(self, lineage: int, step: int) -> messages.CheckpointReference | None:
         """The reference of a policy that was announced to this peer, or is on its disk."""
         held = self.store.held((lineage, step))
         if held is not None:
@@ -289,13 +280,13 @@ class RunNode:
         self._newest(self.checkpoint, envelope)
         self.announced.note(envelope)
 
-    def step_order(self) -> StepOrder | None:
+    def step_order(self) -> messages.StepOrder | None:
         """Return the step order in force: the newest one of any trainer."""
         envelope = self.order.value
-        return envelope.expect(StepOrder) if envelope is not None else None
+        return envelope.expect(messages.StepOrder) if envelope is not None else None
 
     def _on_evaluation(self, envelope: Envelope) -> None:
-        if envelope.expect(Evaluation).state == "done":
+        if envelope.expect(messages.Evaluation).state == "done":
             self._newest(self.evaluation, envelope)
 
     def _has_work(self) -> bool:
@@ -338,7 +329,7 @@ class RunNode:
         """Wait until a trainer's step order ends the run."""
 
         def is_over(envelope: Envelope | None) -> bool:
-            return envelope is not None and envelope.expect(StepOrder).final
+            return envelope is not None and envelope.expect(messages.StepOrder).final
 
         await self.order.wait_until(is_over)
 

@@ -43,11 +43,6 @@ def make_invite(owner: Identity, run: str, *, wall_time: float, lifetime_seconds
         wall_time=wall_time,
         lifetime_seconds=lifetime_seconds,
     )
-    return token_of(envelope)
-
-
-def token_of(envelope: Envelope) -> str:
-    """Return the token of a signed invite."""
     return TOKEN_PREFIX + base64.urlsafe_b64encode(envelope.raw).decode().rstrip("=")
 
 

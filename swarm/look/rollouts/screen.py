@@ -50,11 +50,6 @@ def text_of(turn: Turn) -> str:
     return " ".join(map(str, turn.tokens)) if turn.text is None else turn.text
 
 
-def worker_end(worker: str) -> str:
-    """The end of a peer id: all ids begin alike."""
-    return f"…{worker[-8:]}"
-
-
 def lines(rollouts: Iterable[SeenRollout], width: int | None = None) -> Iterator[Text]:
     """The lines of some rollouts; a group's rollouts follow each other below its prompt.
 
@@ -72,12 +67,13 @@ def lines(rollouts: Iterable[SeenRollout], width: int | None = None) -> Iterator
 
 def _group_lines(seen: SeenRollout, width: int | None) -> Iterator[Text]:
     origin = seen.origin
+    worker = f"…{origin.worker[-8:]}"  # all ids begin alike
     environment = printable(
         f"{seen.environment} {seen.environment_version}".rstrip(), NAME_CHARACTERS_MAX
     )
     head = (
         f"{GROUP_MARK} step {origin.step}  policy {origin.policy}  {environment}  "
-        f"group {seen.group} of number {origin.number} by {printable(worker_end(origin.worker))}"
+        f"group {seen.group} of number {origin.number} by {printable(worker)}"
     )
     line = Text(head, "bold")
     if seen.fate:
