@@ -41,17 +41,9 @@ from swarm.node.run_node import RunNode
 from swarm.roles import Role, load_role, take_part
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, run_id
 from swarm.settings import BOOTSTRAP, PeerSettings
+from swarm.wire import manifest as terms
 from swarm.wire.envelope import Envelope, remembering_envelopes, seal
 from swarm.wire.identity import Identity, PeerId
-from swarm.wire.manifest import (
-    Admissions,
-    EnvironmentReference,
-    RunManifest,
-    Sampling,
-    Schedule,
-    Thresholds,
-    TrustedKey,
-)
 
 ENVELOPES_REMEMBERED = 16_384
 """Envelopes whose signature check all peers of a simulation share. The key is the envelope's bytes,
@@ -65,7 +57,7 @@ STATUS_SECONDS = 30.0
 """Time between `peer.status` events while nothing changes; long, since no person reads them and
 there may be a thousand peers."""
 
-SIMULATED = EnvironmentReference(name="simulated", version="1", probe_hash=PROBE_HASH)
+SIMULATED = terms.EnvironmentReference(name="simulated", version="1", probe_hash=PROBE_HASH)
 
 DISK_BYTES = 1 << 44
 
@@ -398,21 +390,21 @@ class Simulation:
         """A signed run manifest that names these peers; `others` are further fields of it."""
         owner = self.identity("owner")
 
-        def keys(names: Sequence[str]) -> list[TrustedKey]:
-            return [TrustedKey(peer=self.identity(name).peer_id) for name in names]
+        def keys(names: Sequence[str]) -> list[terms.TrustedKey]:
+            return [terms.TrustedKey(peer=self.identity(name).peer_id) for name in names]
 
         fields: dict[str, Any] = {
             "environments": [SIMULATED],
-            "admissions": Admissions(unproven_max=100_000, helpers_max=100_000),
-            "thresholds": Thresholds(measured_tokens=1),
+            "admissions": terms.Admissions(unproven_max=100_000, helpers_max=100_000),
+            "thresholds": terms.Thresholds(measured_tokens=1),
             **{name: value for name, value in others.items() if value is not None},
         }
-        message = RunManifest(
+        message = terms.RunManifest(
             name="simulated",
             version=1,
             model="simulated",
             tokenizer_hash=TOKENIZER_HASH,
-            sampling=Sampling(
+            sampling=terms.Sampling(
                 temperature=1.0,
                 max_new_tokens=max_new_tokens,
                 stop_ids=[0],
@@ -420,7 +412,7 @@ class Simulation:
                 groups_per_submission=groups_per_submission,
                 swaps_max=swaps_max,
             ),
-            schedule=Schedule(steps=steps, groups_per_step=groups_per_step),
+            schedule=terms.Schedule(steps=steps, groups_per_step=groups_per_step),
             trainers=keys(trainers),
             validators=keys(validators),
             environment_peers=keys(environment_peers),

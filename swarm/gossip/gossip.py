@@ -11,25 +11,9 @@ from blake3 import blake3
 
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
+from swarm.gossip import topics as frames
 from swarm.gossip.slots import STRANGER, Neighbour, Slots
 from swarm.gossip.store import Store
-from swarm.gossip.topics import (
-    FRAME_BYTES_MAX,
-    PROTOCOL,
-    RECORDS_EXCHANGED,
-    ROUTINE,
-    RUN,
-    TOPICS,
-    Frame,
-    Have,
-    Hello,
-    Push,
-    Shown,
-    Want,
-    chunks,
-    decode,
-    encode,
-)
 from swarm.transport import Stream, StreamError, Transport
 from swarm.transport.rates import TokenBuckets
 from swarm.wire import envelope as envelopes
@@ -131,10 +115,10 @@ class Gossip:
 
         Raises `UserError` for a type that does not travel by gossip.
         """
-        if message_type not in TOPICS:
+        if message_type not in frames.TOPICS:
             raise UserError(
                 f"{message_type.__name__} messages do not travel by gossip; listen to one of "
-                + ", ".join(sorted(each.__name__ for each in TOPICS))
+                + ", ".join(sorted(each.__name__ for each in frames.TOPICS))
             )
         self._listeners.setdefault(message_type, []).append(listener)
 
@@ -158,7 +142,7 @@ class Gossip:
         if self._world.now() >= self._shown_at + ADMITTED_SECONDS / 2:
             self._shown_at = self._world.now()
             for neighbour in list(self._slots.neighbours.values()):
-                self._post(neighbour, Shown(admission.raw))
+                self._post(neighbour, frames.Shown(admission.raw))
 
     def kept(self) -> int:
         """Number of events held for neighbours that lack them."""
@@ -192,7 +176,9 @@ class Gossip:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             connections = self._transport.connection_events()
-            self._transport.serve(PROTOCOL, self._converse, frame_bytes_max=FRAME_BYTES_MAX)
+            self._transport.serve(
+                frames.PROTOCOL, self._converse, frame_bytes_max=frames.FRAME_BYTES_MAX
+            )
             nursery.start_soon(self._tick, nursery)
             task_status.started()
             for peer in self._transport.connected():
@@ -233,7 +219,7 @@ class Gossip:
         refusal = self._slots.attempt(peer)
         try:
             with trio.fail_after(REQUEST_DEADLINE_SECONDS):
-                stream = await self._transport.open_stream(peer, PROTOCOL)
+                stream = await self._transport.open_stream(peer, frames.PROTOCOL)
             refusal.full = True  # until the peer greets
             await self._converse(stream, opened=True)
         except (StreamError, trio.TooSlowError) as error:
@@ -273,10 +259,11 @@ class Gossip:
         """Greet: the side that was asked does so only once it has given a slot, so that its `hello`
         never comes with a refusal."""
         # A random sample: if all peers sent the same records, all would dial the same few peers.
-        records = [record.raw for record in self._records(RECORDS_EXCHANGED)]
+        records = [record.raw for record in self._records(frames.RECORDS_EXCHANGED)]
         wall_ms = int(self._world.wall_time() * 1000)
         self._post(
-            neighbour, Hello(self._run, wall_ms, sorted(self._topics), records, self._admission)
+            neighbour,
+            frames.Hello(self._run, wall_ms, sorted(self._topics), records, self._admission),
         )
 
     async def _is_greeted(self, neighbour: Neighbour) -> bool:
@@ -284,8 +271,8 @@ class Gossip:
         raw = None
         with trio.move_on_after(GREETING_SECONDS):
             raw = await neighbour.stream.receive()
-        hello = decode(raw) if raw is not None else None
-        if not isinstance(hello, Hello) or hello.run != self._run:
+        hello = frames.decode(raw) if raw is not None else None
+        if not isinstance(hello, frames.Hello) or hello.run != self._run:
             return False
         if self._slots.greeting.get(neighbour.peer) is not neighbour:
             return False  # another stream replaced it meanwhile
@@ -299,7 +286,7 @@ class Gossip:
         self._greet(neighbour, hello)
         return True
 
-    def _greet(self, neighbour: Neighbour, hello: Hello) -> None:
+    def _greet(self, neighbour: Neighbour, hello: frames.Hello) -> None:
         neighbour.clock = hello.wall_ms / 1000 - self._world.now()
         self.compare_clock(neighbour.peer, hello.wall_ms / 1000 - self._world.wall_time())
         for raw in hello.records:
@@ -318,25 +305,25 @@ class Gossip:
             neighbour.admitted_until = self._world.now() + ADMITTED_SECONDS
             self._transport.vouch(neighbour.peer, ADMITTED_SECONDS)
         stranger = self._slots.rank(neighbour) == STRANGER
-        neighbour.topics = neighbour.follows & {RUN} if stranger else neighbour.follows
+        neighbour.topics = neighbour.follows & {frames.RUN} if stranger else neighbour.follows
 
     async def _read(self, neighbour: Neighbour) -> None:
         while (raw := await neighbour.stream.receive()) is not None:
-            frame = decode(raw)
-            if isinstance(frame, Push):
+            frame = frames.decode(raw)
+            if isinstance(frame, frames.Push):
                 self._receive(neighbour, frame.envelope)
-            elif isinstance(frame, Have):
+            elif isinstance(frame, frames.Have):
                 for digest in frame.digests:
                     neighbour.knows[digest] = None
                 self._ask(neighbour, frame.digests)
-            elif isinstance(frame, Want):
+            elif isinstance(frame, frames.Want):
                 for digest in frame.digests:
                     kept = self._store.get(digest)
                     if kept is not None and kept.topic in neighbour.topics:
                         neighbour.wanted[digest] = None
                         neighbour.supplied_until.pop(kept.sender, None)
                 self._wake(neighbour)
-            elif isinstance(frame, Shown):
+            elif isinstance(frame, frames.Shown):
                 topics = neighbour.topics
                 self._look_at(neighbour, frame.admission)
                 if neighbour.topics != topics:
@@ -350,7 +337,7 @@ class Gossip:
 
     # --- sending -----------------------------------------------------------------------------
 
-    def _post(self, neighbour: Neighbour, frame: Frame) -> None:
+    def _post(self, neighbour: Neighbour, frame: frames.Frame) -> None:
         """Queue a frame; a neighbour with a full queue is dropped, and may rejoin."""
         if len(neighbour.outbox) >= OUTBOX_MAX:
             self._slots.leave(neighbour)
@@ -374,7 +361,7 @@ class Gossip:
         """
         try:
             while (frame := self._next_frame(neighbour)) is not None:
-                await neighbour.stream.send(encode(frame))
+                await neighbour.stream.send(frames.encode(frame))
         except StreamError as error:
             self._events.emit("gossip.neighbour_lost", remote=neighbour.peer, reason=str(error))
             neighbour.scope.cancel()
@@ -382,7 +369,7 @@ class Gossip:
             neighbour.writing = False
             self._sent.touch()
 
-    def _next_frame(self, neighbour: Neighbour) -> Frame | None:
+    def _next_frame(self, neighbour: Neighbour) -> frames.Frame | None:
         """The frame to send next: queued frames, then news, then answers.
 
         Envelopes that the store has dropped meanwhile are skipped.
@@ -398,7 +385,7 @@ class Gossip:
                     neighbour.knows[digest] = None
                     if owed is neighbour.wanted:
                         neighbour.answer_bytes -= len(kept.raw)
-                    return Push(kept.raw)
+                    return frames.Push(kept.raw)
         return None
 
     # --- envelopes ---------------------------------------------------------------------------
@@ -414,7 +401,7 @@ class Gossip:
                 neighbour.supplied_until[held.sender] = self._world.now() + SUPPLIED_SECONDS
             return
         try:
-            envelope = self._gate.admit(raw, TOPICS)
+            envelope = self._gate.admit(raw, frames.TOPICS)
         except envelopes.Dropped as dropped:
             if dropped.cause == "duplicate":
                 neighbour.knows[digest] = None
@@ -455,7 +442,7 @@ class Gossip:
     def _spread(self, envelope: envelopes.Envelope, topic: str) -> None:
         """Push an announcement to the neighbours that need it; the others get its digest."""
         digest, sender, now = envelope.digest, envelope.sender, self._world.now()
-        routine = isinstance(envelope.message, ROUTINE)
+        routine = isinstance(envelope.message, frames.ROUTINE)
         candidates = [
             neighbour
             for neighbour in self._slots.neighbours.values()
@@ -486,8 +473,8 @@ class Gossip:
         ]
         for digest in missing:
             knows[digest] = None
-        for chunk in chunks(missing):
-            self._post(neighbour, Have(chunk))
+        for chunk in frames.chunks(missing):
+            self._post(neighbour, frames.Have(chunk))
 
     def _ask(self, neighbour: Neighbour, digests: Iterable[bytes]) -> None:
         """Ask a neighbour for missing announcements that it offers.
@@ -508,8 +495,8 @@ class Gossip:
             wanted.append(digest)
             if trusted:
                 self._asked[digest] = now + ANSWER_SECONDS
-        for chunk in chunks(wanted):
-            self._post(neighbour, Want(chunk))
+        for chunk in frames.chunks(wanted):
+            self._post(neighbour, frames.Want(chunk))
 
     async def _tick(self, nursery: trio.Nursery) -> None:
         reported: Counter[str] = Counter()

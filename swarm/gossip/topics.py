@@ -11,22 +11,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from swarm.wire import messages
 from swarm.wire.envelope import ENVELOPE_BYTES_MAX
 from swarm.wire.manifest import RunManifest
-from swarm.wire.messages import (
-    Acknowledgement,
-    Checkpoint,
-    Digest,
-    Evaluation,
-    Eviction,
-    LogHead,
-    Message,
-    Name,
-    Presence,
-    Reinstatement,
-    StepOrder,
-    Verdict,
-)
 from swarm.wire.outer import OuterStatus, RoundRecord
 
 PROTOCOL = "/swarm/gossip/2.0.0"
@@ -40,13 +27,13 @@ RECORDS_EXCHANGED = 16
 FRAME_BYTES_MAX = 2 * ENVELOPE_BYTES_MAX + RECORDS_EXCHANGED * 4096
 
 _Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
-_Digests = Annotated[list[Digest], Meta(max_length=DIGESTS_MAX)]
+_Digests = Annotated[list[messages.Digest], Meta(max_length=DIGESTS_MAX)]
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     """The first frame of each side."""
 
-    run: Name
+    run: messages.Name
     wall_ms: Annotated[int, Meta(ge=0, le=2**53)]
     topics: Annotated[list[Annotated[str, Meta(max_length=20)]], Meta(max_length=8)]
     records: Annotated[list[_Raw], Meta(max_length=RECORDS_EXCHANGED)]
@@ -90,29 +77,37 @@ def chunks(digests: Sequence[bytes]) -> Iterable[list[bytes]]:
 
 RUN = "run"
 WORK = "work"
-TOPICS: dict[type[Message], str] = {
+TOPICS: dict[type[messages.Message], str] = {
     RunManifest: RUN,
-    Checkpoint: RUN,
-    StepOrder: RUN,
-    Eviction: RUN,
-    Reinstatement: RUN,
-    Acknowledgement: WORK,
-    Verdict: WORK,
-    Presence: WORK,
-    Evaluation: WORK,
-    LogHead: WORK,
+    messages.Checkpoint: RUN,
+    messages.StepOrder: RUN,
+    messages.Eviction: RUN,
+    messages.Reinstatement: RUN,
+    messages.Acknowledgement: WORK,
+    messages.Verdict: WORK,
+    messages.Presence: WORK,
+    messages.Evaluation: WORK,
+    messages.LogHead: WORK,
     OuterStatus: WORK,
     RoundRecord: WORK,
 }
 """The topic of each message type. Other types are never gossiped. Only the owner and trusted peers
 may send these (`Run.permits`), so no stranger can make others forward or store anything."""
 
-STATES_FIRST = (RunManifest, Checkpoint, StepOrder, LogHead, Presence, OuterStatus, Evaluation)
+STATES_FIRST = (
+    RunManifest,
+    messages.Checkpoint,
+    messages.StepOrder,
+    messages.LogHead,
+    messages.Presence,
+    OuterStatus,
+    messages.Evaluation,
+)
 """State messages in the order in which a neighbour is offered them; evictions and events follow."""
 
-LASTING = (Eviction, Reinstatement)
+LASTING = (messages.Eviction, messages.Reinstatement)
 """Events that newcomers must learn of, however long ago they happened."""
 
-ROUTINE = (Checkpoint, StepOrder)
+ROUTINE = (messages.Checkpoint, messages.StepOrder)
 """States that come with every step. A neighbour that gets them from others as early gets only their
 digests, at the next tick. All other messages are rare or urgent and always pushed."""

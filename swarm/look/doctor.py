@@ -25,12 +25,7 @@ from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
 from swarm.terminal.untrusted import printable
 from swarm.transport import Reachability
-from swarm.transport.libp2p.addresses import (
-    check_port_free,
-    default_listen,
-    host_and_port,
-    parse_multiaddr,
-)
+from swarm.transport.libp2p import addresses
 from swarm.version import __version__
 from swarm.wire.identity import KEY_FILE, PeerId, check_home_identity, load_or_create
 from swarm.world.home import check_format, existing
@@ -50,7 +45,7 @@ async def look(settings: PeerSettings, model: Path | None = None) -> list[Findin
         ports = [each for each in found if each.topic == "port"]
         free = bool(ports) and not any(each.problem or "peer" in each.figures for each in ports)
         outside, work = await _outside(
-            settings, (settings.listen or default_listen()) if free else LOOPBACK
+            settings, (settings.listen or addresses.default_listen()) if free else LOOPBACK
         )
         found += outside
     for role in roles:
@@ -137,7 +132,7 @@ def home_and_ports(settings: PeerSettings) -> Iterator[Finding]:
     try:
         health, _ = examine_health(home, ready=False)
     except Unwell:
-        for listen in settings.listen or default_listen():
+        for listen in settings.listen or addresses.default_listen():
             yield attempt("port", partial(_port, listen, settings.bulk_port))
     else:
         text = f"a peer runs with {home} now: {', '.join(health.roles)}"
@@ -153,10 +148,10 @@ def _key(home: Path) -> str:
 
 
 def _port(listen: str, bulk_port: int) -> str:
-    address, _ = parse_multiaddr(listen)
-    host, port = host_and_port(address)
+    address, _ = addresses.parse_multiaddr(listen)
+    host, port = addresses.host_and_port(address)
     for each in (port, bulk_port):
-        check_port_free(host, each)
+        addresses.check_port_free(host, each)
     free = [str(each) if each else "any" for each in (port, bulk_port)]
     return f"{host}: {free[0]} for the network and {free[1]} for pieces, free"
 

@@ -11,10 +11,10 @@ StreamError, Traffic, Transport, refusal; `base`: BaseTransport, Handler; `http`
 `http.client`: BulkClient; `http.connections`: serve_connections; `http.local_server`:
 is_addressed_as_loopback, keys_in, open_listener, required_keys, url_of; `http.messages`:
 answer_head; `http.pace`: Broken; `http.server`: BulkServer; `http.serving`: Serving; `http.wire`:
-Buffers, Wire; `libp2p`: open_libp2p, parse_multiaddr, require_peer; `libp2p.addresses`: Announced,
-announced, check_port_free, default_listen, host_and_port, parse_multiaddr, require_peer;
-`libp2p.circuits`: CircuitLimits; `limits`: *; `rates`: HourlyBytes, NetworkBudgets, TokenBucket,
-TokenBuckets; `room`: Origin, is_full, least_useful, origin_of, surplus
+Buffers, Wire; `libp2p`: addresses, open_libp2p, parse_multiaddr, require_peer; `libp2p.addresses`:
+Announced, announced, default_listen, require_peer; `libp2p.circuits`: CircuitLimits; `limits`: *;
+`rates`: HourlyBytes, NetworkBudgets, TokenBucket, TokenBuckets; `room`: Origin, is_full,
+least_useful, origin_of, surplus
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def count_pushes(monkeypatch: pytest.MonkeyPatch) -> Counter[type]:
         sent[type(frame)] += 1
         return encode(frame)
 
-    monkeypatch.setattr("swarm.gossip.gossip.encode", counting)
+    monkeypatch.setattr("swarm.gossip.topics.encode", counting)
     return sent
 
 
