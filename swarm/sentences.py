@@ -82,8 +82,8 @@ def _short(peer: str) -> str:
     return f"…{peer[-8:]}"
 
 
-def _peers(peers: list[str]) -> str:
-    return ", ".join(map(_short, peers))
+def _peers(peers: list[str] | str) -> str:
+    return peers if isinstance(peers, str) else ", ".join(map(_short, peers))
 
 
 FORMATS: Mapping[str, Callable[[Any], str]] = {
@@ -99,6 +99,8 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "short": _readable,
     "share": lambda share: f"{share:.0%}".replace("%", " %"),
     "times": lambda times: f" ({times} times)" if times > 1 else "",
+    "slow": lambda seconds: f"{abs(seconds):.0f} s {'slow' if seconds > 0 else 'fast'}",
+    "ahead": lambda seconds: f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'}",
     "minutes": lambda seconds: f" for {seconds / 60:.0f} min" if seconds >= 60 else "",
 }
 """How a sentence shows a field, beside Python's own formats."""
@@ -139,16 +141,6 @@ def _starved(f: dict[str, Any]) -> str:
 
 
 _COMPOSED: dict[str, Callable[[dict[str, Any]], str]] = {
-    "membership.clock_corrected": lambda f: (
-        f"this machine's clock is {abs(f['seconds']):.0f} s "
-        f"{'slow' if f['seconds'] > 0 else 'fast'} by the trusted peers' clocks; counting with "
-        "theirs, please set it"
-    ),
-    "membership.clocks_differ": lambda f: (
-        f"the clock of trusted peer {_short(f['remote'])} is {abs(f['seconds']):.0f} s "
-        f"{'ahead of' if f['seconds'] > 0 else 'behind'} this machine's; continuing by "
-        "sequence numbers, please set the wrong one (NTP)"
-    ),
     "inference.receipt": lambda f: (
         f"submission {f['number']} of step {f['step']}: receipt from {_short(f['by'])}, "
         f"{_judgement(f)}"
@@ -173,11 +165,6 @@ _COMPOSED: dict[str, Callable[[dict[str, Any]], str]] = {
             if f["contributions"] < f["quorum"]
             else ""
         )
-    ),
-    "trainer.starved": lambda f: (
-        f"step {f['step']} has waited {f['seconds']:.0f} s for {f['groups_missing']} groups "
-        f"({f['groups_unjudged']} are not judged yet) from "
-        + (f["waiting_for"] if isinstance(f["waiting_for"], str) else _peers(f["waiting_for"]))
     ),
     "trainer.planned": lambda f: (
         f"{f['parameters']:,} parameters on {f['ranks']} ranks, passes of {f['pass_tokens']:,} "
