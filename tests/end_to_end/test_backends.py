@@ -208,10 +208,9 @@ async def test_a_death_in_an_average_is_repeated_by_all(tmp_path: Path, moment: 
         found = await all_average(trainers, 1)
         assert found.keys() == {1, 2}
         check_average(found, trainers[:2])
-        assert {each.attempts for each in found.values()} == {2}
+        assert min(each.attempts for each in found.values()) > 1
         found = await all_average(trainers[:2], 2)
         check_average(found, trainers[:2])
-        assert {each.attempts for each in found.values()} == {1}
         for trainer in trainers:
             trainer.leave.set()
 
