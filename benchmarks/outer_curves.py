@@ -252,6 +252,7 @@ def read_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="the picture")
+    parser.add_argument("--only", choices=["real", "simulated"])
     parser.add_argument("--real-rounds", type=at_least(5), default=30)
     parser.add_argument("--trainers", type=at_least(5), default=14)
     parser.add_argument("--rounds", type=at_least(5), default=12)
@@ -261,12 +262,13 @@ def read_arguments() -> argparse.Namespace:
 
 def main() -> None:
     given = read_arguments()
-    runs = {
-        "real: 4 processes, 0.23 M parameters": by_round(trio.run(real, given.real_rounds)),
-        f"simulated: {given.trainers} trainers, 10 GB each, 10 Gb/s": by_round(
+    runs: dict[str, list[dict[str, float]]] = {}
+    if given.only != "simulated":
+        runs["real: 4 processes, 0.23 M parameters"] = by_round(trio.run(real, given.real_rounds))
+    if given.only != "real":
+        runs[f"simulated: {given.trainers} trainers, 10 GB each, 10 Gb/s"] = by_round(
             simulated(given.trainers, given.rounds, given.seed)
-        ),
-    }
+        )
     draw(runs, given.out)
     print_json(runs)
 
