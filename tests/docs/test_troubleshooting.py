@@ -46,7 +46,7 @@ def said() -> list[str]:
 
 def _source() -> set[str]:
     scripts = re.sub(r"\\\n", "", (ROOT / "tools/install.sh").read_text(encoding="utf-8"))
-    told = (ROOT / "swarm/sentences.txt").read_text(encoding="utf-8")
+    told = (ROOT / "swarm/sentences.txt").read_text(encoding="utf-8").replace("\n    ", " ")
     return {*_sentences(), told, *re.sub(r"\$\{?\w+(\[@\])?\}?", "…", scripts).splitlines()}
 
 
