@@ -15,7 +15,7 @@ from blake3 import blake3
 from swarm.errors import PeerError, SwarmError
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held
-from swarm.shardcast.manifest import CheckpointManifest, build
+from swarm.shardcast.manifest import BadManifest, CheckpointManifest, build
 from swarm.shardcast.store import CheckpointConflict
 from swarm.wire.messages import Checkpoint, CheckpointReference
 from swarm.wire.outer import Contribution
@@ -35,6 +35,11 @@ def _number(*parts: bytes) -> int:
 def state_key(record: bytes, round: int) -> tuple[int, int]:
     """Lineage and step under which the outer state after a record is published."""
     return round, _number(b"state", record)
+
+
+def contribution_key(trainer: str, base: bytes, round: int) -> tuple[int, int]:
+    """The same of a trainer's contribution, by the record that it began from and its round."""
+    return round, _number(b"contribution", trainer.encode(), base)
 
 
 @dataclass(eq=False)
@@ -94,7 +99,7 @@ class Artifacts:
 
     async def publish_contribution(self, folder: str, base: bytes, round: int) -> Held:
         """`round` is that of the base."""
-        number = _number(b"contribution", self.peer.peer_id.encode(), base)
+        _, number = contribution_key(self.peer.peer_id, base, round)
         try:
             return await self.peer.store.publish(folder, round, number)
         except CheckpointConflict:  # made and never announced, because this process died then
@@ -151,9 +156,20 @@ class Artifacts:
             before = now
 
     async def fetch_contribution(self, contribution: Contribution, total_bytes: int = 0) -> str:
-        """Return the folder of a contribution, as `fetch`."""
+        """Return the folder of a contribution, as `fetch`.
+
+        Raises `BadManifest` if its files have the name of something else.
+        """
         name = f"a contribution from round {contribution.base_round}"
-        return await self.fetch(contribution.artifact, name, total_bytes)
+        reference = contribution.artifact
+        key = reference.lineage, reference.step
+        made = contribution.trainer, contribution.base, contribution.base_round
+        if key != contribution_key(*made):
+            raise BadManifest("its artifact is not named by its trainer and its base")
+        held = self.peer.store.held(key)
+        if held is not None and held.complete and held.digest != reference.digest:
+            await self.peer.store.withdraw(key)  # its trainer gave others other files
+        return await self.fetch(reference, name, total_bytes)
 
     async def drop_before(self, round: int) -> None:
         """Delete the artifacts of older rounds."""

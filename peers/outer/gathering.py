@@ -79,6 +79,14 @@ REFUSED_MAX = 1000
 """Refused artifacts that are remembered."""
 
 
+_Name = tuple[str, bytes]
+"""Names a contribution by its trainer and its artifact: anybody may name another one's files."""
+
+
+def _name(contribution: Contribution) -> _Name:
+    return contribution.trainer, contribution.artifact.digest
+
+
 class Gathering:
     """The contributions that this trainer could list in a record now.
 
@@ -89,12 +97,12 @@ class Gathering:
     def __init__(self, loop: OuterLoop) -> None:
         self._loop = loop
         self._ready: dict[str, tuple[Contribution, float]] = {}
-        self._busy: set[bytes] = set()
-        """Artifacts that are being fetched and checked."""
-        self._refused: Recent[bytes, str] = Recent(REFUSED_MAX)
-        """Artifacts that can never count, and the reasons."""
-        self._reported: Recent[bytes, str] = Recent(REFUSED_MAX)
-        """Artifacts that do not count on the present branch, and the reasons."""
+        self._busy: set[_Name] = set()
+        """Contributions that are being fetched and checked."""
+        self._refused: Recent[_Name, str] = Recent(REFUSED_MAX)
+        """Those that can never count, and the reasons."""
+        self._reported: Recent[_Name, str] = Recent(REFUSED_MAX)
+        """Those that do not count on the present branch, and the reasons."""
 
     def add(self, contribution: Contribution) -> None:
         """Add a contribution that is on this disk and was checked."""
@@ -124,7 +132,7 @@ class Gathering:
                 for trainer, status in self._loop.presence.others().items():
                     contribution = status.contribution
                     if contribution is not None and self._is_new(trainer, contribution, head()):
-                        self._busy.add(contribution.artifact.digest)
+                        self._busy.add(_name(contribution))
                         nursery.start_soon(self._take, contribution, child, bytes_max)
                 await self._loop.changed.wait_change()
 
@@ -142,16 +150,16 @@ class Gathering:
 
     def reason(self, contribution: Contribution) -> str:
         """Why a contribution was refused; empty if it was not."""
-        digest = contribution.artifact.digest
-        return self._refused.get(digest) or self._reported.get(digest, "")
+        name = _name(contribution)
+        return self._refused.get(name) or self._reported.get(name, "")
 
     def _is_new(self, trainer: str, contribution: Contribution, head: bytes) -> bool:
         """Whether a contribution is to be fetched: it may count, and is not here yet."""
-        digest = contribution.artifact.digest
+        name = _name(contribution)
         held = self._ready.get(trainer)
-        if digest in self._busy or (held is not None and held[0].artifact.digest == digest):
+        if name in self._busy or (held is not None and _name(held[0]) == name):
             return False
-        if digest in self._refused:
+        if name in self._refused:
             return False
         if contribution.trainer != trainer:
             self.refuse(contribution, f"{trainer} announced it, not its trainer")
@@ -161,8 +169,8 @@ class Gathering:
         if self._loop.chain.ancestor(head, contribution.base_round) is None:
             return False  # this trainer has not merged as far
         why = self._loop.chain.refusal(contribution, head)
-        if why is not None and digest not in self._reported:
-            self._reported[digest] = why
+        if why is not None and name not in self._reported:
+            self._reported[name] = why
             self._report(contribution, why)
         if why is None and not contribution.is_signed(self._loop.peer.run.id):
             why = "its trainer has not signed it"
@@ -171,7 +179,7 @@ class Gathering:
 
     def refuse(self, contribution: Contribution, why: str) -> None:
         """Refuse a contribution for good, whatever branch this trainer follows later."""
-        self._refused[contribution.artifact.digest] = why
+        self._refused[_name(contribution)] = why
         self._report(contribution, why)
 
     def _report(self, contribution: Contribution, why: str) -> None:
@@ -183,12 +191,11 @@ class Gathering:
         )
 
     async def _take(self, contribution: Contribution, child: OuterService, bytes_max: int) -> None:
-        digest = contribution.artifact.digest
         try:
-            if contribution.total_bytes > bytes_max:
+            if not 0 < contribution.total_bytes <= bytes_max:  # 0 would stand for any size
                 why = (
-                    f"it has {contribution.total_bytes} bytes, more than the {bytes_max} that a "
-                    "contribution to this model can have"
+                    f"it has {contribution.total_bytes} bytes; a contribution to this model can "
+                    f"have 1 to {bytes_max}"
                 )
             else:
                 artifacts = self._loop.artifacts
@@ -209,5 +216,5 @@ class Gathering:
             )
             await trio.sleep(RETRY_SECONDS)
         finally:
-            self._busy.discard(digest)
+            self._busy.discard(_name(contribution))
         self._loop.changed.touch()

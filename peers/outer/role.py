@@ -31,7 +31,7 @@ from peers.outer.presence import (
     Presence,
     serve_records,
 )
-from peers.outer.rating import assignment
+from peers.outer.rating import assignment, weights
 from peers.outer.settings import ReplicaSettings
 from peers.outer.store import OuterState, OuterStore, Own
 from peers.outer.strangers import Strangers, keep_offering
@@ -311,16 +311,19 @@ class ReplicaRole:
     def _wait_to_begin(self, base: OuterState) -> float:
         """Seconds to wait before the inner steps from a state; more than 0 only if joins block.
 
-        A newcomer begins with a round that nobody has begun yet. Who takes part waits for the
-        newcomers until they hold the outer state, `join_seconds` at most.
+        A newcomer begins with a round that nobody has begun yet, or whose deadline has passed: who
+        began it may hang. Who takes part waits for the newcomers until they hold the outer state,
+        `join_seconds` at most.
         """
         round, presence = base.round + 1, self._loop.presence
         if self._outer.join == "free":
             return 0.0
-        if not self._following.takes_part and base.record in presence.at("training").values():
+        left = self._following.since + self._outer.deadline_seconds - self._node.world.now()
+        is_new = not self._following.takes_part
+        if is_new and left > 0 and base.record in presence.at("training").values():
             self._peer.status.doing = f"joins with round {round + 1}"
             self._say_join("joining", round)
-            return math.inf
+            return left
         self._following.takes_part = True
         waits_for = [who for who, at in presence.at("joining").items() if at != base.record]
         left = self._following.since + self._outer.join_seconds - self._node.world.now()
@@ -535,6 +538,12 @@ class ReplicaRole:
         rated: list[Rated] = []
         if self._outer.is_scored:
             rated, counted = self._strangers.rated()
+            # The owner may have named a peer whose record as a stranger is not forgotten yet.
+            parts = weights(rated)
+            contributions = [each for each in contributions if parts.get(each.trainer, 1.0)]
+            if all(each.trainer in parts for each in contributions):
+                await self._loop.changed.wait_change()
+                return
             contributions = sorted([*contributions, *counted], key=lambda each: each.trainer)
         record = RoundRecord(
             round=state.round + 1,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import trio
-from blake3 import blake3
 
 from peers.outer.gathering import Gathering, ranking
 from peers.outer.presence import STATUS_SECONDS, OuterLoop
@@ -30,6 +29,10 @@ SCORERS = 2
 
 OFFERS_MAX = 256
 """Peers whose newest offer is remembered."""
+
+FETCH_SHARE = 1 / 2
+"""Part of `outer.grace_seconds` after which what has arrived is scored: of the rest, one that gives
+its files slowly would leave no time for the others' scores."""
 
 NEWCOMERS_SHARE = 1 / 4
 """Part of `outer.strangers_max` for peers that weigh nothing yet."""
@@ -50,6 +53,8 @@ class Strangers:
         self._tried: set[str] = set()
         """Strangers whose contribution to the round was chosen."""
         self._scores: dict[str, tuple[int, int]] = {}
+        self._scored: dict[str, Contribution] = {}
+        """What was scored, which a later offer does not replace."""
         self._is_busy = False
 
     async def answer(self, request: Envelope, _: Sequence[Envelope]) -> list[Envelope]:
@@ -75,15 +80,15 @@ class Strangers:
                     await self._loop.changed.wait_change()
                     continue
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._cancel_when_closed, nursery.cancel_scope)
+                    nursery.start_soon(self._cancel_when_closed, self._round, nursery.cancel_scope)
                     self._is_busy = True
                     await self._score(chosen, child, bytes_max)
                     nursery.cancel_scope.cancel()
                 self._is_busy = False
                 self._loop.changed.touch()
 
-    async def _cancel_when_closed(self, scope: trio.CancelScope) -> None:
-        while self._state().record == self._round:
+    async def _cancel_when_closed(self, record: bytes, scope: trio.CancelScope) -> None:
+        while self._state().record == record:
             await self._loop.changed.wait_change()
         scope.cancel()
 
@@ -104,6 +109,7 @@ class Strangers:
         """The offers that may be fetched now, in the order in which they came."""
         if self._round != self._state().record:
             self._round, self._scores, self._tried = self._state().record, {}, set()
+            self._scored = {}
         known, most = self._known(), self._peer.run.manifest.outer.strangers_max
         heavy = {each for each, heavy in weights(list(known.values())).items() if heavy}
         newcomers = max(1, int(most * NEWCOMERS_SHARE)) - len(self._tried - heavy)
@@ -115,8 +121,9 @@ class Strangers:
         # Who has shown least comes last, so that a flood of keys is paid for once per key.
         self._peer.node.world.random.shuffle(waiting)
         waiting.sort(key=lambda each: -known[each].gain_rating if each in known else 0)
+        # Nor do newcomers that give their files slowly delay the others' scores.
         chosen = [each for each in waiting if each in heavy]
-        chosen += [each for each in waiting if each not in heavy][: max(0, newcomers)]
+        chosen = chosen or [each for each in waiting if each not in heavy][: max(0, newcomers)]
         chosen = chosen[: max(0, most - len(self._tried))]
         return [made for each, made in self._offers.items() if each in chosen]
 
@@ -125,7 +132,7 @@ class Strangers:
     ) -> None:
         """Fetch, check and score contributions; one that does not come in time is left out."""
         self._tried |= {each.trainer for each in chosen}
-        with trio.move_on_after(self._peer.run.manifest.outer.grace_seconds):
+        with trio.move_on_after(self._peer.run.manifest.outer.grace_seconds * FETCH_SHARE):
             async with trio.open_nursery() as nursery:
                 for made in chosen:
                     take = self._gathering.take_stranger
@@ -151,10 +158,14 @@ class Strangers:
             )
             for made, folder in zip(found, folders, strict=True)
         ]
-        draw = blake3(b"".join(each.artifact.digest for each in found)).digest()
+        draw = self._peer.node.world.random.randbytes(32)  # nobody can try hashes until one suits
         job = ScoreRound(state=artifacts.local(at), named=named, strangers=offered, draw=draw)
-        for made, scored in zip(found, await child.score(job), strict=True):
+        results = await child.score(job)
+        if self._state().record != state.record:
+            return
+        for made, scored in zip(found, results, strict=True):
             self._scores[made.trainer] = scored.gain, scored.own
+            self._scored[made.trainer] = made
             why = scored.problem
             if not why and scored.gain <= FALLS:
                 why = "it raises the loss of sequences that it did not know"
@@ -178,8 +189,8 @@ class Strangers:
         """The ratings after the present round, and the contributions that weigh something."""
         self._choose()  # the round may have changed
         rated = rate(list(self._known().values()), self._scores)
-        heavy = (each for each, heavy in weights(rated).items() if heavy and each in self._scores)
-        return rated, [self._offers[each] for each in heavy if each in self._offers]
+        heavy = [each for each, heavy in weights(rated).items() if heavy]
+        return rated, [self._scored[each] for each in heavy if each in self._scored]
 
 
 async def keep_offering(loop: OuterLoop, made: Callable[[], Own | None]) -> None:

@@ -13,6 +13,7 @@ import torch
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch import Tensor
 
 from peers.outer.artifacts import Artifacts
@@ -33,6 +34,7 @@ from simnet.scenarios.several_trainers import WORKLOAD, Agreement
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.jobs.outer import Contributed, Merged, MergeRound
+from swarm.shardcast.manifest import BadManifest
 from swarm.wire.manifest import Outer, RunManifest
 from swarm.wire.messages import CheckpointReference
 from swarm.wire.outer import Contribution, RoundRecord
@@ -189,7 +191,16 @@ def test_a_contribution_of_another_branch_counts_once_its_branch_is_followed() -
             for _ in range(2):
                 assert not gathering._is_new(mine.trainer, mine, ours.digest)
             assert len(said.named("outer.contribution_refused")) == 1
+            copied = replace(late, trainer=TRAINERS[0].peer_id)  # it names another one's files
+            assert not gathering._is_new(copied.trainer, copied, theirs.digest)
             assert gathering._is_new(mine.trainer, mine, theirs.digest)
+            sized = replace(mine, total_bytes=0).signed(TRAINERS[1], part.run.id)
+            nobody: Any = None
+            await gathering._take(sized, nobody, 10)
+            assert "it has 0 bytes" in gathering.reason(sized)
+            with pytest.raises(BadManifest, match="not named by its trainer and its base"):
+                await Artifacts(part).fetch_contribution(mine)
+            gathering = Gathering(loop)
             made_up = late.signed(TRAINERS[2], part.run.id)
             assert not gathering._is_new(made_up.trainer, made_up, theirs.digest)
             assert "has not signed it" in said.named("outer.contribution_refused")[-1]["reason"]

@@ -10,8 +10,8 @@ contributions. Three sets of sequences:
   it gains more there than its gain elsewhere explains. A copy, and a trainer on other data, do not.
 
 Paired by sequence: how hard a sequence is cancels out (Gauntlet, of Covenant-72B, arXiv 2603.08163,
-compares means). All draws follow from the hashes of the contributions, so nobody can foresee them,
-and everybody can repeat them.
+compares means). The scorer draws once it holds the contributions, so nobody can foresee what is
+measured: hashes alone could be tried until one draws sequences that suit.
 """
 
 from __future__ import annotations
