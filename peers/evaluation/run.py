@@ -15,18 +15,7 @@ from peers.environments.registry import load_any
 from peers.evaluation.samples import SampleFile, Ungradable, open_samples
 from swarm.errors import UserError
 from swarm.jobs import Hardware
-from swarm.jobs.evaluation import (
-    EVALUATION_START_SECONDS,
-    Answer,
-    DrawTasks,
-    Evaluated,
-    EvaluationService,
-    EvaluationSetup,
-    NextSamples,
-    PlayTasks,
-    Sample,
-    TasksDrawn,
-)
+from swarm.jobs import evaluation as jobs
 from swarm.run.toml import describe_run
 from swarm.terminal.options import UNGRADABLE_MAX
 from swarm.terminal.tables import struct_from_mapping
@@ -179,13 +168,13 @@ def _reference(name: str, options: dict[str, Any]) -> EnvironmentReference:
     return struct_from_mapping(EnvironmentReference, table, f"--tasks {name}")
 
 
-SERVICE = "peers.evaluation.service:EvaluationService"
+SERVICE = "peers.evaluation.service:jobs.EvaluationService"
 
 
-async def draw(child: Child, wanted: Evaluation) -> TasksDrawn:
+async def draw(child: Child, wanted: Evaluation) -> jobs.TasksDrawn:
     """Draw the tasks of an evaluation; raises `UserError`."""
-    return await client(EvaluationService, child).draw(
-        DrawTasks(
+    return await client(jobs.EvaluationService, child).draw(
+        jobs.DrawTasks(
             split=wanted.split,
             seed=wanted.seed,
             tasks=wanted.tasks,
@@ -196,10 +185,10 @@ async def draw(child: Child, wanted: Evaluation) -> TasksDrawn:
 
 
 async def play_rows(
-    child: Child, wanted: Evaluation, drawn: TasksDrawn, environment: int, rows: Iterable[int]
-) -> AsyncIterator[Sample]:
+    child: Child, wanted: Evaluation, drawn: jobs.TasksDrawn, environment: int, rows: Iterable[int]
+) -> AsyncIterator[jobs.Sample]:
     """Play rows of an environment, given by its index: row r is a sample of task r // samples."""
-    job = PlayTasks(
+    job = jobs.PlayTasks(
         environment=environment,
         rows=list(rows),
         sampling=Sampling(
@@ -210,14 +199,16 @@ async def play_rows(
         ),
         greedy=wanted.greedy,
     )
-    service = client(EvaluationService, child)
+    service = client(jobs.EvaluationService, child)
     await service.play(job)
-    while samples := await service.finished(NextSamples()):
+    while samples := await service.finished(jobs.NextSamples()):
         for sample in samples:
             yield sample
 
 
-async def play_all(child: Child, wanted: Evaluation, drawn: TasksDrawn) -> list[list[Sample]]:
+async def play_all(
+    child: Child, wanted: Evaluation, drawn: jobs.TasksDrawn
+) -> list[list[jobs.Sample]]:
     """All samples by environment, in order of rows."""
     found = []
     for index, tasks in enumerate(drawn.tasks):
@@ -233,7 +224,7 @@ async def accuracies(
     environments: Sequence[EnvironmentReference],
     sampling: Sampling,
     tasks: int,
-) -> Evaluated:
+) -> jobs.Evaluated:
     """How often the policy in an absolute folder is right in held-out tasks, sampled and greedy.
 
     `tasks`: of each environment with a positive weight.
@@ -249,9 +240,9 @@ async def accuracies(
         stop_ids=sampling.stop_ids,
     )
     allowed = tuple(each.name for each in weighted)
-    setup = EvaluationSetup(folder=str(folder), environments=weighted, allowed=allowed)
+    setup = jobs.EvaluationSetup(folder=str(folder), environments=weighted, allowed=allowed)
     async with compute.child(
-        SERVICE, setup, name="evaluation", start_deadline_seconds=EVALUATION_START_SECONDS
+        SERVICE, setup, name="evaluation", start_deadline_seconds=jobs.EVALUATION_START_SECONDS
     ) as child:
         drawn = await draw(child, wanted)
         sampled = await play_all(child, wanted, drawn)
@@ -262,11 +253,11 @@ async def accuracies(
         for played in (sampled, greedy)
     ]
     answers = [
-        Answer(each.prompt[-1].content, " ⏎ ".join(each.turns[1::2]), each.reward)
+        jobs.Answer(each.prompt[-1].content, " ⏎ ".join(each.turns[1::2]), each.reward)
         for own in sampled
         for each in own
     ]
-    return Evaluated(sampled=means[0], greedy=means[1], answers=answers[:ANSWERS_KEPT])
+    return jobs.Evaluated(sampled=means[0], greedy=means[1], answers=answers[:ANSWERS_KEPT])
 
 
 @dataclass(frozen=True)
@@ -289,8 +280,8 @@ class Measured:
 
     name: str
     """Name of its folder."""
-    drawn: TasksDrawn
-    samples: list[list[list[Sample]]]
+    drawn: jobs.TasksDrawn
+    samples: list[list[list[jobs.Sample]]]
     """[environments][tasks][samples]"""
 
 
@@ -298,7 +289,7 @@ async def measure(
     wanted: Evaluation, folder: Path, out: Path, machine: Machine, show: Show
 ) -> Measured:
     """Evaluate the checkpoint in an absolute folder, resuming `out`; raises `UserError`."""
-    setup = EvaluationSetup(
+    setup = jobs.EvaluationSetup(
         folder=str(folder),
         environments=wanted.environments,
         allowed=tuple(each.name for each in wanted.environments),
@@ -310,7 +301,7 @@ async def measure(
         setup,
         name="evaluation",
         interpreter=machine.interpreter,
-        start_deadline_seconds=EVALUATION_START_SECONDS,
+        start_deadline_seconds=jobs.EVALUATION_START_SECONDS,
     ) as child:
         drawn = await draw(child, wanted)
         with (
@@ -325,7 +316,7 @@ async def measure(
             return Measured(folder.name, drawn, _in_order(wanted, drawn, file.samples))
 
 
-def head_of(wanted: Evaluation, drawn: TasksDrawn) -> dict[str, Any]:
+def head_of(wanted: Evaluation, drawn: jobs.TasksDrawn) -> dict[str, Any]:
     """All that a sample depends on. More tasks may be evaluated later, with the same head."""
     return {
         "checkpoint": drawn.checkpoint,
@@ -347,7 +338,7 @@ def head_of(wanted: Evaluation, drawn: TasksDrawn) -> dict[str, Any]:
 async def _play(
     wanted: Evaluation,
     index: int,
-    drawn: TasksDrawn,
+    drawn: jobs.TasksDrawn,
     child: Child,
     file: SampleFile,
     show: Show,
@@ -377,8 +368,8 @@ async def _play(
 
 
 def _in_order(
-    wanted: Evaluation, drawn: TasksDrawn, samples: list[Sample]
-) -> list[list[list[Sample]]]:
+    wanted: Evaluation, drawn: jobs.TasksDrawn, samples: list[jobs.Sample]
+) -> list[list[list[jobs.Sample]]]:
     by_row = {(each.environment, each.row): each for each in samples}
     return [
         [

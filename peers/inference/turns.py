@@ -15,19 +15,10 @@ from swarm.jobs.inference import AskedTurn, GiveTurn, InferenceService, SignedPr
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
 from swarm.rollouts.signed_turns import BadTurn, open_turn
+from swarm.wire import turns as wire
 from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope, open_envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messenger import REQUEST_ENVELOPES_MAX, first
-from swarm.wire.turns import (
-    EpisodeTokens,
-    Turn,
-    TurnRefused,
-    TurnRequest,
-    check_length,
-    divided,
-    pack,
-    unpack,
-)
 from swarm.world.observable import complain
 from swarm.world.tasks import open_guarded
 
@@ -111,7 +102,7 @@ class ServedTurns:
         async def ask(group: int) -> None:
             signed, turn = await self._ask(_Episode(pending, group, 0, ()))
             found[group] = SignedPrompt(
-                group=group, tokens=unpack(turn.tokens), last=turn.last, signed=signed
+                group=group, tokens=wire.unpack(turn.tokens), last=turn.last, signed=signed
             )
 
         async with open_guarded() as guarded:
@@ -159,7 +150,7 @@ class ServedTurns:
             if turn.over:
                 del self._signed[key]
             job = GiveTurn(
-                seed=asked.seed, row=asked.row, tokens=unpack(turn.tokens), signed=signed
+                seed=asked.seed, row=asked.row, tokens=wire.unpack(turn.tokens), signed=signed
             )
         await engine.give(job)
 
@@ -171,7 +162,7 @@ class ServedTurns:
 
     # --- asking ------------------------------------------------------------------------------
 
-    async def _ask(self, episode: _Episode) -> tuple[bytes, Turn]:
+    async def _ask(self, episode: _Episode) -> tuple[bytes, wire.Turn]:
         """Ask one environment peer after the other, until one gives a valid turn.
 
         Returns it signed and opened. Raises `Unwanted` once nobody wants the submission, and after
@@ -224,7 +215,7 @@ class ServedTurns:
         if newest.step - order.step > self._run.max_staleness:
             raise Unwanted(f"step {order.step} is too old to be trained on")
 
-    async def _request(self, peer: PeerId, episode: _Episode) -> tuple[bytes, Turn]:
+    async def _request(self, peer: PeerId, episode: _Episode) -> tuple[bytes, wire.Turn]:
         """Ask one environment peer; raises `PeerError` unless it gives a valid turn.
 
         Raises `Unwanted` for an episode that is too long for a request.
@@ -239,17 +230,17 @@ class ServedTurns:
 
     async def _ask_with(
         self, peer: PeerId, episode: _Episode, omitted: Sequence[Sequence[int]] = ()
-    ) -> tuple[bytes, Turn]:
+    ) -> tuple[bytes, wire.Turn]:
         """Ask for a turn without the first segments; raises `_Incomplete` if that is too little."""
         before = [token for segment in episode.segments for token in segment]
         left_out = sum(map(len, omitted))
         try:
-            check_length(len(before))
-            parts = divided(pack(before[left_out:]))
+            wire.check_length(len(before))
+            parts = wire.divided(wire.pack(before[left_out:]))
         except ValueError as error:
             raise Unwanted(str(error)) from error
         order = episode.pending.order
-        request = TurnRequest(
+        request = wire.TurnRequest(
             lineage=order.lineage,
             step=order.step,
             number=episode.pending.number,
@@ -260,20 +251,20 @@ class ServedTurns:
             tokens=parts[0],
             omitted=left_out,
         )
-        messages = [request, *(EpisodeTokens(tokens=part) for part in parts[1:])]
+        messages = [request, *(wire.EpisodeTokens(tokens=part) for part in parts[1:])]
         sealed = [await self._peer.seal(each, EVENT_LIFETIME_SECONDS) for each in messages]
         shown = [*sealed, *self._shown(episode)]
         if episode.pending.envelope is not None and len(shown) < REQUEST_ENVELOPES_MAX:
             shown.append(episode.pending.envelope)  # a restarted environment peer does not know it
         reply = await self._peer.messenger.request(peer, *shown, deadline_seconds=TURN_SECONDS)
-        refused = first(reply, TurnRefused)
+        refused = first(reply, wire.TurnRefused)
         if refused is not None:
-            refusal = refused.expect(TurnRefused)
+            refusal = refused.expect(wire.TurnRefused)
             reason = f"{peer} gives no turn: {refusal.reason}"
             if omitted and (refusal.incomplete or not refusal.later):
                 raise _Incomplete(reason)
             raise PeerError(reason)
-        given = first(reply, Turn)
+        given = first(reply, wire.Turn)
         if given is None:
             raise PeerError(f"{peer} did not answer a request for a turn; it may be too busy")
         try:

@@ -7,7 +7,8 @@ rounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import trio
 from blake3 import blake3
@@ -47,15 +48,19 @@ class Artifacts:
     """Publishes, fetches and drops artifacts. Folders are paths on the peer's disk."""
 
     peer: RunNode
+    _partial: set[tuple[int, int]] = field(default_factory=set)
+    """Contributions of which only some shards were fetched: the store would trim them."""
 
     def local(self, folder: str) -> str:
         """The path of a folder or file on this machine, as jobs name it."""
         return str(self.peer.node.disk.local_path(folder))
 
-    def folder(self, reference: CheckpointReference) -> str | None:
-        """The folder of an artifact that is complete on this disk."""
+    def folder(self, reference: CheckpointReference, folders: Collection[str] = ()) -> str | None:
+        """The folder of an artifact that is complete on this disk, or whose `folders` are."""
         held = self.peer.store.held((reference.lineage, reference.step))
-        if held is None or not held.complete or held.digest != reference.digest:
+        if held is None or held.digest != reference.digest:
+            return None
+        if not held.complete and (not folders or held.missing(folders)):
             return None
         return held.folder
 
@@ -106,17 +111,27 @@ class Artifacts:
             await self.peer.store.withdraw((round, number))
             return await self.peer.store.publish(folder, round, number)
 
-    async def fetch(self, reference: CheckpointReference, name: str, total_bytes: int = 0) -> str:
-        """Return the folder of an artifact; fetch it if it is missing. The log calls it `name`.
-
-        An artifact of another size than `total_bytes` is not fetched; 0: any size.
+    async def fetch(
+        self,
+        reference: CheckpointReference,
+        name: str,
+        total_bytes: int = 0,
+        folders: Collection[str] = (),
+    ) -> str:
+        """Return the folder of an artifact; fetch it if it is missing, or only some `folders` of
+        it. The log calls it `name`. An artifact of another size than `total_bytes` is not fetched;
+        0: any size.
 
         Raises `PeerError` when no further piece arrives, and the errors of
         `swarm.shardcast.fetch.fetcher.Fetcher.fetch`.
         """
-        folder = self.folder(reference)
+        folder = self.folder(reference, folders)
         if folder is not None:
             return folder
+        key = (reference.lineage, reference.step)
+        if folders and key not in self._partial:
+            self._partial.add(key)
+            self.peer.store.pin(key)
         failed: list[Exception] = []
 
         async def fetch(scope: trio.CancelScope) -> None:
@@ -126,6 +141,7 @@ class Artifacts:
                     Checkpoint(reference=reference, total_bytes=total_bytes),
                     lambda: self.peer.policies.sources(reference.digest),
                     name=name,
+                    folders=folders,
                 )
             except (SwarmError, OSError) as error:  # raised below, outside the nursery's group
                 failed.append(error)
@@ -155,8 +171,10 @@ class Artifacts:
                 return
             before = now
 
-    async def fetch_contribution(self, contribution: Contribution, total_bytes: int = 0) -> str:
-        """Return the folder of a contribution, as `fetch`.
+    async def fetch_contribution(
+        self, contribution: Contribution, total_bytes: int = 0, shards: Sequence[int] = ()
+    ) -> str:
+        """Return the folder of a contribution, as `fetch`; with `shards`, only these are there.
 
         Raises `BadManifest` if its files have the name of something else.
         """
@@ -169,10 +187,26 @@ class Artifacts:
         held = self.peer.store.held(key)
         if held is not None and held.complete and held.digest != reference.digest:
             await self.peer.store.withdraw(key)  # its trainer gave others other files
-        return await self.fetch(reference, name, total_bytes)
+        folders = [str(shard) for shard in shards]
+        return await self.fetch(reference, name, total_bytes, folders)
+
+    # --- merged shards -----------------------------------------------------------------------
+
+    def new_shard_folder(self, record: bytes, shard: int) -> str:
+        """The folder to which the mean of a shard is written."""
+        return f"{FOLDER}/shard-{record.hex()[:32]}-{shard}"
+
+    async def publish_shard(self, folder: str, record: bytes, round: int, shard: int) -> Held:
+        """`round` is that of the record."""
+        number = _number(b"shard", self.peer.peer_id.encode(), record, bytes([shard]))
+        await self.peer.store.withdraw((round, number))
+        return await self.peer.store.publish(folder, round, number)
 
     async def drop_before(self, round: int) -> None:
         """Delete the artifacts of older rounds."""
+        for key in [key for key in self._partial if key[0] < round]:
+            self._partial.remove(key)
+            self.peer.store.unpin(key)
         for held in self.peer.store.all():
             if held.manifest.lineage < round:
                 await self.peer.store.withdraw(held.key)

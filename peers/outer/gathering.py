@@ -201,7 +201,7 @@ class Gathering:
                 artifacts = self._loop.artifacts
                 folder = await artifacts.fetch_contribution(contribution, contribution.total_bytes)
                 job = InspectContribution(contribution=artifacts.local(folder))
-                why = await child.inspect(job)
+                why = (await child.inspect(job)).problem
             if why:
                 self.refuse(contribution, why)
             else:

@@ -8,12 +8,11 @@ For other rooms: `__init__`: Hardware, Load, SubmissionOrder, TrainingJob, may_b
 `averaging`: AverageRound, AveragingService, AveragingSetup, Exchanged, Meet; `environment`: *,
 DrawPrompt, EnvironmentService, EnvironmentSetup, GradeEpisode, PlayTurn, TrialService, TrialSetup,
 Tried, TryEnvironment; `evaluation`: *, Answer, DrawTasks, EVALUATION_START_SECONDS, Evaluated,
-EvaluationService, EvaluationSetup, NextSamples, PlayTasks, PromptMessage, RowsRead, Sample,
-TasksDrawn; `inference`: *, AskedTurn, GiveTurn, InferenceService, InferenceSetup, Loaded, Probe,
-SignedPrompt, Surveyed, Swap; `memory`: MemoryPart, MemoryPlan, Phase, fullest, total; `offline`: *,
-Reading; `outer`: *, AloneService, CheckState, Contributed, DrawModel, ExportState, FirstState,
-Inner, InspectContribution, LeftOut, MeasureState, MergeRound, Merged, Offered, OuterService,
-OuterSetup, OuterState, ReplicaStarted, RoundTrained, ScoreRound, Scored, StartReplica, TrainRound;
+EvaluationSetup, NextSamples, PlayTasks, PromptMessage, RowsRead, Sample, TasksDrawn; `inference`:
+*, AskedTurn, GiveTurn, InferenceService, InferenceSetup, Loaded, Probe, SignedPrompt, Surveyed,
+Swap; `memory`: MemoryPart, MemoryPlan, Phase, fullest, total; `offline`: *, Reading; `outer`: *,
+CheckState, Contributed, ExportState, FirstState, Inner, InspectContribution, MeasureState,
+MergeRound, Offered, OuterService, OuterSetup, ScoreRound, Scored, StartReplica, TrainRound;
 `training`: *, AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow,
 PlanTraining, Record, RecordTo, Resume, RollBack, ScoreAhead, Sharding, StartTraining, StateValue,
 TrainStep, TrainingService, TrainingSetup, TrainingTerms; `validation`: *, Grade, Graded, Inspect,

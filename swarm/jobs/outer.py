@@ -54,6 +54,8 @@ class StartReplica(LoadingJob, frozen=True, kw_only=True):
     rounds: int
     """Rounds of the whole run, over which the learning rate's schedule extends."""
     compression: Compression
+    shards: int = 1
+    """Shards of a contribution."""
     trainers: tuple[str, ...] = ()
     """All trainers of the run, among whom the data of a round is divided; empty: this one learns
     from data of its own."""
@@ -170,9 +172,13 @@ class RoundTrained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InspectContribution(SavingJob, frozen=True, kw_only=True):
-    """Check another trainer's contribution. It may run beside `TrainRound`."""
+    """Check another trainer's contribution, or a shard of it or of a mean. It may run beside
+    `TrainRound`."""
 
     contribution: str
+    """Its folder; with several shards, the shard's folder in it."""
+    shard: int = 0
+    shards: int = 1
 
 
 class Contributed(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +189,18 @@ class Contributed(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Annotated[int, Meta(ge=1)]
     weight: float | None = None
     """Of a stranger's contribution (`swarm.wire.outer.Rated`); None: a trainer's."""
+
+
+class MergeShard(SavingJob, frozen=True, kw_only=True):
+    """Write the mean of one shard of some contributions, weighed as by `MergeRound`, in the form of
+    a contribution's shard. It is a function of the files alone, equal on all machines."""
+
+    contributions: list[Contributed]
+    """With the folder of each one's shard."""
+    shard: int
+    shards: int
+    compression: Compression
+    folder: str
 
 
 class MergeRound(SavingJob, frozen=True, kw_only=True):
@@ -203,6 +221,8 @@ class MergeRound(SavingJob, frozen=True, kw_only=True):
     """Folder to write the outer state after to."""
     strangers_share: float = 0.0
     """Largest part of the mean that strangers have together."""
+    shards: list[str] = msgspec.field(default_factory=list)
+    """Instead of contributions: folders of the means of all shards, in order."""
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +232,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):
     digest: Digest
-    """As `OuterState.digest`."""
+    """As `OuterState.digest`; of a shard, BLAKE3-256 of what its file decompresses to."""
     left_out: list[LeftOut] = []
     shortened: list[str] = []
     """Trainers whose contributions were longer than twice the median."""
@@ -250,13 +270,14 @@ class OuterService(Protocol):
         """Raises `UserError` when the data has too few tokens for a round."""
         ...
 
-    async def inspect(self, job: InspectContribution) -> str:
-        """One sentence about what is wrong: unreadable, other shapes, NaN, too large; empty if
-        nothing is. It depends on the contribution's bytes and the model's shapes alone."""
+    async def inspect(self, job: InspectContribution) -> OuterState:
+        """What is wrong: unreadable, other shapes, NaN, too large; and BLAKE3-256 of what the file
+        decompresses to. It depends on the contribution's bytes and the model's shapes alone."""
         ...
 
     async def merge(self, job: MergeRound) -> Merged: ...
 
+    async def merge_shard(self, job: MergeShard) -> Merged: ...
     async def measure(self, job: MeasureState) -> float | None:
         """Nats per predicted token; None if no sequence is held back."""
         ...

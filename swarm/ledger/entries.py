@@ -10,21 +10,8 @@ from blake3 import blake3
 from msgspec import Meta
 
 from swarm.errors import DECODE_ERRORS
+from swarm.wire import messages
 from swarm.wire.envelope import ENVELOPE_BYTES_MAX
-from swarm.wire.messages import (
-    ENVIRONMENTS_MAX,
-    Bets,
-    Count,
-    Digest,
-    Evidence,
-    Finite,
-    InviteId,
-    Key,
-    Line,
-    Rewards,
-    Share,
-    Verdict,
-)
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
 """The outcome of an accepted group; it does not change the credit. Stale: its policy was too old,
@@ -45,27 +32,27 @@ class _Struct(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
     """A verdict. Its envelope, the worker's receipt, is stored next to the log."""
 
-    submission: Digest
-    worker: Key
-    lineage: Count
-    step: Count
-    policy: Count
-    number: Count
+    submission: messages.Digest
+    worker: messages.Key
+    lineage: messages.Count
+    step: messages.Count
+    policy: messages.Count
+    number: messages.Count
     outcome: Literal["accepted", "refused", "quarantined"]
     failed: Annotated[str, Meta(max_length=40)] = ""
     proven_fault: bool = False
-    groups: Count = 0
-    samples: Count = 0
-    rewards_digest: Digest
+    groups: messages.Count = 0
+    samples: messages.Count = 0
+    rewards_digest: messages.Digest
     """BLAKE3-256 of the msgpack of the verdict's rewards."""
-    size_bytes: Count
+    size_bytes: messages.Count
     rollouts_digest: Annotated[bytes, Meta(max_length=32)] = b""
     """`Verdict.rollouts_digest`: names the rollouts that the trainer may train on."""
-    evidence: Evidence = Evidence()
+    evidence: messages.Evidence = messages.Evidence()
     """`Verdict.evidence`."""
-    tokens: Count = 0
+    tokens: messages.Count = 0
     """`Verdict.tokens`."""
-    share: Share = 1.0
+    share: messages.Share = 1.0
     """`Verdict.share`."""
 
     @property
@@ -77,9 +64,9 @@ class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
 class Redeemed(_Struct, frozen=True, kw_only=True, tag="redeemed"):
     """A peer redeemed the owner's invite. Of several entries for one invite the earliest counts."""
 
-    invite: InviteId
-    peer: Key
-    redeemed_ms: Count
+    invite: messages.InviteId
+    peer: messages.Key
+    redeemed_ms: messages.Count
     """Wall time of this trusted peer, at least that of the invite."""
     envelope: _Raw = b""
     """The owner's signed `Invite`, without which the entry does not count."""
@@ -88,8 +75,8 @@ class Redeemed(_Struct, frozen=True, kw_only=True, tag="redeemed"):
 class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
     """This trusted peer evicted a peer from the run."""
 
-    peer: Key
-    reason: Line
+    peer: messages.Key
+    reason: messages.Line
     submission: Annotated[bytes, Meta(max_length=32)] = b""
     envelope: _Raw
     """The signed `Eviction`."""
@@ -98,8 +85,8 @@ class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
 class Reinstated(_Struct, frozen=True, kw_only=True, tag="reinstated"):
     """The owner reinstated a peer, and this trusted peer received the message."""
 
-    peer: Key
-    reason: Line = ""
+    peer: messages.Key
+    reason: messages.Line = ""
     envelope: _Raw
     """The owner's signed `Reinstatement`."""
 
@@ -110,28 +97,30 @@ class TrainingFigures(_Struct, frozen=True, kw_only=True):
     None: not measured, or not finite.
     """
 
-    reward: Finite | None = None
+    reward: messages.Finite | None = None
     """Mean reward of the batch."""
-    length: Finite | None = None
+    length: messages.Finite | None = None
     """Mean model tokens per completion."""
-    entropy: Finite | None = None
+    entropy: messages.Finite | None = None
     """Mean over the tokens, in nats."""
-    kl: Finite | None = None
+    kl: messages.Finite | None = None
     """From the policy that generated the tokens, in nats per token."""
-    kl_reference: Finite | None = None
+    kl_reference: messages.Finite | None = None
     """From the reference policy, where the run's objective has one."""
-    clipped: Finite | None = None
+    clipped: messages.Finite | None = None
     """Share of tokens that the objective clips or masks."""
-    gradient_norm: Finite | None = None
-    learning_rate: Finite | None = None
-    loss: Finite | None = None
-    seconds: Finite | None = None
+    gradient_norm: messages.Finite | None = None
+    learning_rate: messages.Finite | None = None
+    loss: messages.Finite | None = None
+    seconds: messages.Finite | None = None
     """Wall time of the step."""
-    repetition: Finite | None = None
+    repetition: messages.Finite | None = None
     """Share of runs of four tokens that occurred in the same completion before."""
-    truncated: Finite | None = None
+    truncated: messages.Finite | None = None
     """Share of completions that the length limit cut off."""
-    of_each: Annotated[list[list[Finite | None]], Meta(max_length=ENVIRONMENTS_MAX)] = []
+    of_each: Annotated[
+        list[list[messages.Finite | None]], Meta(max_length=messages.ENVIRONMENTS_MAX)
+    ] = []
     """Reward, length, entropy, KL, repetition and truncated of each of the run's environments, in
     the manifest's order; empty: it has only one."""
 
@@ -140,33 +129,33 @@ class RoundFigures(_Struct, frozen=True, kw_only=True):
     """What one of several trainers says of a round that it has contributed to, and of the outer
     state that its inner steps began from; for display, no rule rests on it."""
 
-    loss: Finite | None = None
+    loss: messages.Finite | None = None
     """Mean over its inner steps, in nats per token."""
-    validation_loss: Finite | None = None
+    validation_loss: messages.Finite | None = None
     """Of the state, on data held back."""
-    tokens_merged: Count = 0
+    tokens_merged: messages.Count = 0
     """Of all trainers and rounds that led to the state."""
-    trainers_present: Count = 0
+    trainers_present: messages.Count = 0
     """As its inner steps began."""
-    trainers_merged: Count = 0
+    trainers_merged: messages.Count = 0
     """In the round that led to the state; 0: unknown."""
-    bytes_sent: Count = 0
+    bytes_sent: messages.Count = 0
     """By this peer since its round before."""
-    bytes_received: Count = 0
-    utilisation: Finite | None = None
+    bytes_received: messages.Count = 0
+    utilisation: messages.Finite | None = None
     """Share of its round before that went into inner steps."""
-    rounds_lost: Count = 0
+    rounds_lost: messages.Count = 0
     """Rounds of its branch that it gave up since its round before, for a heavier branch."""
-    tokens_lost: Count = 0
+    tokens_lost: messages.Count = 0
     """Their tokens."""
 
 
 class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):
     """A trainer published policy `step`, or one of several trainers a contribution."""
 
-    lineage: Count
-    step: Count
-    manifest: Digest
+    lineage: messages.Count
+    step: messages.Count
+    manifest: messages.Digest
     """BLAKE3-256 of the checkpoint manifest."""
     figures: TrainingFigures | None = None
     """Figures of the step that made it; None for the first policy."""
@@ -177,15 +166,15 @@ class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):
 class Consumed(_Struct, frozen=True, kw_only=True, tag="consumed"):
     """The outcome of each group of an accepted submission at `step`."""
 
-    step: Count
-    submission: Digest
+    step: messages.Count
+    submission: messages.Digest
     outcomes: Annotated[list[Outcome], Meta(max_length=4096)]
 
 
 class Carried(_Struct, frozen=True, kw_only=True, tag="carried"):
     """An entry of a sealed epoch that stays in force: admissions, invites, expulsions."""
 
-    position: Count
+    position: messages.Count
     """Its index in this log, where it may be pruned."""
     entry: _Raw
 
@@ -193,24 +182,24 @@ class Carried(_Struct, frozen=True, kw_only=True, tag="carried"):
 class SealedCapital(_Struct, frozen=True, kw_only=True):
     """The capital of one process's bets against a worker (`swarm.ledger.capital`)."""
 
-    submissions: Count
-    entered: Bets
+    submissions: messages.Count
+    entered: messages.Bets
     """[bets] in thousandths of a nat."""
 
 
 class SealedWorker(_Struct, frozen=True, kw_only=True, tag="sealed_worker"):
     """One worker's final record at a seal, over the whole run."""
 
-    worker: Key
-    accepted: Count = 0
-    refused: Count = 0
-    quarantined: Count = 0
-    groups: Count = 0
-    samples: Count = 0
-    verified: Count = 0
-    final: Count = 0
+    worker: messages.Key
+    accepted: messages.Count = 0
+    refused: messages.Count = 0
+    quarantined: messages.Count = 0
+    groups: messages.Count = 0
+    samples: messages.Count = 0
+    verified: messages.Count = 0
+    final: messages.Count = 0
     """Tokens of credit."""
-    void: Count = 0
+    void: messages.Count = 0
     """Tokens whose credit was voided before they were sealed."""
     capitals: Annotated[list[SealedCapital], Meta(max_length=4)] = []
     """Evidence against it in this log's entries before those that are kept; not part of the
@@ -220,11 +209,11 @@ class SealedWorker(_Struct, frozen=True, kw_only=True, tag="sealed_worker"):
 class SealedLog(_Struct, frozen=True, kw_only=True):
     """How much of one log a seal covers."""
 
-    owner: Key
-    size: Count
+    owner: messages.Key
+    size: messages.Count
     """The totals follow from the first `size` entries of each log."""
-    root: Digest
-    first: Count
+    root: messages.Digest
+    first: messages.Count
     """Index of the first entry that is not about sealed submissions; those before it may be
     pruned."""
 
@@ -232,17 +221,17 @@ class SealedLog(_Struct, frozen=True, kw_only=True):
 class Sealed(_Struct, frozen=True, kw_only=True, tag="sealed"):
     """Seals an epoch. The `block` entries before it carry what the next epochs need of it."""
 
-    epoch: Count
-    lineage: Count
-    step: Count
+    epoch: messages.Count
+    lineage: messages.Count
+    step: messages.Count
     """Submissions of this lineage and earlier ones up to this step are sealed."""
     logs: Annotated[list[SealedLog], Meta(max_length=256)]
     """Of all trusted peers, by owner."""
-    rules: Digest
+    rules: messages.Digest
     """Digest of the manifest's validators and rules by which the totals were computed."""
-    totals: Digest
+    totals: messages.Digest
     """Digest of the workers' totals."""
-    block: Count
+    block: messages.Count
 
     def log(self, owner: str) -> SealedLog | None:
         """How much of one log is covered."""
@@ -303,12 +292,12 @@ def expulsions_in(entries: Iterable[Entry]) -> Iterator[bytes]:
             yield entry.envelope
 
 
-def rewards_digest(rewards: Rewards) -> bytes:
+def rewards_digest(rewards: messages.Rewards) -> bytes:
     """BLAKE3-256 of the msgpack of rewards [groups][group size]."""
     return blake3(_encoder.encode(rewards)).digest()
 
 
-def judged(verdict: Verdict) -> Judged:
+def judged(verdict: messages.Verdict) -> Judged:
     """The log entry of a verdict."""
     return Judged(
         submission=verdict.submission,

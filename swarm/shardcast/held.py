@@ -6,7 +6,7 @@ Recovery of checkpoints from disk at start: only pieces with the right hash are 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -96,12 +96,21 @@ class Held:
         base = self.manifest.base
         return None if base is None else (base.lineage, base.step)
 
-    def missing(self) -> list[int]:
-        """Indices of pieces that have not arrived."""
-        return [] if self.complete else [i for i, there in enumerate(self.pieces) if not there]
+    def missing(self, folders: Collection[str] = ()) -> list[int]:
+        """Indices of pieces that have not arrived; with `folders`, of the files in these alone."""
+        if self.complete:
+            return []
+        wanted = [is_in(file.name, folders) for file in self.manifest.files]
+        pieces = enumerate(self.manifest.pieces)
+        return [i for i, piece in pieces if not self.pieces[i] and wanted[piece.file]]
 
     def piece_path(self, index: int) -> str:
         return f"{self.folder}/{self.manifest.files[self.manifest.pieces[index].file].name}"
+
+
+def is_in(name: str, folders: Collection[str]) -> bool:
+    """Whether a file is in one of some folders of a checkpoint; none given: in any."""
+    return not folders or name.rpartition("/")[0] in folders
 
 
 class BlobIndex:
@@ -163,10 +172,11 @@ COMPLETE_NAME = ".complete"
 """Marks a folder that was fsynced completely: nothing in it needs to be hashed again."""
 
 
-async def allocate(disk: Disk, held: Held) -> None:
-    """Preallocate every file of a checkpoint; raises `DiskFullError`."""
+async def allocate(disk: Disk, held: Held, folders: Collection[str] = ()) -> None:
+    """Preallocate the files of a checkpoint; raises `DiskFullError`."""
     for file in held.manifest.files:
-        await disk.allocate(f"{held.folder}/{file.name}", file.size_bytes)
+        if is_in(file.name, folders):
+            await disk.allocate(f"{held.folder}/{file.name}", file.size_bytes)
 
 
 async def read_back(disk: Disk, run: str, path: str, key: Key) -> Held | None:
@@ -185,12 +195,13 @@ async def read_back(disk: Disk, run: str, path: str, key: Key) -> Held | None:
     )
     held = Held(manifest, digest_of(blob), len(blob), path, complete, is_delta=len(key) > 2)
     if not complete:
-        try:
-            await allocate(disk, held)
-        except DiskFullError:
-            # This peer stopped before it preallocated the files: only the manifest is on disk.
-            return None
         await _hash_pieces(disk, held)
+        if not any(held.pieces):
+            try:
+                await allocate(disk, held)
+            except DiskFullError:
+                # This peer stopped before it preallocated the files: there is only the manifest.
+                return None
     return held
 
 
@@ -207,7 +218,10 @@ async def _hash_pieces(disk: Disk, held: Held) -> None:
 
 
 async def is_right(disk: Disk, held: Held, index: int) -> bool:
-    """Whether a piece on disk hashes to its digest."""
+    """Whether a piece on disk hashes to its digest. Of files that nobody asked for yet there is
+    nothing."""
     piece = held.manifest.pieces[index]
+    if not disk.exists(held.piece_path(index)):
+        return False
     found = await disk.digest(held.piece_path(index), piece.offset, piece.size_bytes)
     return found == piece.digest

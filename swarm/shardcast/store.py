@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import trio
@@ -38,6 +38,7 @@ from swarm.shardcast.held import (
     Watcher,
     allocate,
     delta_key,
+    is_in,
     is_right,
     read_back,
 )
@@ -211,8 +212,11 @@ class CheckpointStore:
             await self.disk.allocate(path, size_bytes)
         return self.disk.sink(path, 0, size_bytes)
 
-    async def begin(self, key: Key, digest: bytes, total_bytes: int = 0) -> Held:
-        """Read the committed manifest of a partial checkpoint and preallocate its files.
+    async def begin(
+        self, key: Key, digest: bytes, total_bytes: int = 0, *, all_files: bool = True
+    ) -> Held:
+        """Read the committed manifest of a partial checkpoint and preallocate its files, or leave
+        that to `want`.
 
         `total_bytes` was announced; 0: unknown. A manifest with another size makes no room for
         itself at the cost of other checkpoints.
@@ -234,14 +238,34 @@ class CheckpointStore:
                     f"its manifest lists {manifest.total_bytes:,}"
                 )
             held = Held(manifest, digest, len(blob), folder, is_delta=len(key) > 2)
-            await self._make_sure_of_room(held)
-            await allocate(self.disk, held)
+            if all_files:
+                await self._make_sure_of_room(held, manifest.total_bytes)
+                await allocate(self.disk, held)
             await self._link_base(folder, manifest)
         except (BadManifest, DiskFullError):
             await self._delete(folder)
             raise
         self._remember(held)
         return held
+
+    async def want(self, held: Held, folders: Collection[str]) -> None:
+        """Preallocate the files of some folders of a partial checkpoint.
+
+        Raises `BadManifest` for a folder that it does not have, and `DiskFullError`.
+        """
+        files = held.manifest.files
+        for folder in folders:
+            if not any(is_in(file.name, [folder]) for file in files):
+                raise BadManifest(
+                    f"checkpoint {held.key[0]}/{held.key[1]} has no files in the folder {folder!r}"
+                )
+        new = [
+            file.size_bytes
+            for file in files
+            if is_in(file.name, folders) and not self.disk.exists(f"{held.folder}/{file.name}")
+        ]
+        await self._make_sure_of_room(held, sum(new))
+        await allocate(self.disk, held, folders)
 
     async def _link_base(self, folder: str, manifest: CheckpointManifest) -> None:
         """Note in an adapter's folder where its base is, for the engines that load it."""
@@ -250,14 +274,13 @@ class CheckpointStore:
             link = f"../{base.removeprefix(f'{ROOT}/')}"
             await self.disk.write(f"{folder}/{BASE_NAME}", link.encode())
 
-    async def _make_sure_of_room(self, new: Held) -> None:
-        """Make room for a new checkpoint; raises `DiskFullError`.
+    async def _make_sure_of_room(self, new: Held, total: int) -> None:
+        """Make room for `total` bytes of a new checkpoint; raises `DiskFullError`.
 
         If necessary, removes unused older checkpoints, incomplete ones first: a peer with little
         disk keeps fewer. The newest complete one stays: it is the base of the next delta. So do the
         bases of adapters.
         """
-        total = new.manifest.total_bytes
         partial = [held.key for held in self.all() if not held.complete]
         for key in [*partial, *self.complete()[:-1], None]:
             room = self.disk.free_bytes()
@@ -322,9 +345,9 @@ class CheckpointStore:
                 )
             self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
 
-    async def copy_known(self, held: Held) -> None:
+    async def copy_known(self, held: Held, folders: Collection[str] = ()) -> None:
         """Copy missing pieces that another checkpoint in the store has (of unchanged files)."""
-        for index in held.missing():
+        for index in held.missing(folders):
             reference = held.manifest.pieces[index]
             blob = self.blobs.open(reference.digest)
             if blob is None:

@@ -221,11 +221,11 @@ def test_what_is_refused_is_left_out(base: Path, text: Path, tmp_path: Path) -> 
     bad.mkdir()
     (bad / contribution.FILE).write_bytes(b"no")
     inspected = trio.run(trainer.service.inspect, InspectContribution(contribution=str(bad)))
-    assert inspected == "the file is no contribution of this version"
+    assert inspected.problem == "the file is no contribution of this version"
     alone = trainer.merge(1, [own])
     merged = trainer.merge(1, [Contributed(trainer="0", folder=str(bad), tokens=9), own])
     assert merged.digest == alone.digest
-    assert [(each.trainer, each.problem) for each in merged.left_out] == [("0", inspected)]
+    assert [(each.trainer, each.problem) for each in merged.left_out] == [("0", inspected.problem)]
     assert trainer.merge(1, [Contributed(trainer="0", folder=str(bad), tokens=9)]).digest == (
         trainer.first.digest
     )

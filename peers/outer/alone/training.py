@@ -21,20 +21,7 @@ import msgspec
 from peers.outer.alone.averaging import STATE_FILE, Alone, Averaging, Library, ToMerge
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Event, Events
-from swarm.jobs.outer import (
-    AloneService,
-    Contributed,
-    DrawModel,
-    ExportState,
-    FirstState,
-    MeasureState,
-    MergeRound,
-    OuterService,
-    OuterSetup,
-    ReplicaStarted,
-    StartReplica,
-    TrainRound,
-)
+from swarm.jobs import outer as jobs
 from swarm.jobs.training import Figures
 from swarm.terminal.output import removed_on_failure
 from swarm.world import ChildDied, client
@@ -62,7 +49,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained, and how: a resumed training keeps it."""
 
-    job: StartReplica
+    job: jobs.StartReplica
     outer_learning_rate: float
     outer_momentum: float
     fresh: bool
@@ -75,7 +62,7 @@ class TrainOptions:
 
     out: Path
     resume: bool
-    setup: OuterSetup
+    setup: jobs.OuterSetup
     plan: Plan
     backend: Library | None = None
     """Averages with other trainers; None: there are none."""
@@ -114,7 +101,7 @@ async def _train(options: TrainOptions, done: Progress, say: Say) -> None:
         async with LocalCompute(events=events).child(
             SERVICE, options.setup, name="train", start_deadline_seconds=START_SECONDS
         ) as child:
-            alone, service = client(AloneService, child), client(OuterService, child)
+            alone, service = client(jobs.AloneService, child), client(jobs.OuterService, child)
             try:
                 await Training(options, alone, service, say_all).run(done)
             except ChildDied:
@@ -212,7 +199,7 @@ class Training:
     """A training in its folder: state-K and inner-K after round K, and policy at the end."""
 
     def __init__(
-        self, options: TrainOptions, alone: AloneService, service: OuterService, say: Say
+        self, options: TrainOptions, alone: jobs.AloneService, service: jobs.OuterService, say: Say
     ) -> None:
         self._shown, self._out = options.out, options.out.absolute()
         self._plan = options.plan
@@ -231,7 +218,8 @@ class Training:
             base = self._path("base")
             if done.round == 0:
                 seed = self._plan.job.seed
-                await self._alone.draw_model(DrawModel(model=job.model, folder=base, seed=seed))
+                draw = jobs.DrawModel(model=job.model, folder=base, seed=seed)
+                await self._alone.draw_model(draw)
             job = msgspec.structs.replace(job, model=base)
         started = await self._service.start(job)
         if done.data and done.data != started.data:
@@ -250,7 +238,7 @@ class Training:
             }
         )
         if done.round == 0:
-            await self._service.first_state(FirstState(folder=self._path("state-0")))
+            await self._service.first_state(jobs.FirstState(folder=self._path("state-0")))
             await self._measure(0)
         async with self._others(started, done.round) as exchange:
             found = await exchange.meet(done.round, self._path(f"state-{done.round}"))
@@ -264,12 +252,12 @@ class Training:
             await exchange.end()
         policy = self._path("policy")
         state = self._path(f"state-{done.round}")
-        await self._service.export_state(ExportState(state=state, folder=policy))
+        await self._service.export_state(jobs.ExportState(state=state, folder=policy))
         await self._service.end()
         self._say({"event": "saved", "folder": str(self._shown / "policy")})
 
     @asynccontextmanager
-    async def _others(self, started: ReplicaStarted, done: int) -> AsyncIterator[Alone]:
+    async def _others(self, started: jobs.ReplicaStarted, done: int) -> AsyncIterator[Alone]:
         """The exchange with the other trainers; raises `UserError` if none can be reached."""
         backend = self._backend
         if backend is None:
@@ -288,7 +276,7 @@ class Training:
         inner = self._out / f"inner-{done.round}"
         contribution = self._path("contribution")
         trained = await self._service.train(
-            TrainRound(
+            jobs.TrainRound(
                 round=round_,
                 state=before,
                 inner_before=str(inner) if inner.exists() else "",
@@ -298,7 +286,7 @@ class Training:
             )
         )
         seconds = max(1e-9, time.monotonic() - began)
-        own = Contributed(
+        own = jobs.Contributed(
             trainer=self._plan.job.trainer, folder=contribution, tokens=trained.tokens
         )
         merge = await exchange.exchange(round_, before, own)
@@ -323,7 +311,7 @@ class Training:
         after = self._out / f"state-{merge.round}"
         if merge.given:
             merged = await self._service.merge(
-                MergeRound(
+                jobs.MergeRound(
                     state=merge.base,
                     contributions=merge.given,
                     momentum=self._plan.outer_momentum,
@@ -340,7 +328,7 @@ class Training:
 
     async def _measure(self, round_: int) -> None:
         state = self._path(f"state-{round_}")
-        loss = await self._service.measure(MeasureState(state=state))
+        loss = await self._service.measure(jobs.MeasureState(state=state))
         if loss is not None:
             self._known = {"validation_loss": loss}
             step = round_ * self._plan.job.inner_steps

@@ -5,8 +5,10 @@
     lengths             4 bytes each: the frame's, for every piece of every tensor, in order
     frames              one per piece, zstd of a size that is known in advance
 
-A tensor is cut into pieces of `PIECE` elements. Names and shapes are those of the outer state, in
-its order. A reader knows them, so nothing in a file decides how much memory is taken.
+A contribution is one file, or one for each of the run's shards: as many nearly equal parts of all
+values, in the outer state's order (`cut`). A tensor's part of a shard is cut into pieces of `PIECE`
+elements. Names and shapes are those of the outer state. A reader knows them, so nothing in a file
+decides how much memory is taken. The mean of all contributions' same shard has the same form.
 
 A *code* turns a piece, flat fp32 [n], into bytes, and says which values these bytes decode to. What
 the bytes do not say, the sender keeps and adds to its next pseudo-gradient (error feedback, Seide
@@ -15,7 +17,9 @@ forwarded as they are, so every trainer decodes the same values to the bit.
 
 - `fp32`: as they are.
 - `int8`: one of 255 levels from −6σ to 6σ, σ being the root mean square of a block of 512 values.
-  Larger values are clipped, and the rest follows in the next rounds.
+  Larger values are clipped, and the rest follows in the next rounds. In the mean of a shard, whose
+  rest nobody keeps, the levels go up to the block's largest value instead, so none is clipped, and
+  every operation has the same result on every machine.
 """
 
 from __future__ import annotations
@@ -96,11 +100,7 @@ class Int8:
 
     def encode(self, values: Tensor) -> bytes:
         blocks = _in_blocks(values)
-        scales = CLIP_SIGMAS / LEVELS * blocks.square().mean(dim=1).sqrt()
-        # The last block is filled up with zeros, which would make its σ too small.
-        rest = len(values) % BLOCK
-        if rest:
-            scales[-1] *= (BLOCK / rest) ** 0.5
+        scales = self._scales(blocks, len(values) % BLOCK)
         steps = torch.where(scales > 0, scales, torch.ones_like(scales))
         levels = (blocks / steps[:, None]).round().clamp(-LEVELS, LEVELS).to(torch.int8)
         levels[scales == 0] = 0
@@ -108,6 +108,14 @@ class Int8:
             scales.numpy().astype("<f4").tobytes()
             + levels.flatten()[: len(values)].numpy().tobytes()
         )
+
+    def _scales(self, blocks: Tensor, rest: int) -> Tensor:
+        """The scale of each block, fp32 [blocks]; the last has `rest` values, 0: as many as all."""
+        scales = CLIP_SIGMAS / LEVELS * blocks.square().mean(dim=1).sqrt()
+        # The last block is filled up with zeros, which would make its σ too small.
+        if rest:
+            scales[-1] *= (BLOCK / rest) ** 0.5
+        return scales
 
     def decode(self, payload: bytes, count: int) -> Tensor:
         blocks = -(-count // BLOCK)
@@ -122,8 +130,18 @@ class Int8:
         return count + 4 * -(-count // BLOCK)
 
 
+class Unclipped(Int8):
+    """`Int8` up to the largest value of each block. Its bytes are read by `Int8`."""
+
+    def _scales(self, blocks: Tensor, rest: int) -> Tensor:
+        return blocks.abs().amax(dim=1) / LEVELS
+
+
 CODES: dict[str, Code] = {"fp32": Plain(), "int8": Int8()}
 """The codes, by their names in `swarm.jobs.outer.Compression`."""
+
+MEANS: dict[str, Code] = {"fp32": Plain(), "int8": Unclipped()}
+"""The codes in which the mean of a shard is written."""
 
 
 def encode_piece(code: Code, values: Tensor) -> tuple[bytes, Tensor]:
@@ -133,8 +151,11 @@ def encode_piece(code: Code, values: Tensor) -> tuple[bytes, Tensor]:
     return frame, values - code.decode(payload, len(values))
 
 
-def decode_piece(code: Code, frame: bytes, count: int) -> Tensor:
-    """The values of a frame, fp32 [`count`], all finite and in range; raises `BadContribution`."""
+def decode_piece(code: Code, frame: bytes, count: int, payloads: Any = None) -> Tensor:
+    """The values of a frame, fp32 [`count`], all finite and in range; raises `BadContribution`.
+
+    `payloads`: a hash of what frames decompress to, which does not depend on zstd's version.
+    """
     most = code.payload_bytes(count)
     try:
         # Without a size in its head a frame may be read up to `most` bytes only.
@@ -145,6 +166,8 @@ def decode_piece(code: Code, frame: bytes, count: int) -> Tensor:
         )
     except zstandard.ZstdError as error:
         raise BadContribution(f"a frame is no zstd frame ({error})") from error
+    if payloads is not None:
+        payloads.update(payload)
     values = code.decode(payload, count)
     if not bool(values.isfinite().all()):
         raise BadContribution("a value is not finite")
@@ -190,6 +213,9 @@ _NAME_BYTES = 512
 class Header(msgspec.Struct, array_like=True, frozen=True):
     compression: str
     tensors: list[tuple[str, tuple[int, ...]]]
+    """Of the whole policy."""
+    shard: int = 0
+    shards: int = 1
 
 
 _decode_header = msgspec.msgpack.Decoder(Header).decode
@@ -202,15 +228,39 @@ def pieces(shape: Sequence[int]) -> Iterator[slice]:
         yield slice(start, min(count, start + PIECE))
 
 
-def file_bytes_max(shapes: Shapes, compression: str) -> int:
+def cut(shapes: Shapes, shard: int = 0, shards: int = 1) -> list[tuple[str, slice]]:
+    """The pieces of a shard, by tensor and elements of the flat tensor, in order.
+
+    All values are divided at whole blocks, of which each shard has as many as another, or one more
+    or less: no scale belongs to two shards.
+    """
+    blocks = {name: -(-prod(shape) // BLOCK) for name, shape in shapes.items()}
+    total, before = sum(blocks.values()), 0
+    first, end = total * shard // shards, total * (shard + 1) // shards
+    found = []
+    for name, shape in shapes.items():
+        start = BLOCK * max(0, first - before)
+        stop = min(prod(shape), BLOCK * (end - before))
+        found += [(name, slice(at, min(stop, at + PIECE))) for at in range(start, stop, PIECE)]
+        before += blocks[name]
+    return found
+
+
+def place(folder: Path, shard: int = 0, shards: int = 1) -> Path:
+    """The file of a shard in a contribution's folder: each has a folder of its own there, which is
+    fetched by itself."""
+    return folder / str(shard) / FILE if shards > 1 else folder / FILE
+
+
+def file_bytes_max(shapes: Shapes, compression: str, shards: int = 1) -> int:
     """Bound of the size of a contribution to a policy of these shapes."""
     code = CODES[compression]
     frames = sum(
         4 + frame_bytes_max(code, piece.stop - piece.start)
-        for shape in shapes.values()
-        for piece in pieces(shape)
+        for shard in range(shards)
+        for _, piece in cut(shapes, shard, shards)
     )
-    return _header_bytes_max(shapes) + frames
+    return shards * _header_bytes_max(shapes) + frames
 
 
 def _header_bytes_max(shapes: Shapes) -> int:
@@ -221,20 +271,21 @@ def write(
     path: Path,
     header: Header,
     piece_of: Callable[[str, slice], Tensor],
-    keep: Callable[[str, slice, Tensor], None],
+    keep: Callable[[str, slice, Tensor], None] = lambda *_: None,
+    codes: dict[str, Code] = CODES,
 ) -> None:
-    """Write a contribution durably.
+    """Write a file of a contribution durably.
 
     `piece_of` gives a piece's values, flat fp32. `keep` gets what the file does not say of them.
     """
-    code = CODES[header.compression]
+    code = codes[header.compression]
     raw = msgspec.msgpack.encode(header)
-    cut = [(name, piece) for name, shape in header.tensors for piece in pieces(shape)]
+    parts = cut(dict(header.tensors), header.shard, header.shards)
     begin = len(MAGIC) + 4 + len(raw)
-    lengths = np.zeros(len(cut), "<u4")
+    lengths = np.zeros(len(parts), "<u4")
     with path.open("wb") as file:
         file.seek(begin + lengths.nbytes)
-        for index, (name, piece) in enumerate(cut):
+        for index, (name, piece) in enumerate(parts):
             report()
             frame, rest = encode_piece(code, piece_of(name, piece))
             keep(name, piece, rest)
@@ -246,6 +297,12 @@ def write(
         os.fsync(file.fileno())
 
 
+def write_mean(path: Path, header: Header, piece_of: Callable[[str, slice], Tensor]) -> None:
+    """Write the mean of some contributions' shard durably."""
+    most = VALUE_MAX * (1 - 1e-5)  # no rounding may lead beyond what a reader accepts
+    write(path, header, lambda *piece: piece_of(*piece).clamp_(-most, most), codes=MEANS)
+
+
 def write_values(values: Tensor, shapes: Shapes, path: Path) -> None:
     """Write flat values, fp32 [all tensors, in order], as a contribution; durably."""
     starts = dict(zip(shapes, accumulate(map(prod, shapes.values()), initial=0), strict=False))
@@ -253,13 +310,13 @@ def write_values(values: Tensor, shapes: Shapes, path: Path) -> None:
     def piece_of(name: str, piece: slice) -> Tensor:
         return values[starts[name] + piece.start : starts[name] + piece.stop]
 
-    write(path, Header("fp32", list(shapes.items())), piece_of, lambda *_: None)
+    write(path, Header("fp32", list(shapes.items())), piece_of)
 
 
 class Contribution:
     """An open contribution file whose head was checked; a context manager."""
 
-    def __init__(self, path: Path, shapes: Shapes) -> None:
+    def __init__(self, path: Path, shapes: Shapes, shard: int = 0, shards: int = 1) -> None:
         """Read the head of a contribution to a policy of these shapes.
 
         Raises `BadContribution` for any other file, `OSError` if the disk fails.
@@ -267,8 +324,9 @@ class Contribution:
         self._file: BufferedReader = path.open("rb")
         try:
             size = os.fstat(self._file.fileno()).st_size
-            self.header = self._read_header(shapes)
-            self._starts = self._read_lengths(shapes, size)
+            self.header = self._read_header(shapes, shard, shards)
+            self.cut = cut(shapes, shard, shards)
+            self._starts = self._read_lengths(size)
         except BaseException:
             self._file.close()
             raise
@@ -280,7 +338,7 @@ class Contribution:
     def __exit__(self, *error: Any) -> None:
         self._file.close()
 
-    def _read_header(self, shapes: Shapes) -> Header:
+    def _read_header(self, shapes: Shapes, shard: int, shards: int) -> Header:
         head = self._file.read(len(MAGIC) + 4)
         if head[: len(MAGIC)] != MAGIC or len(head) < len(MAGIC) + 4:
             raise BadContribution("the file is no contribution of this version")
@@ -301,18 +359,21 @@ class Contribution:
                 )
         if header.tensors != list(shapes.items()):
             raise BadContribution("its tensors are more than the policy's, or in another order")
+        if (header.shard, header.shards) != (shard, shards):
+            raise BadContribution(
+                f"it is shard {header.shard} of {header.shards}; shard {shard} of {shards} was due"
+            )
         return header
 
-    def _read_lengths(self, shapes: Shapes, size: int) -> dict[tuple[str, int], tuple[int, int]]:
+    def _read_lengths(self, size: int) -> dict[tuple[str, int], tuple[int, int]]:
         """Offset and length of each piece's frame, by tensor and first element."""
-        cut = [(name, piece) for name, shape in shapes.items() for piece in pieces(shape)]
-        raw = self._file.read(4 * len(cut))
+        raw = self._file.read(4 * len(self.cut))
         offset = self._file.tell()
         code = CODES[self.header.compression]
         starts = {}
-        if len(raw) < 4 * len(cut):
+        if len(raw) < 4 * len(self.cut):
             raise BadContribution("the file ends before its frames")
-        for (name, piece), length in zip(cut, np.frombuffer(raw, "<u4").tolist(), strict=True):
+        for (name, piece), length in zip(self.cut, np.frombuffer(raw, "<u4").tolist(), strict=True):
             if length > frame_bytes_max(code, piece.stop - piece.start):
                 raise BadContribution(f"a frame of {name} has {length} bytes, too many")
             starts[name, piece.start] = (offset, length)
@@ -321,27 +382,26 @@ class Contribution:
             raise BadContribution(f"the file has {size} bytes; its frames end at {offset}")
         return starts
 
-    def piece(self, name: str, piece: slice) -> Tensor:
+    def piece(self, name: str, piece: slice, payloads: Any = None) -> Tensor:
         """The values of a piece, flat fp32; raises `BadContribution`."""
         offset, length = self._starts[name, piece.start]
         self._file.seek(offset)
+        count = piece.stop - piece.start
         try:
-            return decode_piece(self._code, self._file.read(length), piece.stop - piece.start)
+            return decode_piece(self._code, self._file.read(length), count, payloads)
         except BadContribution as error:
             raise BadContribution(f"tensor {name}: {error}") from error
 
     def values(self) -> Tensor:
         """All values, flat fp32, one tensor after the other; raises `BadContribution`."""
-        cut = [(name, each) for name, shape in self.header.tensors for each in pieces(shape)]
-        return torch.cat([self.piece(name, each) for name, each in cut])
+        return torch.cat([self.piece(*each) for each in self.cut])
 
-    def check(self) -> float:
+    def check(self, payloads: Any = None) -> float:
         """Decode everything; return the norm. Raises `BadContribution` for the first fault."""
         squares = 0.0
-        for name, shape in self.header.tensors:
-            for piece in pieces(shape):
-                report()
-                squares += _squares(self.piece(name, piece))
+        for name, piece in self.cut:
+            report()
+            squares += _squares(self.piece(name, piece, payloads))
         return math.sqrt(squares)
 
 

@@ -235,14 +235,14 @@ class Replica:
             states.write(aside / _OPTIMISER, self._moments(), {}, self._ranks)
             if self._ranks.rank == 0:
                 kept = _Feedback(before, aside, self.shapes) if keeps_rest else None
-                self._write_contribution(state, kept, folder / contribution.FILE)
+                self._write_contribution(state, kept, folder)
             else:
                 for name in self.shapes:
                     whole(self.policy.trained()[name].detach())
         self._left = after
 
     @torch.no_grad()
-    def _write_contribution(self, state: StateFile, kept: _Feedback | None, path: Path) -> None:
+    def _write_contribution(self, state: StateFile, kept: _Feedback | None, folder: Path) -> None:
         trained = self.policy.trained()
         current, full = "", torch.empty(0)
 
@@ -261,9 +261,13 @@ class Replica:
                 )
             return values
 
-        header = Header(self._job.compression, list(self.shapes.items()))
         keep: Callable[[str, slice, Tensor], None] = kept.keep if kept else lambda *_: None
-        contribution.write(path, header, piece_of, keep)
+        shards = self._job.shards
+        for shard in range(shards):
+            header = Header(self._job.compression, list(self.shapes.items()), shard, shards)
+            path = contribution.place(folder, shard, shards)
+            path.parent.mkdir(exist_ok=True)
+            contribution.write(path, header, piece_of, keep)
         if kept is not None:
             kept.finish()
 

@@ -3,12 +3,13 @@
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from blake3 import blake3
 from msgspec import structs
 
 from peers.engines import loading
@@ -23,33 +24,13 @@ from peers.learning.plan import Model, fit, machine_of, of_rounds, sharding_of
 from peers.learning.ranks import LearnerThread, Ranks
 from peers.learning.stored import StoredWeights
 from peers.outer.learning import contribution, scoring, state
-from peers.outer.learning.contribution import BadContribution, Contribution, file_bytes_max
+from peers.outer.learning.contribution import BadContribution, Contribution, Header, file_bytes_max
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile
 from peers.outer.learning.tensor_file import Shapes
 from swarm.errors import UserError
+from swarm.jobs import outer as jobs
 from swarm.jobs.memory import MemoryPlan
-from swarm.jobs.outer import (
-    AloneService,
-    CheckState,
-    DrawModel,
-    ExportState,
-    FirstState,
-    InspectContribution,
-    LeftOut,
-    MeasureState,
-    Merged,
-    MergeRound,
-    OuterService,
-    OuterSetup,
-    OuterState,
-    ReplicaStarted,
-    RoundTrained,
-    Scored,
-    ScoreRound,
-    StartReplica,
-    TrainRound,
-)
 from swarm.jobs.training import Figures, Sharding
 from swarm.world.landlock import reading_in_home
 from swarm.world.tasks import JobThread, in_job_thread
@@ -78,8 +59,8 @@ class FileJobs:
     def __init__(self) -> None:
         self._files = JobThread()
 
-    async def first_state(self, job: FirstState) -> OuterState:
-        def write() -> OuterState:
+    async def first_state(self, job: jobs.FirstState) -> jobs.OuterState:
+        def write() -> jobs.OuterState:
             stored = StoredWeights(self._model.folder)
 
             def weight_of(name: str) -> Any:
@@ -87,54 +68,77 @@ class FileJobs:
 
             with whole_folder(Path(job.folder)) as aside:
                 digest = state.begin(self._model.shapes, weight_of, aside / state.FILE)
-            return OuterState(digest=digest)
+            return jobs.OuterState(digest=digest)
 
         return await self._on_files(write)
 
-    async def check_state(self, job: CheckState) -> OuterState:
-        def check() -> OuterState:
+    async def check_state(self, job: jobs.CheckState) -> jobs.OuterState:
+        def check() -> jobs.OuterState:
             try:
                 found = StateFile(Path(job.folder) / state.FILE)
                 problem = found.problem(self._model.shapes)
-                return OuterState(digest=found.digest(), problem=problem)
+                return jobs.OuterState(digest=found.digest(), problem=problem)
             except (UserError, OSError) as error:
-                return OuterState(digest=bytes(32), problem=str(error))
+                return jobs.OuterState(digest=bytes(32), problem=str(error))
 
         return await self._on_files(check)
 
-    async def inspect(self, job: InspectContribution) -> str:
-        return await self._on_files(lambda: self._inspect(job.contribution)[1])
+    async def inspect(self, job: jobs.InspectContribution) -> jobs.OuterState:
+        def inspect() -> jobs.OuterState:
+            _, problem, digest = self._inspect(job.contribution, job.shard, job.shards)
+            return jobs.OuterState(digest=digest, problem=problem)
 
-    async def merge(self, job: MergeRound) -> Merged:
-        def merge() -> Merged:
-            given, left_out = [], []
-            for each in job.contributions:
-                norm, problem = self._inspect(each.folder)
-                if problem:
-                    left_out.append(LeftOut(trainer=each.trainer, problem=problem))
-                else:
-                    path = Path(each.folder) / contribution.FILE
-                    given.append(Given(each.trainer, each.tokens, path, norm, each.weight))
+        return await self._on_files(inspect)
+
+    async def merge(self, job: jobs.MergeRound) -> jobs.Merged:
+        def merge() -> jobs.Merged:
             before = StateFile(Path(job.state) / state.FILE)
             how = OuterOptimiser(job.learning_rate, job.momentum)
             with whole_folder(Path(job.folder)) as aside:
+                if job.shards:
+                    shards = [Path(each) / contribution.FILE for each in job.shards]
+                    return jobs.Merged(digest=state.apply(before, shards, how, aside / state.FILE))
+                given, found = self._given(job.contributions)
                 if given:
                     path = aside / state.FILE
                     digest = state.merge(before, given, how, path, job.strangers_share)
                 else:
                     os.link(before.path, aside / state.FILE)
                     digest = before.digest()
-            named = [(each.trainer, each.norm or 0.0) for each in given if each.weight is None]
-            longest = state.longest_of([norm for _, norm in named])
-            return Merged(
-                digest=digest,
-                left_out=left_out,
-                shortened=[trainer for trainer, norm in named if norm > longest],
-            )
+            return structs.replace(found, digest=digest)
 
         return await self._on_files(merge)
 
-    async def export_state(self, job: ExportState) -> None:
+    async def merge_shard(self, job: jobs.MergeShard) -> jobs.Merged:
+        def merge() -> jobs.Merged:
+            given, found = self._given(job.contributions, job.shard, job.shards)
+            shapes = self._model.shapes
+            header = Header(job.compression, list(shapes.items()), job.shard, job.shards)
+            with whole_folder(Path(job.folder)) as aside:
+                state.merge_shard(given, shapes, header, aside / contribution.FILE)
+            digest = self._inspect(job.folder, job.shard, job.shards)[2]
+            return structs.replace(found, digest=digest)
+
+        return await self._on_files(merge)
+
+    def _given(
+        self, contributions: Sequence[jobs.Contributed], shard: int = 0, shards: int = 1
+    ) -> tuple[list[Given], jobs.Merged]:
+        """The contributions that can be merged, and what is to be said of the others."""
+        given, left_out = [], []
+        for each in contributions:
+            norm, problem, _ = self._inspect(each.folder, shard, shards)
+            if problem:
+                left_out.append(jobs.LeftOut(trainer=each.trainer, problem=problem))
+            else:
+                path = Path(each.folder) / contribution.FILE
+                given.append(Given(each.trainer, each.tokens, path, norm, each.weight))
+        named = [(each.trainer, each.norm or 0.0) for each in given if each.weight is None]
+        longest = state.longest_of([norm for _, norm in named])
+        longer = [trainer for trainer, norm in named if norm > longest]
+        return given, jobs.Merged(digest=bytes(32), left_out=left_out, shortened=longer)
+
+    async def export_state(self, job: jobs.ExportState) -> None:
         def export() -> None:
             model = self._model
             outer = StateFile(Path(job.state) / state.FILE)
@@ -154,19 +158,21 @@ class FileJobs:
         """Work in the thread for files, while the learner may be training."""
         return await self._files.run(lambda _: work(), None)
 
-    def _inspect(self, folder: str) -> tuple[float, str]:
-        """Return a contribution's norm, or in one sentence what is wrong with it."""
+    def _inspect(self, folder: str, shard: int = 0, shards: int = 1) -> tuple[float, str, bytes]:
+        """Return the norm of a contribution's file, or in one sentence what is wrong with it, and
+        BLAKE3-256 of what it decompresses to."""
+        payloads, path = blake3(), Path(folder) / contribution.FILE
         try:
-            with Contribution(Path(folder) / contribution.FILE, self._model.shapes) as file:
-                return file.check(), ""
+            with Contribution(path, self._model.shapes, shard, shards) as file:
+                return file.check(payloads), "", payloads.digest()
         except BadContribution as error:
-            return 0.0, str(error)
+            return 0.0, str(error), bytes(32)
         except OSError as error:
-            return 0.0, f"the file cannot be read ({error.strerror})"
+            return 0.0, f"the file cannot be read ({error.strerror})", bytes(32)
 
 
 @reading_in_home("outer", "trainer", "checkpoints")
-def open_service(setup: OuterSetup) -> Any:
+def open_service(setup: jobs.OuterSetup) -> Any:
     """Open the service: a `ReplicaService`, which leads the other ranks under `torchrun`."""
     use_hardware(setup.hardware)
     return lead(ReplicaService, setup.hardware.device)
@@ -188,7 +194,7 @@ class ReplicaService(FileJobs):
         """A single process has no other ranks to end."""
 
     @in_job_thread
-    def start(self, job: StartReplica) -> ReplicaStarted:
+    def start(self, job: jobs.StartReplica) -> jobs.ReplicaStarted:
         if job.folder and self._ranks.rank == 0:
             delete_unfinished(Path(job.folder))
         try:
@@ -207,9 +213,9 @@ class ReplicaService(FileJobs):
             raise UserError(re.sub(r"\btrainer\.(?=\w)", "replica.", str(error))) from error
         policy, shapes = self._replica.policy, self._replica.shapes
         self._model = Merging(Path(job.model), policy.model, shapes, policy.published_dtype)
-        return ReplicaStarted(
+        return jobs.ReplicaStarted(
             parameters=policy_model.count_parameters(policy.model),
-            contribution_bytes_max=file_bytes_max(shapes, job.compression),
+            contribution_bytes_max=file_bytes_max(shapes, job.compression, job.shards),
             shapes=dict(shapes),
             sequences=self._replica.sequences,
             data=self._replica.data,
@@ -217,7 +223,7 @@ class ReplicaService(FileJobs):
         )
 
     @in_job_thread
-    def train(self, job: TrainRound) -> RoundTrained:
+    def train(self, job: jobs.TrainRound) -> jobs.RoundTrained:
         before = Path(job.inner_before) if job.inner_before else None
         begun_from = StateFile(Path(job.state) / state.FILE)
         replica = self._replica
@@ -230,7 +236,7 @@ class ReplicaService(FileJobs):
             steps.append(figures)
         replica.write(begun_from, before, Path(job.inner_after), Path(job.contribution))
         sums = {name: sum(step[name] for step in steps) for name in steps[0]}
-        return RoundTrained(
+        return jobs.RoundTrained(
             tokens=len(steps) * replica.predicted(self._job.inner.batch_sequences),
             figures={
                 "loss": sums["loss"] / len(steps),
@@ -248,14 +254,14 @@ class ReplicaService(FileJobs):
         self._metrics.record(step, told)
 
     @in_job_thread
-    def measure(self, job: MeasureState) -> float | None:
+    def measure(self, job: jobs.MeasureState) -> float | None:
         return self._replica.measure(StateFile(Path(job.state) / state.FILE))
 
     @in_job_thread
-    def score(self, job: ScoreRound) -> list[Scored]:
+    def score(self, job: jobs.ScoreRound) -> list[jobs.Scored]:
         return scoring.score(self._replica, job)
 
-    async def draw_model(self, job: DrawModel) -> None:
+    async def draw_model(self, job: jobs.DrawModel) -> None:
         def draw() -> None:
             with whole_folder(Path(job.folder)) as aside:
                 policy_model.save(loading.random(Path(job.model), job.seed), aside, Path(job.model))
@@ -263,7 +269,7 @@ class ReplicaService(FileJobs):
         return await self._on_files(draw)
 
 
-def plan_replica(job: StartReplica, how: Sharding, ranks: Ranks) -> MemoryPlan:
+def plan_replica(job: jobs.StartReplica, how: Sharding, ranks: Ranks) -> MemoryPlan:
     """Plan this rank's memory, with passes that fit; raises `UserError` for a broken config."""
     inner = job.inner
     parts = max(1, ranks.world // (how.tensor_parallel * how.sequence_parallel))
@@ -276,5 +282,5 @@ def plan_replica(job: StartReplica, how: Sharding, ranks: Ranks) -> MemoryPlan:
     )
 
 
-_SERVICE: type[OuterService] = ReplicaService
-_ALONE: type[AloneService] = ReplicaService
+_SERVICE: type[jobs.OuterService] = ReplicaService
+_ALONE: type[jobs.AloneService] = ReplicaService

@@ -4,14 +4,16 @@ Both are fp32, in one file that is mapped into memory, so they take none of a de
 file's digest is the state's digest: trainers with the same digest hold the same weights, bit for
 bit.
 
-`merge` is a pure function of the state before and a list of contributions. What a trainer says of
-its own contribution bounds nothing, so the median of all does (`shares`). Every operation is one
-rounded IEEE operation per element (a product and a sum are never fused), in the order of the
-trainers' ids, so neither the machine, the number of threads nor the order of arrival changes a bit.
+`merge` is a pure function of the state before and a list of contributions; so are `merge_shard`,
+the mean of one part of all values, and `apply`, which takes the step from the means of all parts.
+What a trainer says of its own contribution bounds nothing, so the median of all does (`shares`).
+Every operation is one rounded IEEE operation per element (a product and a sum are never fused), in
+the order of the trainers' ids, so neither the machine, the number of threads nor the order of
+arrival changes a bit.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -20,10 +22,13 @@ import torch
 from torch import Tensor
 
 from peers.learning.stored import Slices
-from peers.outer.learning.contribution import Contribution, pieces
+from peers.outer.learning.contribution import Contribution, Header, cut, pieces, write_mean
 from peers.outer.learning.tensor_file import Shapes, TensorFile, TensorFileWriter
 from swarm.errors import UserError
 from swarm.world.progress import report
+
+PieceOf = Callable[[str, slice], Tensor]
+"""Gives a piece of a tensor, flat fp32."""
 
 FILE = "outer.safetensors"
 """Name of the file in a state's folder."""
@@ -167,6 +172,40 @@ def longest_of(norms: Sequence[float]) -> float:
     return NORM_MEDIANS * median_low([norm for norm in norms if norm] or [0.0])
 
 
+@contextmanager
+def mean_of(
+    given: Sequence[Given],
+    shapes: Shapes,
+    shard: int = 0,
+    shards: int = 1,
+    strangers_share: float = 0.0,
+) -> Iterator[PieceOf]:
+    """Yield what gives the mean of a piece of some contributions' shard, at least one.
+
+    The order of `given` does not matter. Raises `BadContribution` for a file that
+    `Contribution.check` refuses.
+    """
+    given = sorted(given, key=lambda each: each.trainer)
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(Contribution(each.path, shapes, shard, shards)) for each in given
+        ]
+        norms = [
+            file.check() if each.norm is None else each.norm
+            for each, file in zip(given, opened, strict=True)
+        ]
+        weights = [each.weight for each in given]
+        factors = shares([each.tokens for each in given], norms, weights, strangers_share)
+
+        def piece_of(name: str, piece: slice) -> Tensor:
+            mean = torch.zeros(piece.stop - piece.start)
+            for factor, file in zip(factors, opened, strict=True):
+                mean += file.piece(name, piece) * factor
+            return mean
+
+        yield piece_of
+
+
 def merge(
     before: StateFile,
     given: Sequence[Given],
@@ -174,32 +213,51 @@ def merge(
     path: Path,
     strangers_share: float = 0.0,
 ) -> bytes:
-    """Write the state after a round durably; return its digest.
+    """Write the state after a round durably; return its digest. `given` is as in `mean_of`."""
+    with mean_of(given, before.shapes, strangers_share=strangers_share) as piece_of:
+        return _step(before, [(piece_of, cut(before.shapes))], optimiser, path)
 
-    The order of `given`, at least one, does not matter. Raises `BadContribution` for a file that
-    `Contribution.check` refuses.
-    """
-    given = sorted(given, key=lambda each: each.trainer)
-    writer = TensorFileWriter(path, _FORMAT, _stored(before.shapes))
+
+def merge_shard(given: Sequence[Given], shapes: Shapes, header: Header, path: Path) -> None:
+    """Write the mean of a shard durably, as a contribution's file. `given` is as in `mean_of`, or
+    empty: then it is 0."""
+    if not given:
+        write_mean(path, header, lambda _, piece: torch.zeros(piece.stop - piece.start))
+        return
+    with mean_of(given, shapes, header.shard, header.shards) as piece_of:
+        write_mean(path, header, piece_of)
+
+
+def apply(
+    before: StateFile, shards: Sequence[Path], optimiser: OuterOptimiser, path: Path
+) -> bytes:
+    """Write the state after a round durably, from the means of all its shards, in order; return its
+    digest. Raises `BadContribution`."""
     with ExitStack() as stack:
-        opened = [stack.enter_context(Contribution(each.path, before.shapes)) for each in given]
-        norms = [
-            file.check() if each.norm is None else each.norm
-            for each, file in zip(given, opened, strict=True)
+        opened = [
+            stack.enter_context(Contribution(each, before.shapes, number, len(shards)))
+            for number, each in enumerate(shards)
         ]
-        weights = [each.weight for each in given]
-        factors = shares([each.tokens for each in given], norms, weights, strangers_share)
-        for name, shape in before.shapes.items():
-            for piece in pieces(shape):
-                report()
-                mean = torch.zeros(piece.stop - piece.start)
-                for factor, file in zip(factors, opened, strict=True):
-                    mean += file.piece(name, piece) * factor
-                momentum = before.momentum(name, piece) * optimiser.momentum
-                momentum += mean
-                step = momentum * optimiser.momentum
-                step += mean
-                step *= optimiser.learning_rate
-                writer.write(_WEIGHT + name, piece, before.weight(name, piece) - step)
-                writer.write(_MOMENTUM + name, piece, momentum)
+        return _step(before, [(each.piece, each.cut) for each in opened], optimiser, path)
+
+
+def _step(
+    before: StateFile,
+    means: Sequence[tuple[PieceOf, Sequence[tuple[str, slice]]]],
+    optimiser: OuterOptimiser,
+    path: Path,
+) -> bytes:
+    """Take the outer step along a mean, which is given in parts that together are everything."""
+    writer = TensorFileWriter(path, _FORMAT, _stored(before.shapes))
+    for piece_of, parts in means:
+        for name, piece in parts:
+            report()
+            mean = piece_of(name, piece)
+            momentum = before.momentum(name, piece) * optimiser.momentum
+            momentum += mean
+            step = momentum * optimiser.momentum
+            step += mean
+            step *= optimiser.learning_rate
+            writer.write(_WEIGHT + name, piece, before.weight(name, piece) - step)
+            writer.write(_MOMENTUM + name, piece, momentum)
     return writer.finish()

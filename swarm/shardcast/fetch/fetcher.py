@@ -81,8 +81,12 @@ class Fetcher:
         deadline_seconds: float = limits.CHECKPOINT_DEADLINE_SECONDS,
         is_delta: bool = False,
         name: str = "",
+        folders: Collection[str] = (),
     ) -> str:
         """Fetch a checkpoint unless it is complete here; returns its folder on this peer's disk.
+
+        With `folders`, only the files in these folders of it are fetched, and it stays incomplete
+        unless they were the last: the caller keeps it from being trimmed (`CheckpointStore.pin`).
 
         Deltas are used if its manifest names a short chain from an older checkpoint in the store.
         `name` is what the log calls it: "policy 3" by default, or the delta to it.
@@ -103,7 +107,7 @@ class Fetcher:
             with trio.fail_after(deadline_seconds):
                 while (running := self._jobs.get(key)) is not None:
                     await running.done.wait()
-                job = self._jobs[key] = Job(key, checkpoint, sources, started)
+                job = self._jobs[key] = Job(key, checkpoint, sources, started, folders)
                 self.arriving.begin(job, is_delta=is_delta)
                 self._store.pin(key)
                 try:
@@ -153,6 +157,8 @@ class Fetcher:
         if job.error is not None:
             raise job.error
         assert job.held is not None
+        if job.held.missing():
+            return job.held.folder
         folder = await self._store.finish(job.held)
         self._events.emit(
             "shardcast.checkpoint_complete",
@@ -172,7 +178,8 @@ class Fetcher:
 
         This may take long, so no request runs meanwhile.
         """
-        await self._store.copy_known(held)
+        await self._store.want(held, job.folders)
+        await self._store.copy_known(held, job.folders)
         if self._deltas is not None and not held.is_delta:
             await self._deltas.fill(
                 held,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import trio
@@ -199,8 +199,17 @@ class Attempt:
 class Job:
     """One running fetch."""
 
-    def __init__(self, key: Key, checkpoint: Checkpoint, sources: Sources, started: float) -> None:
+    def __init__(
+        self,
+        key: Key,
+        checkpoint: Checkpoint,
+        sources: Sources,
+        started: float,
+        folders: Collection[str] = (),
+    ) -> None:
         self.key = key
+        self.folders = folders
+        """The folders of which files are wanted; none: all files are."""
         self.caller_sources = sources
         self.digest = checkpoint.reference.digest
         self.manifest_bytes = checkpoint.reference.size_bytes
@@ -245,9 +254,11 @@ class Job:
         self.done = trio.Event()
 
     def want_missing(self, held: Held) -> None:
-        """Allow requests for every piece of the checkpoint that has not arrived."""
+        """Allow requests for every wanted piece of the checkpoint that has not arrived."""
         self.held = held
         self.missing = bits_of(held.pieces) ^ ((1 << len(held.pieces)) - 1)
+        if self.folders:
+            self.missing = sum(1 << index for index in held.missing(self.folders))
 
     def reference(self, index: int) -> BlobReference:
         if index == MANIFEST:

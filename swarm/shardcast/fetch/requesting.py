@@ -183,7 +183,9 @@ class Requester:
                         await other.ended.wait()
                 await self._copy_in(job, index, spare)
             if index == MANIFEST:
-                job.found = await self._store.begin(job.key, job.digest, job.total_bytes)
+                job.found = await self._store.begin(
+                    job.key, job.digest, job.total_bytes, all_files=not job.folders
+                )
             else:
                 assert job.held is not None
                 self._store.landed(job.held, index)

@@ -17,17 +17,7 @@ from math import inf
 
 import trio
 
-from swarm.shardcast.have.claims import (
-    CLAIMS_MAX,
-    Claim,
-    Claims,
-    Complete,
-    Entry,
-    Gone,
-    Pieces,
-    bitmap,
-    indices_of,
-)
+from swarm.shardcast.have import claims as claiming
 from swarm.shardcast.held import Change, Held
 from swarm.shardcast.rarity import bits_of, draw
 from swarm.shardcast.store import CheckpointStore
@@ -97,7 +87,11 @@ class Announcer:
     """The neighbours that this peer announces to, and the state of each."""
 
     def __init__(
-        self, world: World, store: CheckpointStore, claims: Claims, tells: Callable[[], bool]
+        self,
+        world: World,
+        store: CheckpointStore,
+        claims: claiming.Claims,
+        tells: Callable[[], bool],
     ) -> None:
         """`tells()`: whether this peer announces anything at the moment."""
         self._world = world
@@ -110,7 +104,7 @@ class Announcer:
 
     def tell_all(self, neighbour: Neighbour) -> None:
         """Announce every checkpoint to a neighbour."""
-        for held in self._store.all()[-CLAIMS_MAX:]:
+        for held in self._store.all()[-claiming.CLAIMS_MAX :]:
             neighbour.news[held.digest] = None
         if neighbour.news or neighbour.announced:
             neighbour.speak_at(-inf)
@@ -122,12 +116,12 @@ class Announcer:
                 self._mine[digest].shown &= ~announced.bits
         neighbour.announced.clear()
 
-    def take(self, peer: PeerId, neighbour: Neighbour) -> list[Entry]:
+    def take(self, peer: PeerId, neighbour: Neighbour) -> list[claiming.Entry]:
         """Take the entries that bring this neighbour up to date."""
         now = self._world.now()
-        entries: list[Entry] = []
+        entries: list[claiming.Entry] = []
         if not self.tells():
-            entries += [Gone(digest) for digest in neighbour.announced]
+            entries += [claiming.Gone(digest) for digest in neighbour.announced]
             self.forget(neighbour)
             neighbour.news.clear()
         for digest in neighbour.news:
@@ -142,17 +136,17 @@ class Announcer:
         neighbour.due = inf
         return entries
 
-    def _entry(self, peer: PeerId, digest: bytes, announced: Announced) -> Entry | None:
+    def _entry(self, peer: PeerId, digest: bytes, announced: Announced) -> claiming.Entry | None:
         """The news about one checkpoint for a neighbour, if any."""
         held = self._store.blobs.named(digest)
         if held is None:
             announced.gone = True
-            return Gone(digest) if announced.at > -inf else None
+            return claiming.Gone(digest) if announced.at > -inf else None
         if held.complete and not held.unsent:
             if announced.complete:
                 return None
             announced.complete = True
-            return Complete(digest)
+            return claiming.Complete(digest)
         mine = self.mine_of(held)
         here = self._show(held, mine, announced) if held.unsent else mine.bits
         claim = self._claims.of(peer, digest)
@@ -162,8 +156,8 @@ class Announcer:
             return None
         announced.bits |= here
         if announced.at > -inf and news.bit_count() * 24 < news.bit_length():
-            return Pieces(digest, indices_of(news), here.bit_count())
-        return bitmap(digest, announced.bits)
+            return claiming.Pieces(digest, claiming.indices_of(news), here.bit_count())
+        return claiming.bitmap(digest, announced.bits)
 
     def _show(self, held: Held, mine: Mine, announced: Announced) -> int:
         """Choose pieces of a super-seeded checkpoint to announce to a neighbour, in addition to
@@ -241,7 +235,7 @@ class Announcer:
                 neighbour.news[held.digest] = None
                 neighbour.speak_at(now)
 
-    def note_progress(self, peer: PeerId, digest: bytes, claim: Claim) -> None:
+    def note_progress(self, peer: PeerId, digest: bytes, claim: claiming.Claim) -> None:
         """Announce new pieces soon to a neighbour that lacks only few."""
         neighbour, held = self.neighbours.get(peer), self._store.blobs.named(digest)
         if neighbour is None or held is None or held.complete:
