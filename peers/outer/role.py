@@ -472,7 +472,17 @@ class ReplicaRole:
             await self._trusted.append([entry])
 
     async def _finish(self, child: OuterService) -> None:
-        """Export the last outer state, and stay until the others have it, or a while."""
+        """Export the last outer state once the others have it, too, or after a while.
+
+        Two trainers may have signed a record of the last round: until all hold the same state, a
+        heavier chain is followed.
+        """
+        self._peer.status.doing = "all rounds are merged; waits until the others have them, too"
+        with trio.move_on_after(FAREWELL_SECONDS):
+            await self._following.publish()
+            while self._following.is_behind() or self._others_differ():
+                with trio.move_on_after(self._loop.presence.gone_in()):
+                    await self._loop.changed.wait_change()
         state = self._following.state
         folder = f"{FOLDER}/model-{state.round}"
         source = self._following.folder(state.record)
@@ -483,18 +493,19 @@ class ReplicaRole:
             "outer.run_complete", round=state.round, state=state.digest, folder=folder
         )
         self._peer.status.doing = "the run is complete"
-        with trio.move_on_after(FAREWELL_SECONDS):
-            await self._following.publish()
-            while any(
-                self._loop.presence.others()[trainer].round < state.round
-                for trainer in self._loop.presence.present()
-                if trainer != self._peer.peer_id
-            ):
-                with trio.move_on_after(self._loop.presence.gone_in()):
-                    await self._loop.changed.wait_change()
-            if not self._is_stranger and (link := self._loop.chain.get(state.record)):
+        if not self._is_stranger and (link := self._loop.chain.get(state.record)):
+            with trio.move_on_after(FAREWELL_SECONDS):
                 while link.record.rated:  # strangers do not say how far they are
                     await self._loop.changed.wait_change()
+
+    def _others_differ(self) -> bool:
+        """Whether another trainer that is present does not hold this trainer's state."""
+        others, present = self._loop.presence.others(), self._loop.presence.present()
+        return any(
+            status.record != self._following.record
+            for trainer, status in others.items()
+            if trainer in present
+        )
 
     # --- closing rounds ----------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ largest contribution, and of those a quarter for peers without a record, whateve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median_low
 
 import trio
 
@@ -105,6 +106,12 @@ class Strangers:
         link = self._loop.chain.get(self._state().record)
         return {each.trainer: each for each in link.record.rated} if link is not None else {}
 
+    def _tokens(self) -> int:
+        """The median of the named trainers' tokens: who trains on far fewer learns the few sequences
+        by heart, on which its gain is then measured."""
+        ready = self._gathering.ready(self._round).values()
+        return median_low([made.tokens for made, _ in ready if made.base == self._round] or [0])
+
     def _choose(self) -> list[Contribution]:
         """The offers that may be fetched now, in the order in which they came."""
         if self._round != self._state().record:
@@ -116,7 +123,9 @@ class Strangers:
         waiting = [
             each
             for each, made in self._offers.items()
-            if made.base == self._round and each not in self._tried
+            if made.base == self._round
+            and each not in self._tried
+            and 2 * made.tokens >= self._tokens()
         ]
         # Who has shown least comes last, so that a flood of keys is paid for once per key.
         self._peer.node.world.random.shuffle(waiting)
