@@ -107,8 +107,8 @@ class Strangers:
         return {each.trainer: each for each in link.record.rated} if link is not None else {}
 
     def _tokens(self) -> int:
-        """The median of the named trainers' tokens: who trains on far fewer learns the few sequences
-        by heart, on which its gain is then measured."""
+        """The median of the named trainers' tokens: who trains on far fewer learns by heart
+        the few sequences on which its gain is then measured."""
         ready = self._gathering.ready(self._round).values()
         return median_low([made.tokens for made, _ in ready if made.base == self._round] or [0])
 

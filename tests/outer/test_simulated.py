@@ -54,7 +54,7 @@ def test_contributions_that_cannot_be_merged_are_left_out_by_everyone() -> None:
         assert agreement.events["outer.merged"] == 3
 
     run_virtual(main, seed=1, limit_seconds=1000.0)
-    too_large = "it has 2000088 bytes, more than the 1004096 that a contribution to this model"
+    too_large = "it has 2000088 bytes; a contribution to this model can have 1 to 1004096"
     assert ("good", "it holds NaN") in refused
     assert any(peer == "good" and reason.startswith(too_large) for peer, reason in refused)
 
