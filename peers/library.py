@@ -1,7 +1,6 @@
 """The library: a policy that generates, an environment that grades, and the loss of completions.
 
-Everything runs in this process, on one device. docs/library.md shows a program.
-"""
+Everything runs in this process, on one device. docs/library.md shows a program."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,8 +73,7 @@ class Policy:
 
         A prompt is text, or a tuple of `Message` for the folder's chat template. At temperature 0
         the likeliest tokens are taken. The same arguments give the same completions. Raises
-        `UserError`, for a prompt that is too long, too.
-        """
+        `UserError`, for a prompt that is too long, too."""
         if isinstance(prompts, str):
             raise UserError(f"prompts is the text {prompts[:40]!r}; give a list of prompts")
         if not (count >= 1 and max_new_tokens >= 1 and temperature >= 0):
@@ -149,8 +147,7 @@ def loss(
     model: of `load_model`; the loss has a gradient to its weights. rewards: one per completion.
     objective: GRPO with the defaults of a run, unless given. reference: the model of the KL term,
     by default `model` as it is. The ratio's denominator is what the engine reported; a trainer
-    does not believe strangers, and recomputes it. Raises `UserError`.
-    """
+    does not believe strangers, and recomputes it. Raises `UserError`."""
     objective = objective or Objective()
     if not groups or not all(groups):
         raise UserError("there is no completion to learn from: groups is empty, or one of them is")

@@ -2,8 +2,7 @@
 
 A fetching task sleeps once. The round trips before the first byte are one entry of the timeline;
 at its time the server is asked and the transfer begins. The transfer's end wakes the task. A
-broadcast of 62 GB to 1,000 peers has two million of these transfers.
-"""
+broadcast of 62 GB to 1,000 peers has two million of these transfers."""
 
 from __future__ import annotations
 

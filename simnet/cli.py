@@ -1,7 +1,6 @@
 """The commands of `python -m simnet`: run and list scenarios, run many seeds.
 
-python -m simnet run join --peers 50 --seed 1 --json join.json
-"""
+python -m simnet run join --peers 50 --seed 1 --json join.json"""
 
 import dataclasses
 import sys

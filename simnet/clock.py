@@ -7,8 +7,7 @@ loop unless it wakes a task.
 
 trio shuffles the tasks of each scheduling step. Its deterministic scheduling sorts tasks by age and
 draws their order from a generator, which is seeded here. The names of trio used are private, and
-trio is pinned: another version that lacks them ends a simulation with an `AttributeError`.
-"""
+trio is pinned: another version that lacks them ends a simulation with an `AttributeError`."""
 
 import gc
 import heapq
@@ -42,8 +41,7 @@ EPOCH = 1_800_000_000.0
 class SimulatedWorld:
     """Implements `swarm.world.World`: virtual time, and randomness from (seed, peer name).
 
-    The wall clock is `skew_seconds` off.
-    """
+    The wall clock is `skew_seconds` off."""
 
     def __init__(self, seed: int, name: str, *, skew_seconds: float = 0.0) -> None:
         self.random = source(seed, "world", name)
@@ -87,8 +85,7 @@ class Timeline:
     """Actions ordered by (time, name or link, number).
 
     Ties never depend on chance or on the order of insertion. Each name, and each link, must number
-    its own actions in ascending order.
-    """
+    its own actions in ascending order."""
 
     def __init__(self) -> None:
         # (time, _NAMED or _LINK, name or link, number, action, arguments)
@@ -146,8 +143,7 @@ class VirtualClock(trio.abc.Clock):
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """Advance time until a task can run, or to `deadline`; trio calls it when no task can run.
 
-        Returns 0, except when `wait_all_tasks_blocked` waits: then time stands still.
-        """
+        Returns 0, except when `wait_all_tasks_blocked` waits: then time stands still."""
         runner = self._runner
         while True:
             due = self.timeline.next_time() if self.timeline is not None else inf
@@ -185,8 +181,7 @@ def run_virtual(
     """Run `trio.run(main, *args)` in virtual time from 0, scheduled by `seed`.
 
     Raises `Deadlock`, which names the waiting tasks, when no task can ever run again, and
-    `trio.TooSlowError` after `limit_seconds` of virtual time.
-    """
+    `trio.TooSlowError` after `limit_seconds` of virtual time."""
     scope = trio.CancelScope()
     stuck: list[str] = []
 

@@ -6,8 +6,7 @@ only. A symbol's digest follows from its name and range. So the pieces of a simu
 
 A power cut follows an ordered journal, as on ext4. Synced data survives. Of the creations, renames
 and removals since the last sync of any file, a prefix survives. Each range written since its file's
-last sync survives or vanishes by seed.
-"""
+last sync survives or vanishes by seed."""
 
 import hashlib
 import sqlite3
@@ -71,8 +70,7 @@ class SimulatedDisk:
     """Implements `swarm.world.Disk` in memory.
 
     A read or write takes its size divided by `bytes_per_second`; a sync or commit takes
-    `sync_seconds` more. Databases do not count towards `capacity_bytes`.
-    """
+    `sync_seconds` more. Databases do not count towards `capacity_bytes`."""
 
     def __init__(
         self,

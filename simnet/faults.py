@@ -8,8 +8,7 @@ A schedule is a list of faults. In a scenario's file it has one table per fault:
     seconds = 20.0
     peers = ["validator-0"]
 
-Every lasting fault ends by itself after `seconds`; then the run must recover.
-"""
+Every lasting fault ends by itself after `seconds`; then the run must recover."""
 
 from collections.abc import Sequence
 from random import Random

@@ -11,8 +11,7 @@ round at once). A round is a few NumPy operations over all transfers, and few ro
 that ten thousand transfers cost less than a millisecond.
 
 Changes are collected for `BATCH_SECONDS`. Until then a new transfer flows at the rate that both of
-its links have left, so that the successor of an ended transfer loses no time.
-"""
+its links have left, so that the successor of an ended transfer loses no time."""
 
 from __future__ import annotations
 

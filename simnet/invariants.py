@@ -278,8 +278,7 @@ class Invariants:
     def hearing_errors(self) -> Iterator[None]:
         """Make every error that a peer logs inside this block a violation.
 
-        Above all this catches handlers that fail on another peer's message.
-        """
+        Above all this catches handlers that fail on another peer's message."""
         handler, logger = _Errors(self), logging.getLogger("swarm")
         logger.addHandler(handler)
         try:

@@ -3,8 +3,7 @@
 A thousand peers are some ten million small objects, spread over two gigabytes. With pages of 4 KiB
 the processor spends a tenth of its time on address translation. glibc's allocator asks the kernel
 for pages of 2 MiB if a tunable is set before the process starts (GNU C Library manual, "Memory
-Allocation Tunables"); Python's own allocator has no such setting.
-"""
+Allocation Tunables"); Python's own allocator has no such setting."""
 
 import os
 import platform

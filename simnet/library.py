@@ -31,8 +31,7 @@ def run_scenario(
     `trace_hash`, … Equal arguments give equal reports, apart from `wall_seconds`, unless this
     process has a node open, too. peers and model_gb replace the scenario's own. plot: where to
     draw it (.png, .svg or .pdf). shows_progress: print a line on stderr every few seconds. Raises
-    `UserError`.
-    """
+    `UserError`."""
     plot_path = None if plot is None else Path(plot)
     check_writable("plot", plot_path, SUFFIXES)
     if model_gb is not None and not 1e-3 <= model_gb <= 1e5:

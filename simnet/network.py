@@ -5,8 +5,7 @@ Control messages travel one by one (`simnet.links`); bulk pieces are fluid trans
 
 Connections begin and end as in libp2p. Connecting takes 250 ms and five round trips. Other peers
 notice at once when a peer's process dies; if it loses power or is cut off, they notice when a ping
-stays unanswered (25 s).
-"""
+stays unanswered (25 s)."""
 
 import functools
 from collections import Counter
@@ -35,8 +34,7 @@ _Action = Callable[[], None]
 class SimulatedNetwork:
     """The peers, the links between them, and their faults.
 
-    Use it inside `async with network.running():`.
-    """
+    Use it inside `async with network.running():`."""
 
     def __init__(self, seed: int = 0, weather: Weather | None = None) -> None:
         self.seed = seed
@@ -111,8 +109,7 @@ class SimulatedNetwork:
     def cut(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
         """Let nothing pass from `a` to `b` (nor back, unless `one_way`).
 
-        Neither peer is notified: pings stay unanswered, and pieces stall.
-        """
+        Neither peer is notified: pings stay unanswered, and pieces stall."""
         self._cuts.update([(a, b)] if one_way else [(a, b), (b, a)])
         self._fall_silent(a, b)
 
@@ -319,8 +316,7 @@ class SimulatedNetwork:
     def draw_latency(self, sender: BulkPlane, receiver: BulkPlane) -> float:
         """Latency of one message outside connections, retransmissions included.
 
-        It is drawn from a hash of link and time.
-        """
+        It is drawn from a hash of link and time."""
         self.count_message(sender.peer_id)
         base = self.latency(sender.line.region, receiver.line.region)
         draw = mix(self.link_seed ^ mix(~self.link(sender, receiver)) ^ hash(trio.current_time()))

@@ -1,8 +1,7 @@
 """Observations of a simulation: collected from events as they happen, in bounded memory.
 
 The report and the plot read them. Broadcast progress is kept as the times at which each peer had
-another 1/64 of a checkpoint. All other observations are counters by peer or role.
-"""
+another 1/64 of a checkpoint. All other observations are counters by peer or role."""
 
 from __future__ import annotations
 

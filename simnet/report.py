@@ -193,8 +193,7 @@ class Progress(trio.abc.Instrument):
     """Prints the progress of one simulation, in a line on stderr every few seconds.
 
     It is a trio instrument, called at scheduler passes, and reads the machine's clock only there.
-    The simulation never sees that clock, so its trace is the same with and without.
-    """
+    The simulation never sees that clock, so its trace is the same with and without."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation

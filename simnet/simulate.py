@@ -42,8 +42,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Run a scenario to its end; return the report for `--json`.
 
-    `name` may be a scenario that has no file. Raises `UserError`, or `Deadlock`.
-    """
+    `name` may be a scenario that has no file. Raises `UserError`, or `Deadlock`."""
     if plot_path is not None:
         require_extra("plots", "the plot")
     scenario = _scenario(name, peers, model_bytes)

@@ -2,8 +2,7 @@
 
 A peer is assembled as by `python -m swarm.peer` from the same settings
 (`swarm.node.assemble.assemble`, `swarm.roles.take_part`, the roles behind the entry points), with
-the simulated world, disk, compute and transport in place of the machine's.
-"""
+the simulated world, disk, compute and transport in place of the machine's."""
 
 from __future__ import annotations
 
@@ -225,8 +224,7 @@ class Peer:
     async def crash(self) -> None:
         """Lose power; return when its tasks have ended.
 
-        Network and disk are cut off first, so that no clean-up runs: a power cut allows none.
-        """
+        Network and disk are cut off first, so that no clean-up runs: a power cut allows none."""
         simulation = self._simulation
         self.disk.lose_power()
         simulation.network.cut_power(self.id)
@@ -440,8 +438,7 @@ class Simulation:
     async def on_end(self, peer: Peer) -> None:
         """Handle a peer's process that ended with an error.
 
-        During faults that is allowed, and the process is started again, as by a supervisor.
-        """
+        During faults that is allowed, and the process is started again, as by a supervisor."""
         if peer.plan.acts is not None:
             return  # most likely it was caught
         if not self.disturbed:

@@ -155,8 +155,7 @@ class SimulatedTransport(Endpoint):
     async def _meet(self, remote: Endpoint) -> str | None:
         """Connect to `remote`, unless its own dial at the same time has already connected both.
 
-        Close an old connection whose end the other side has not noticed yet.
-        """
+        Close an old connection whose end the other side has not noticed yet."""
         stale = remote.connections.get(self.peer_id)
         if remote.peer_id in self.connections:
             return None

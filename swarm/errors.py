@@ -1,7 +1,6 @@
 """Exceptions that several packages raise. Each class says whose fault the error is.
 
-Errors of a single operation are defined beside that operation.
-"""
+Errors of a single operation are defined beside that operation."""
 
 import msgspec
 
@@ -17,8 +16,7 @@ class SwarmError(Exception):
 class UserError(SwarmError):
     """An error that the user can fix. Its message is a sentence with field, value and remedy.
 
-    The command line prints the message without a traceback and exits with status 2.
-    """
+    The command line prints the message without a traceback and exits with status 2."""
 
 
 class PeerError(SwarmError):

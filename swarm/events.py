@@ -1,8 +1,7 @@
 """Structured events: a name and fields, no prose. Logs, metrics, dashboard and tests read them.
 
 Code emits events. Sinks turn them into a line for a person, a JSON line for a program, a counter,
-or an assertion.
-"""
+or an assertion."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Events:
     def emit(self, name: str, /, **fields: Any) -> None:
         """Send an event to the sinks.
 
-        Field values are text, numbers, booleans, and lists of them. Sinks show bytes as hex.
-        """
+        Field values are text, numbers, booleans, and lists of them. Sinks show bytes as hex."""
         event = Event(name, self._world.wall_time(), self.peer, fields)
         for sink in self._sinks:
             sink(event)
@@ -63,8 +61,7 @@ class Events:
 class Rationed:
     """Limits events that strangers can cause to `STRANGERS_EVENTS_PER_MINUTE`.
 
-    The field `untold` of each event is the number of events dropped since the previous one.
-    """
+    The field `untold` of each event is the number of events dropped since the previous one."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -114,8 +111,7 @@ class Lines:
     """A sink that writes a line per event for a person: the time, then a sentence.
 
     `verbose` also shows the events without a sentence, with their fields. Each line then begins
-    with the event's name.
-    """
+    with the event's name."""
 
     def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
         self._stream = stream or sys.stderr

@@ -1,8 +1,7 @@
 """The library: a node or a run's visitor in a few lines, over what the commands use.
 
 These are the asynchronous functions, for programs under trio; `swarm` has plain ones of the same
-names (`swarm.plain`). docs/library.md shows both.
-"""
+names (`swarm.plain`). docs/library.md shows both."""
 
 import time
 import warnings
@@ -58,8 +57,7 @@ async def open_node(
     bootstrap: multiaddrs of nodes to connect to (`Node.addresses`); none for the first node.
     home: folder of the node's key, a temporary one by default. listen: multiaddrs to listen on,
     by default one that only this machine reaches. Raises `UserError`, and `PeerError` if no
-    bootstrap node answers.
-    """
+    bootstrap node answers."""
     with TemporaryDirectory(prefix="swarm-node-") as momentary:
         settings = PeerSettings(
             role=["observer"],
@@ -82,8 +80,7 @@ async def visit(
 
     bootstrap: multiaddrs of peers of its network; by default those that a peer of this user last
     joined through. run: its name or id, where the network has several. Raises `UserError`, and
-    `PeerError` if no peer answers.
-    """
+    `PeerError` if no peer answers."""
     async with local.visit(_listed(bootstrap), run, looks_on=True) as (node, found):
         yield Visit(node, found)
 
@@ -91,16 +88,14 @@ async def visit(
 async def status_of(visit: Visit) -> RunStatus:
     """Ask a run's trusted peers for its progress and its peers; raises `PeerError` if none answers.
 
-    They are asked again with each call.
-    """
+    They are asked again with each call."""
     return await ask_status(visit.node, visit.run)
 
 
 async def ledger_of(visit: Visit) -> Archive:
     """Copy the logs of a run's trusted peers; `Archive.rows` is their table.
 
-    `Archive.problems` has a sentence for each peer that did not answer.
-    """
+    `Archive.problems` has a sentence for each peer that did not answer."""
     return await fetch_archive(visit.node, visit.run)
 
 
@@ -109,8 +104,7 @@ async def put(node: Node, name: str, data: bytes) -> str:
 
     A later one of the same name replaces it. It is kept for a day, up to 16 KiB, by nodes of
     `open_node`. Raises `UserError` for a bad name or too much data, and `PeerError` if no other
-    node keeps it.
-    """
+    node keeps it."""
     key, record = sign_value(node.identity, name, data, node.world.wall_time())
     raw = key.encode()
     for pause in (0.0, 1.0, 3.0):  # a neighbour may be late, as at its own start
@@ -127,8 +121,7 @@ async def put(node: Node, name: str, data: bytes) -> str:
 async def get(node: Node, key: str) -> bytes | None:
     """The value that `put` gave this key, checked against its signer's key; None if none is found.
 
-    Raises `UserError` for text that is no such key.
-    """
+    Raises `UserError` for text that is no such key."""
     if not key.startswith(f"/{NAMESPACE}/"):
         raise UserError(f"the key {key[:80]!r} is none that put returned (/{NAMESPACE}/…)")
     record = await node.dht.get(key.encode())
@@ -142,8 +135,7 @@ async def publish(
     """Serve a checkpoint's folder to anyone, piece by piece, and yield the address for `fetch`.
 
     host: address to listen on, by default one that only this machine reaches. port: 0 takes a free
-    one. Nothing is copied. Raises `UserError`.
-    """
+    one. Nothing is copied. Raises `UserError`."""
     async with open_guarded() as guarded:
         bound = await guarded.nursery.start(partial(serve, Path(folder), host=host, port=port))
         yield f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
@@ -161,8 +153,7 @@ async def fetch(
 
     source: the address of a mirror (`publish`), or multiaddrs of a run's peers for the newest
     policy; run: which run, where they have several. The same call resumes an interrupted fetch.
-    Raises `UserError` and `PeerError`.
-    """
+    Raises `UserError` and `PeerError`."""
     addresses = _listed(source)
     if not addresses or not all(
         each.startswith(("http://", "https://", "/")) for each in addresses
@@ -193,8 +184,7 @@ def read_rollouts(
     A row is a rollout; `swarm rollouts export` describes the columns in its README. ledger: a home
     or an export with the verdicts, if `source` has none. tokenizer: a folder with tokenizer.json,
     for texts. The others filter; ranges are inclusive. Warns of files that cannot be read. Raises
-    `UserError`.
-    """
+    `UserError`."""
     require_extra("infer", "swarm.read_rollouts")
     import pyarrow
 

@@ -1,8 +1,7 @@
 """The library's functions as plain ones, for scripts and notebooks: no trio is seen.
 
 They run on one trio loop in a thread of its own, which starts with the first call. So a node stays
-alive between two calls, or two cells of a notebook, whose own loop is left alone.
-"""
+alive between two calls, or two cells of a notebook, whose own loop is left alone."""
 
 import atexit
 import os

@@ -1,8 +1,7 @@
 """Roles: their interface, how they are found, and how a peer runs them.
 
 Anyone can add a role: a class with the attributes of `Role`, named in an entry point of the group
-`swarm.roles`.
-"""
+`swarm.roles`."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
     """Join the network and, with roles, a run; work until cancelled or all roles have finished.
 
     Raises `PeerError` if no peer answers, and `UserError` if no run is found or the run refuses
-    this peer.
-    """
+    this peer."""
     async with trio.open_nursery() as nursery:
         entry_points = await join_network(node, room_seconds=ROOM_DEADLINE_SECONDS)
         given = list(node.manifests)

@@ -1,7 +1,6 @@
 """Settings of one peer: flags of `python -m swarm.peer`, or the same keys in TOML.
 
-Each role has a table of its own. The role's class names the table's model (`swarm.roles`).
-"""
+Each role has a table of its own. The role's class names the table's model (`swarm.roles`)."""
 
 from __future__ import annotations
 
@@ -186,8 +185,7 @@ def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
     """Load the settings from a TOML file; flags that are set overrule it.
 
     A flag is unset if it is None, False or an empty list. Raises a `UserError` that names the key,
-    its value and what is allowed.
-    """
+    its value and what is allowed."""
     where = f"--config {config}" if config is not None else "settings"
     table = read_toml(config, where) if config is not None else {}
     roles = entry_points(group=ROLE_GROUP).names

@@ -53,8 +53,7 @@ def propose(honest: Sequence[Sequence[Sample]], base: Thresholds | None = None) 
 
     A few thousand tokens per pair are enough for means, whose errors are counted between rollouts,
     since the tokens of one are alike. They say less about the largest margin that a run will see,
-    so that is extrapolated.
-    """
+    so that is extrapolated."""
     chunks = [chunk for pair in honest for each in pair for chunk in each.found.chunks]
     exponents = [chunk.exponent_matches for chunk in chunks]
     means = [chunk.mantissa_mean for chunk in chunks]
@@ -110,8 +109,7 @@ def _bound(parts: Sequence[Scores]) -> float:
 def _margin_bound(parts: Sequence[Scores]) -> float:
     """The same of margins, or as if three more had been as large as the largest, if that is more.
 
-    So few mismatches have no spread: of none, up to three are expected (95 %).
-    """
+    So few mismatches have no spread: of none, up to three are expected (95 %)."""
     mean = sum(float(part.sum()) for part in parts) / sum(map(len, parts))
     largest = max(float(part.max(initial=0.0)) for part in parts)
     return max(_bound(parts), mean + 3 * largest / sum(map(len, parts)))
@@ -122,8 +120,7 @@ def _largest(margins: Scores) -> float:
 
     The mean excess over the largest tenth of the mismatches, plus three standard errors, is their
     rate. There are few of them, so the largest one alone says little: among 10,000 honest tokens
-    it was 0.37, among 3,000 others 0.62.
-    """
+    it was 0.37, among 3,000 others 0.62."""
     found = np.sort(margins[margins > 0])
     if not len(found):
         return 0.0
@@ -186,8 +183,7 @@ class EngineClass:
 def engine_classes(names: Sequence[str] = ()) -> list[EngineClass]:
     """Engine classes from `dtype[:device]` names; by default fp32 and bf16 on every device here.
 
-    Raises `UserError` for one that this machine does not have.
-    """
+    Raises `UserError` for one that this machine does not have."""
     if not names:
         devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         names = [f"{dtype}:{each}" for each in devices for dtype in ("float32", "bfloat16")]
@@ -239,8 +235,7 @@ def measure_run(
 
     A submission has `GROUPS` prompts with up to four times `GROUP_SIZE` completions where they are
     short; they are as long as the run's, up to `TOKENS_MAX`: honest differences do not grow with
-    the length (docs/benchmarks.md).
-    """
+    the length (docs/benchmarks.md)."""
     longest = min(sampling.max_new_tokens, TOKENS_MAX)
     measured = replace(
         sampling,
@@ -268,8 +263,7 @@ def measure_pairs(
     """A submission of every pair of classes, by "worker → validator"; shows a row for each.
 
     Each class generates once, and a pair is one prefill. One engine is loaded at a time: in the
-    second round the first classes recompute what the later ones generated.
-    """
+    second round the first classes recompute what the later ones generated."""
     show(HEADER)
     work, sampling = workload.work(0), workload.sampling
     handed_in: dict[EngineClass, HandedIn] = {}

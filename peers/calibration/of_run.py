@@ -1,7 +1,6 @@
 """A run's thresholds: measured with its own model as it is made, or kept.
 
-Without measured ones a run observes (`swarm.wire.manifest.Thresholds.measured_tokens`).
-"""
+Without measured ones a run observes (`swarm.wire.manifest.Thresholds.measured_tokens`)."""
 
 import sys
 from collections.abc import Sequence
@@ -34,8 +33,7 @@ def settle(
     """Return the manifest with the thresholds that the owner wants; raises `UserError`.
 
     Those of the description count if they say that they were measured. Otherwise those of the
-    version `before` do, then newly measured ones. What the description sets by itself, stays.
-    """
+    version `before` do, then newly measured ones. What the description sets by itself, stays."""
     if not manifest.thresholds.observes:
         return manifest
     if before is not None and not before.thresholds.observes and not wanted.again:

@@ -68,8 +68,7 @@ class Workload:
     def _drawn(self, environment: Environment, seed: bytes, group: int) -> tuple[Task, list[int]]:
         """A group's task and its prompt, the first that can be rendered and leaves room to answer.
 
-        One bad row of a data set must not end a measurement. Raises `UserError` if all are bad.
-        """
+        One bad row of a data set must not end a measurement. Raises `UserError` if all are bad."""
         groups, problem = self.sampling.groups_per_submission, ""
         for attempt in range(DRAWS_MAX):
             try:

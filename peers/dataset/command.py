@@ -1,8 +1,7 @@
 """`swarm dataset`: choose the tasks of a run.
 
 INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 attempts (arXiv
-2505.07291, §3.3): other problems teach little at first.
-"""
+2505.07291, §3.3): other problems teach little at first."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def filter_command(
 ) -> None:
     """Try tasks with a policy and keep those that it solves sometimes.
 
-    Interrupt it at will: the same command resumes it. The attempts are in OUT.samples.jsonl.
-    """
+    Interrupt it at will: the same command resumes it. The attempts are in OUT.samples.jsonl."""
     require_extra("infer", "swarm dataset filter")
     from peers.environments import load
     from peers.evaluation.run import Machine, measure, wanted_of
@@ -144,8 +142,7 @@ def select_command(
 ) -> None:
     """Keep each prompt of the environment dataset once, apart from evaluations; needs no policy.
 
-    Conditions on columns, lengths and writing systems are its option `where`.
-    """
+    Conditions on columns, lengths and writing systems are its option `where`."""
     require_extra("infer", "swarm dataset select")
     check_writable("--out", out, (".jsonl",))
     options = common.environment_options(option)

@@ -53,8 +53,7 @@ def demo(
     One bootstrap peer, two relays, a trainer, a validator and inference peers start as separate
     processes. Results go to ./demo-output (or --keep): the trained policy as a Hugging Face
     folder, the reward curve, a summary. Ctrl-C ends everything. With --model a real model learns
-    the task in a chat, by LoRA.
-    """
+    the task in a chat, by LoRA."""
     require_extra("train", "swarm demo")
     require_extra("plots", "swarm demo")
     from peers.demo.play import run_demo

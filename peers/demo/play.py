@@ -1,8 +1,7 @@
 """The course of one demo: prepare a run, start its peers, watch them.
 
 The demo is a run's owner like any other: it makes a key, signs a run manifest, and starts peers
-with the ordinary command line.
-"""
+with the ordinary command line."""
 
 import secrets
 import shlex
@@ -125,8 +124,7 @@ class Demo:
 
         `model`: the one that is given. `folder` holds all files that outlast the demo.
         `socket_folder` must have a short path: the path of a Unix socket may have at most 107
-        bytes.
-        """
+        bytes."""
         self.options, self.recipe, self.model = options, recipe, model
         self.folder = folder
         self.base = folder / "base"
@@ -209,8 +207,7 @@ class Demo:
         """Make the base policy of a model that is given, which has a warm-up if it is hardly ever
         right; measure it, and thresholds for it.
 
-        Raises `UserError` if it has nothing to learn from.
-        """
+        Raises `UserError` if it has nothing to learn from."""
         given = Prepare(
             recipe=self.recipe, folder=str(model.folder.resolve()), seed=self.options.seed
         )
@@ -265,8 +262,7 @@ class Demo:
         """Start the peers one after the other, the trainer once the base policy is there.
 
         Peers that start all at once would slow down the imports of the compute server, for which
-        trainer, validator and inference peers wait.
-        """
+        trainer, validator and inference peers wait."""
         urgency = ("bootstrap", "validator", "inference", "relay", "trainer")
         for peer in sorted(self.peers, key=lambda peer: urgency.index(peer.role)):
             if peer.role == "trainer":
@@ -288,8 +284,7 @@ class Demo:
     def _sign_manifest(self) -> Path:
         """Sign and write the run manifest.
 
-        Each demo's run has a new name, because a guest's home pins the owner's key to the name.
-        """
+        Each demo's run has a new name, because a guest's home pins the owner's key to the name."""
         recipe = self.recipe
         manifest = setup.demo_manifest(
             name=f"demo-{secrets.token_hex(3)}",
@@ -330,8 +325,7 @@ class Demo:
     async def _watch_progress(self) -> None:
         """Wait until the run is complete.
 
-        Raises `SwarmError` if nothing is trained for `STALL_SECONDS_MAX`.
-        """
+        Raises `SwarmError` if nothing is trained for `STALL_SECONDS_MAX`."""
         while not self.complete.is_set():
             done = self.state.step
             with trio.move_on_after(STALL_SECONDS_MAX):
@@ -360,8 +354,7 @@ def join_line(bootstrap: str) -> str:
 async def run_demo(options: setup.DemoOptions) -> int:
     """Run a demo; returns the exit status: 0, or 130 after Ctrl-C.
 
-    Raises `UserError` for wrong options and `SwarmError` if the demo cannot continue.
-    """
+    Raises `UserError` for wrong options and `SwarmError` if the demo cannot continue."""
     setup.check_options(options)
     model = None
     if options.model is not None:

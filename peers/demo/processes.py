@@ -2,8 +2,7 @@
 
 Ctrl-C reaches only the demo, which then ends all process groups, so that no child of a process
 outlives it. Restarts are not those of `swarm.world.restarts`: a peer reports no success, so its
-lifetime decides whether deaths count as in a row.
-"""
+lifetime decides whether deaths count as in a row."""
 
 import json
 import os
@@ -83,8 +82,7 @@ async def keep_alive(process: Process, watcher: Watcher) -> None:
 
     Cancellation sends SIGTERM to its group, and SIGKILL after `TERMINATE_SECONDS`. Raises
     `ProcessFailed` after `DEATHS_IN_A_ROW_MAX` deaths in a row, or if the process cannot be
-    started.
-    """
+    started."""
     deaths = 0
     restart = False
     while True:

@@ -2,8 +2,7 @@
 that is given learns one in a chat.
 
 docs/concepts.md and docs/environments.md have the measured figures of the first, docs/training.md
-those of the second.
-"""
+those of the second."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,8 +60,7 @@ CODE = EnvironmentReference(name="code", version="2", options={"tests": 3})
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     """The supervised learning of the tasks' own answers that RL needs to begin; found by measuring.
 
-    51 to 53 steps for sort-digits, about 4 s on one core.
-    """
+    51 to 53 steps for sort-digits, about 4 s on one core."""
 
     learning_rate: float = 2e-3
     warmup_steps: int = 20
@@ -183,8 +181,7 @@ def recipe_of(
     """The recipe of a demo with an environment, by name, with options of its own.
 
     `model`: the folder of a model that is given. `tokenizer`: of the policy that is made without
-    one. Raises `UserError`.
-    """
+    one. Raises `UserError`."""
     known = RECIPES.get(name)
     if known is not None and model is None and not options:
         return known

@@ -132,8 +132,7 @@ def check_memory(model: Path, options: DemoOptions) -> None:
     """Raise `UserError` if a model that is given is too large for this machine.
 
     Peers compute in fp32, and policies are published in the stored 16 bits. Of SmolLM2 11 GB were
-    measured with two inference peers; a larger model's trainer makes a plan of its own.
-    """
+    measured with two inference peers; a larger model's trainer makes a plan of its own."""
     stored = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     needed = (
         2 * stored * (2 + options.peers)  # of trainer, validator and inference peers
@@ -263,8 +262,7 @@ def make_peers(folder: Path, inference_peers: int) -> list[LocalPeer]:
 def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoOptions) -> None:
     """Set the arguments of every peer but the bootstrap peer.
 
-    `base` is the folder of the base policy. With `--cheat` the last peer cheats.
-    """
+    `base` is the folder of the base policy. With `--cheat` the last peer cheats."""
     for peer in peers:
         if peer.role == "bootstrap":
             continue

@@ -1,7 +1,6 @@
 """The state of a demo's swarm, gathered from the peers' events for view and summary.
 
-Events come as JSON lines from the demo's own processes.
-"""
+Events come as JSON lines from the demo's own processes."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence

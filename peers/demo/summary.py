@@ -73,8 +73,7 @@ def summarise(
     """Convert the state to the summary, as plain data.
 
     Accuracies are shares of `held_out_prompts`. Times are in seconds. Byte counts cover the
-    bodies of blobs. A value is None if the run ended too early to know it.
-    """
+    bodies of blobs. A value is None if the run ended too early to know it."""
     rewards = state.rewards()
     return {
         "reward_first": rewards[0][1] if rewards else None,

@@ -1,8 +1,7 @@
 """The demo's live view: the state as lines of text that exactly fill a terminal of any size.
 
 It composes lines itself and uses neither tables nor layouts of rich. The screen therefore keeps
-its shape from one refresh to the next, and drawing takes a few milliseconds.
-"""
+its shape from one refresh to the next, and drawing takes a few milliseconds."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -48,8 +47,7 @@ PHASES = {
 def paste_lines(line: str, width: int) -> list[str]:
     """Cut a shell command into lines of `width` that can be pasted.
 
-    Each line but the last ends with a backslash, so that the shell joins them.
-    """
+    Each line but the last ends with a backslash, so that the shell joins them."""
     lines = []
     while len(line) > width:
         lines.append(line[: width - 1] + "\\")
@@ -67,8 +65,7 @@ def plot(points: Sequence[tuple[int, float]], steps: int, width: int, height: in
     """Draw a curve of (step, value in [0, 1]) over 0..steps, in `height` lines of `width` columns.
 
     Each column of dots shows the mean of its steps. Lines connect neighbours, also across columns
-    without a step.
-    """
+    without a step."""
     columns, rows = 2 * width, 4 * height
     sums: dict[int, tuple[float, int]] = {}
     for step, value in points:

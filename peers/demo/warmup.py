@@ -1,8 +1,7 @@
 """A demo's base policy: random weights or a model that is given, warmed up by supervised learning.
 
 The warm-up stops early. That gives RL enough rewards to learn from, and leaves most of the task to
-learn.
-"""
+learn."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -72,8 +71,7 @@ def prepare_base(
 ) -> int:
     """Make a demo's base policy in `folder`; returns the steps of its warm-up.
 
-    It begins with the weights in the folder `model`, or with random ones.
-    """
+    It begins with the weights in the folder `model`, or with random ones."""
     if model is None:
         make_policy(folder, seed, recipe.positions)
     environments = Environments(recipe.environments)
@@ -108,8 +106,7 @@ def warm_up(
     of its noise.
 
     `weights`: the environments' shares of the prompts. `begin`: the folder with the policy, where
-    it is another one.
-    """
+    it is another one."""
     recipe = recipe or Warmup()
     begin = begin or folder
     renderer = Renderer(begin)

@@ -163,8 +163,7 @@ class Endpoint:
     ) -> str:
         """Close a session that is idle, release its caches, and write it.
 
-        Raises `ApiError` if it cannot be written; then it stays open.
-        """
+        Raises `ApiError` if it cannot be written; then it stays open."""
         self.sessions.close(session)
         for episode in session.episodes:
             if episode.last is not None:

@@ -2,8 +2,7 @@
 
 `FOLDER/PEER/000007.parquet` is session 7 in the format of a submission, with proofs, so that
 `swarm rollouts` reads it. `000007.json` has the session's name, its reward, and the seed from which
-anyone derives the noise (`swarm.rollouts.seeds.submission_seed`).
-"""
+anyone derives the noise (`swarm.rollouts.seeds.submission_seed`)."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -68,8 +67,7 @@ class Sessions:
     def session(self, name: str, now: float, forget: bool = False) -> Session:
         """The open session of that name, or a new one; `forget`: it is used once only.
 
-        Raises `ApiError` when too many are open.
-        """
+        Raises `ApiError` when too many are open."""
         session = self._open.pop(name, None)
         if session is None:
             if len(self._open) >= 2 * OPEN_MAX:
@@ -128,8 +126,7 @@ class Sessions:
     ) -> str:
         """Write a closed session; returns the file's name, or nothing if there is none to write.
 
-        Computes the last proofs: not for the server's own thread.
-        """
+        Computes the last proofs: not for the server's own thread."""
         episodes = session.rollouts()
         if self.folder is None or not episodes:
             return ""

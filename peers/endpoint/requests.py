@@ -1,8 +1,7 @@
 """The requests that the endpoint understands, and sentences for all others.
 
 A field that would change the tokens and is not supported is refused unless it has its neutral
-value: nothing that a client asks for is ignored in silence.
-"""
+value: nothing that a client asks for is ignored in silence."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar

@@ -149,8 +149,7 @@ class Text:
     def add(self, tokens: Sequence[int], ended: bool) -> int | None:
         """Decode the tokens so far; `ended`: no others follow.
 
-        Returns the number of tokens up to the first stop text's end, or None without one.
-        """
+        Returns the number of tokens up to the first stop text's end, or None without one."""
         self.whole = self._decode(tokens) if ended else self._decode_on(tokens)
         found = self._first_stop(self.whole, max(0, len(self.certain) - self._longest_stop))
         if found is None:
@@ -241,8 +240,7 @@ async def sample(
 ) -> Sampled:
     """Sample one segment; raises `ValueError` for one that the engine cannot serve.
 
-    `request` is the whole segment's; its parts get ids of their own.
-    """
+    `request` is the whole segment's; its parts get ids of their own."""
     found = Sampled(last=request.continues)
     size = PART_TOKENS if in_parts else request.limit
     try:

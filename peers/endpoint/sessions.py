@@ -4,8 +4,7 @@ A session is one use of the policy by an agent, named by the client. Its request
 request whose prompt extends an episode continues it, and the tokens between what the model wrote
 and the prompt's end are the environment's. Any other request opens a new episode, which begins with
 its whole prompt. What the model sampled is never decoded and encoded again: a prompt of text that
-begins with an episode's text continues its tokens, and only the rest is encoded.
-"""
+begins with an episode's text continues its tokens, and only the rest is encoded."""
 
 from __future__ import annotations
 
@@ -255,8 +254,7 @@ class Turn:
     def give_up(self, began: bool = False) -> None:
         """Forget the segment: the client left, or it could not be sampled.
 
-        `began`: its sampling did, and has used up the episode's kept cache.
-        """
+        `began`: its sampling did, and has used up the episode's kept cache."""
         if not self.is_open:
             return
         self.episode.busy = self.is_open = False
@@ -297,8 +295,7 @@ class Session:
         continued; the new one then begins with its tokens.
 
         Raises `ValueError` for a session with `EPISODES_MAX` episodes, and `UserError` as
-        `Prompt.whole`.
-        """
+        `Prompt.whole`."""
         best: Episode | None = None
         added: list[int] = []
         for episode in self.episodes:

@@ -3,8 +3,7 @@
 The form is learned from the template itself: it renders a call with known words, and what stands
 around them is what the model was taught to write. Forms in JSON are understood, such as
 `<tool_call>{"name": …, "arguments": …}</tool_call>` (Hermes, Qwen), a list after `[TOOL_CALLS]`
-(Mistral), and a bare object (Llama).
-"""
+(Mistral), and a bare object (Llama)."""
 
 import json
 from collections.abc import Sequence

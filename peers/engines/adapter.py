@@ -5,8 +5,7 @@ A policy's folder may hold an adapter instead of weights: `adapter_config.json` 
 model folder. A target's weight W counts as W + alpha / rank · B · A (Hu et al. 2021, 2106.09685).
 
 An adapter comes from the network: names, shapes and size are checked in the file's header before
-any tensor is read.
-"""
+any tensor is read."""
 
 import json
 import re
@@ -59,8 +58,7 @@ class Adapter:
     def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Read the adapter in `folder`, of a base whose weights have these names and shapes.
 
-        Raises `UserError` unless it fits the base.
-        """
+        Raises `UserError` unless it fits the base."""
         self.config = config = read_adapter_config(folder)
         wanted = expected_shapes(config, shapes, folder)
         tensors = read_matrices(folder, wanted)
@@ -72,8 +70,7 @@ class Adapter:
     def merged(self, name: str, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The weight of that name with its adapter: summed in fp32, then in `dtype`.
 
-        None stands for the weight's own, whose rounding may be as large as what was learned.
-        """
+        None stands for the weight's own, whose rounding may be as large as what was learned."""
         pair = self.pairs.get(name.removesuffix(".weight"))
         if pair is None or not name.endswith(".weight"):
             return weight
@@ -88,8 +85,7 @@ def expected_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of all matrices of an adapter of this base, by their names in the file.
 
-    Raises `UserError` if the base lacks a target.
-    """
+    Raises `UserError` if the base lacks a target."""
     names = target_names(config.targets, shapes)
     for target in sorted(config.targets):
         if not any(name.endswith(f".{target}") for name in names):
@@ -108,8 +104,7 @@ def expected_shapes(
 def read_matrices(folder: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Read exactly these tensors from an adapter's file, on the CPU; raises `UserError`.
 
-    The header is checked first: a file of a hostile size or shape is never read.
-    """
+    The header is checked first: a file of a hostile size or shape is never read."""
     path = folder / WEIGHTS_FILE
     if not path.exists() and (folder / PICKLED_FILE).exists():
         raise UserError(

@@ -53,8 +53,7 @@ def base_of(folder: Path) -> Path:
     """The folder with the weights that a policy begins with: its own, unless it is an adapter.
 
     Of an adapter from the network it is the base that was fetched with it; of any other, the
-    folder that its config names. Raises `UserError` if that folder is missing.
-    """
+    folder that its config names. Raises `UserError` if that folder is missing."""
     if not is_adapter(folder):
         return folder
     link = folder / BASE_NAME

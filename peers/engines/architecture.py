@@ -2,8 +2,7 @@
 
 `describe` turns a config into an `Architecture`, which the decoder computes and the trainer reads
 for windows. It takes plain configs of the families in `FAMILIES` only; whatever else a config says,
-transformers' own module computes it (`general`), and nothing is lost but speed.
-"""
+transformers' own module computes it (`general`), and nothing is lost but speed."""
 
 from __future__ import annotations
 
@@ -202,8 +201,7 @@ _ROPE_MAY_HAVE = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscal
 def _rope(config: Config) -> dict[str, Any]:
     """Parameters of the rotary embedding, checked.
 
-    transformers 5 writes `rope_parameters`; older folders have `rope_theta` and `rope_scaling`.
-    """
+    transformers 5 writes `rope_parameters`; older folders have `rope_theta` and `rope_scaling`."""
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     found = config.get(name) or {}
     _need(isinstance(found, Mapping), config, name)

@@ -9,8 +9,7 @@ from swarm.world.progress import checkpoint
 def generate(engine: Engine, requests: Sequence[Request]) -> list[Piece]:
     """The piece of each request, in their order, from an engine with no other requests.
 
-    Raises `ValueError` as `Engine.submit`; the engine then holds none of them.
-    """
+    Raises `ValueError` as `Engine.submit`; the engine then holds none of them."""
     found: dict[int, Piece] = {}
     try:
         for request in requests:

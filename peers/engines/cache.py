@@ -4,8 +4,7 @@ Rows lie in buckets by length; a bucket's rows have the same number of columns, 
 bucket before. A row that outgrows its bucket moves to the next, so each of its positions is copied
 about once, its memory is at most twice its length, and no attention reads far beyond the rows'
 ends. In every row the column equals the position in the sequence, and the rows of a bucket are
-always its first ones, so that attention reads the cache where it lies.
-"""
+always its first ones, so that attention reads the cache where it lies."""
 
 from __future__ import annotations
 
@@ -200,8 +199,7 @@ class Cache(Generic[R]):
     def add(self, row: R, length: int, more: int = 0) -> bool:
         """Put a row into the bucket for `length`; False, and no change, if memory is short.
 
-        `more` is the number of rows that will probably follow it into this bucket.
-        """
+        `more` is the number of rows that will probably follow it into this bucket."""
         bucket = self._bucket(self.columns_for(length))
         used = len(bucket.rows)
         if used == bucket.capacity:
@@ -247,8 +245,7 @@ class Cache(Generic[R]):
     def _resize(self, bucket: Bucket[R], capacity: int) -> bool:
         """Resize a bucket; False, and no change, if memory is short.
 
-        If the device has less memory than `bytes_max` allows, `bytes_max` falls.
-        """
+        If the device has less memory than `bytes_max` allows, `bytes_max` falls."""
         added = (capacity - bucket.capacity) * bucket.columns * self.shape.position_bytes
         if added > 0 and self.bytes + added > self.bytes_max:
             return False

@@ -1,8 +1,7 @@
 """A model's config.json, read and checked. Imports no torch.
 
 What `architecture` describes the native engine computes itself. Any other model is transformers'
-own, and is checked by computing (`general`).
-"""
+own, and is checked by computing (`general`)."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def read_text_config(folder: Path) -> dict[str, Any]:
     """The part about text of the config of a model that some engine here computes.
 
     Of one that the native engine computes it is the file, of any other what transformers makes of
-    it. Raises `UserError`.
-    """
+    it. Raises `UserError`."""
     config = read_config(folder)
     if is_described(config):
         return config

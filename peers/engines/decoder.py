@@ -2,8 +2,7 @@
 
 No framework lies between the weights and the matrix products. Caches, batches and masks are the
 caller's: `forward` hands each layer's queries, keys and values to a function that attends. What
-differs between models is in the `Architecture` that the config asks for.
-"""
+differs between models is in the `Architecture` that the config asks for."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -40,8 +39,7 @@ class Decoder:
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. Unless `merge`,
         adapters are computed beside their base's weights, which are then read only once.
-        `devices` instead of `device` share the layers; embedding and head are on the last.
-        """
+        `devices` instead of `device` share the layers; embedding and head are on the last."""
         self.merge = merge
         config = read_config(folder)
         try:
@@ -77,8 +75,7 @@ class Decoder:
     def load_weights(self, folder: Path) -> None:
         """Replace the weights by those of another checkpoint of the same model.
 
-        Raises `UserError` when they do not fit, and then keeps the old weights.
-        """
+        Raises `UserError` when they do not fit, and then keeps the old weights."""
         check_same(vars(self.model), folder)
         adapter = read_adapter(folder)
         if not self.merge and base_of(folder).resolve() == self._base:

@@ -1,8 +1,7 @@
 """The demo's policy: a Qwen2 of 0.23 M parameters over 64 characters, with random weights.
 
 Imports torch lazily, only to create the weights, so that a process that needs just the tokenizer
-starts at once.
-"""
+starts at once."""
 
 import string
 from pathlib import Path
@@ -43,8 +42,7 @@ def make_policy(folder: Path, seed: int = 0, positions: int = LENGTH_MAX) -> Any
     """Make the demo's model with fp32 weights drawn from `seed`, save it to `folder`, return it.
 
     `positions` is its context length. `AutoModelForCausalLM` and `AutoTokenizer` can load the
-    folder.
-    """
+    folder."""
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 

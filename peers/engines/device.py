@@ -50,8 +50,7 @@ def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype = tor
     """A tensor of Python numbers on a device, without waiting for the device's queue.
 
     A GPU copies from page-locked memory, which torch gives to no other tensor before the copy is
-    done.
-    """
+    done."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
@@ -61,8 +60,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     """The torch device for a setting; raises `UserError` for a device this machine lacks.
 
     `auto` is cuda if this machine has it, else the CPU. With `cuda`, each rank of the machine
-    gets the device with its local rank.
-    """
+    gets the device with its local rank."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"

@@ -1,7 +1,6 @@
 """What the children that compute find: engine, interpreter, GPU and driver, memory for the policy.
 
-A role's `doctor` calls this, for `swarm doctor` and for the start of a peer. Imports no torch.
-"""
+A role's `doctor` calls this, for `swarm doctor` and for the start of a peer. Imports no torch."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ async def compute_findings(
 
     `interpreter`: the child's Python; None: this process's. With `model`, an absolute path, the
     child loads that policy and renders the probe tasks of the run's environments, of which the
-    user of this machine has `allowed` some.
-    """
+    user of this machine has `allowed` some."""
     found: list[Finding] = []
     if interpreter is not None:
         answers = await within(

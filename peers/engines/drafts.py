@@ -4,8 +4,7 @@ Where the last tokens of a row have come before in it, those that followed them 
 (Saxena, "Prompt lookup decoding", 2023). One pass computes the draft's hidden states beside those
 of the newest token, each position is sampled with its own noise, and the draft counts as far as the
 samples agree with it. So the tokens are those of sampling one at a time: noise is forced, a draft
-is right exactly if it is the argmax, and a validator sees no difference.
-"""
+is right exactly if it is the argmax, and a validator sees no difference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

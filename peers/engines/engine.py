@@ -1,7 +1,6 @@
 """The interface of every engine: generate with one policy, request by request, and prefill.
 
-Token ids go in and come out; text never passes through an engine.
-"""
+Token ids go in and come out; text never passes through an engine."""
 
 import math
 from collections.abc import Sequence
@@ -155,8 +154,7 @@ class Engine(Protocol):
 
         Raises `ValueError` for an empty prompt, an id outside the vocabulary, a limit that leaves
         no token, a temperature that is not above 0, more positions than the model's context
-        length, or an id already in use.
-        """
+        length, or an id already in use."""
         ...
 
     def step(self) -> list[Piece]:
@@ -173,8 +171,7 @@ class Engine(Protocol):
         """Compute teacher-forced hidden states from which the sampled tokens were drawn.
 
         `sampled[i]` are the ascending indices of the sampled tokens in sequence i. They exclude
-        index 0 and include the last index. Raises `ValueError` as `submit` does.
-        """
+        index 0 and include the last index. Raises `ValueError` as `submit` does."""
         ...
 
     def logits(self, states: Tensor) -> Tensor:
@@ -184,6 +181,5 @@ class Engine(Protocol):
     def load_weights(self, folder: Path, policy: int) -> None:
         """Replace the weights by those of another checkpoint of the same model, number `policy`.
 
-        Raises `UserError` when they do not fit; the engine then keeps the old weights.
-        """
+        Raises `UserError` when they do not fit; the engine then keeps the old weights."""
         ...

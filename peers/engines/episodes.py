@@ -236,8 +236,7 @@ class Player:
     """Plays sets of episodes on an engine that has no other requests.
 
     Up to `sets_at_once` sets share the batch: episodes of the next set begin as those of the sets
-    before it end. As many are played at once as the largest set has.
-    """
+    before it end. As many are played at once as the largest set has."""
 
     def __init__(self, engine: Engine, sets_at_once: int = 1) -> None:
         self._engine = engine
@@ -266,8 +265,7 @@ class Player:
         """Advance the episodes by an engine's step.
 
         A set whose environment or request fails is given up, with its `error`. An error of the
-        engine itself is raised; the caller then gives up its set.
-        """
+        engine itself is raised; the caller then gives up its set."""
         self.drop_failed()
         self._take_answers()
         self._begin()
@@ -321,8 +319,7 @@ class Player:
     def _begin(self) -> None:
         """Begin waiting episodes while fewer are played than the largest set has.
 
-        Those of one task begin together, because they share the computation of their prompt.
-        """
+        Those of one task begin together, because they share the computation of their prompt."""
         sets = self._sets[: self._sets_at_once]
         room = max((len(each.played) for each in sets), default=0)
         for playing in sets:
@@ -401,8 +398,7 @@ def play(
     """Play one episode per task on an engine with no other requests.
 
     `rows` and `noise_key` as in `Request`. Raises `ValueError` as `Engine.submit` does, and
-    `UserError` for an environment whose code fails; the engine then holds no request.
-    """
+    `UserError` for an environment whose code fails; the engine then holds no request."""
     player = Player(engine)
     playing = Playing(renderer, work, rows, noise_key, sampling)
     player.add(playing)
@@ -414,8 +410,7 @@ def finish(player: Player, playing: Playing, before_step: Callable[[], None] = c
     """Step until a set is over; raises the error of one that was given up.
 
     `before_step` is called before each of the engine's steps, and may load other weights. If a step
-    fails, or the caller cancels, the set is removed.
-    """
+    fails, or the caller cancels, the set is removed."""
     try:
         while not playing.is_over:
             before_step()

@@ -1,8 +1,7 @@
 """The two forms of a mixture's weights: each expert by itself, and all of a layer in one tensor.
 
 Published checkpoints hold `mlp.experts.3.gate_proj.weight` and so on; transformers and the decoder
-compute with `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`.
-"""
+compute with `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`."""
 
 import re
 from collections import defaultdict
@@ -19,8 +18,7 @@ def fused_names(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[list[str]
     """The names of the published tensors, expert by expert, behind each fused one.
 
     Experts that are not numbered 0, 1, … or that differ in shape stay single, for the caller to
-    refuse.
-    """
+    refuse."""
     layers: dict[str, dict[tuple[int, str], str]] = defaultdict(dict)
     for name in shapes:
         match = _ONE.fullmatch(name)

@@ -1,8 +1,7 @@
 """Attention over a flat batch: rows that decode one token, and chunks of several tokens.
 
 The tokens of all rows lie in one dimension, so that the layers' matrix products see one batch,
-whatever mixture of prompts and decoding rows it holds. Only attention tells the rows apart.
-"""
+whatever mixture of prompts and decoding rows it holds. Only attention tells the rows apart."""
 
 from __future__ import annotations
 
@@ -185,8 +184,7 @@ class _Ready:
 def attend_decoding(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Queries [rows, H, D] of one token each, keys and values [rows, H_kv, L, D] → [rows, H, D].
 
-    `mask` says which columns a row does not see, as in `_Ready._mask`.
-    """
+    `mask` says which columns a row does not see, as in `_Ready._mask`."""
     # Queries that share a key head form the rows of one product, so no key is repeated.
     (rows, heads, size), (kv_heads, length) = queries.shape, keys.shape[1:3]
     flat = (rows * kv_heads, 1, length, size)

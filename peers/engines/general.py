@@ -3,8 +3,7 @@
 Prompts of equal length are generated together, in batches that end when their last row ends. No
 row is padded, so recurrent and linear-attention layers see what they would see alone. A check at
 the start compares token-by-token generation with one plain forward pass; a model that fails it is
-refused with the figure.
-"""
+refused with the figure."""
 
 import copy
 from collections.abc import Sequence
@@ -64,8 +63,7 @@ class GeneralEngine:
         """Load the policy in `folder`, whose number is `policy`, and check it.
 
         Arguments are as `NativeEngine`'s. Raises `UserError` for a model that transformers does not
-        know, whose code lies in its folder, or that fails the check.
-        """
+        know, whose code lies in its folder, or that fails the check."""
         self._device, self._policy = torch.device(device), policy
         self._model = load_policy(folder, dtype).to(self._device).eval()
         self._dtype = next(self._model.parameters()).dtype

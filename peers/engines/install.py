@@ -4,8 +4,7 @@ A library of environments (`peers.environments.verifiers.installed`) is installe
 
 An interrupted installation continues. Packages come from the package index that pip is configured
 with. Swarm itself is linked, not copied: the child runs the
-same code as its peer.
-"""
+same code as its peer."""
 
 import fcntl
 import os
@@ -48,8 +47,7 @@ def recipe_of(name: str) -> recipes.Recipe:
 def install(recipe: recipes.Recipe, home: Path, say: Say = print) -> recipes.Installed:
     """Make the environment of an engine, or finish it; returns its record.
 
-    An environment of another version is made anew. Raises `UserError` when a step fails.
-    """
+    An environment of another version is made anew. Raises `UserError` when a step fails."""
     folder = recipe.folder(home)
     try:
         make_home(home)

@@ -2,8 +2,7 @@
 
 `swarm engine install` (`peers.engines.install`) makes such an environment; the peer's children then
 run under its interpreter. Imports neither torch nor anything of an engine's packages. Libraries of
-environments (`peers.environments.verifiers`) are installed in the same way, in `environments/`.
-"""
+environments (`peers.environments.verifiers`) are installed in the same way, in `environments/`."""
 
 from __future__ import annotations
 
@@ -161,8 +160,7 @@ def interpreter_for(engine: str, home: Path, interpreter: str, device: str = "au
 
     A setting `interpreter` overrules the installed environments. With both builds of an engine in
     the home, the CPU's is used on the device `cpu`. Raises `UserError` when the engine's
-    environment is missing, half made, or of another version.
-    """
+    environment is missing, half made, or of another version."""
     if interpreter:
         return interpreter
     recipes = [recipe for recipe in RECIPES.values() if recipe.engine == engine]

@@ -135,8 +135,7 @@ class Layers:
     def __init__(self, weights: Weights, span: range, rotary: Rotary | None) -> None:
         """Take the layers' weights; raises `UserError` for one that is missing or does not fit.
 
-        `rotary`: None if nothing is to be computed.
-        """
+        `rotary`: None if nothing is to be computed."""
         self._model, self.device = weights.model, weights.device
         self._infos = [LayerAttention(index, weights.model.windows[index]) for index in span]
         self._layers = [_read_layer(weights, index) for index in span]
@@ -162,8 +161,7 @@ class Layers:
     ) -> Tensor:
         """The stream [B, S, hidden] after the layers, changed in place.
 
-        Positions [S] or [B, S] are below `length`: to ask them would wait for the device.
-        """
+        Positions [S] or [B, S] are below `length`: to ask them would wait for the device."""
         assert self._rotary is not None
         cos, sin = self._rotary.at(positions, length)
         for info, layer in zip(self._infos, self._layers, strict=True):

@@ -1,8 +1,7 @@
 """transformers' model of a folder: with its weights, blank, or drawn at random.
 
 For the trainer and the general engine; the native engine reads weights by itself. None of these
-runs code from the folder or uses the network.
-"""
+runs code from the folder or uses the network."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -28,8 +27,7 @@ attention mask or position changes it by several nats; rounding in 16 bits by so
 def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
     """The causal language model in `folder`, in `dtype` (None: as stored), on the CPU.
 
-    Raises `UserError`, also for an adapter and for a folder without a tokenizer.
-    """
+    Raises `UserError`, also for an adapter and for a folder without a tokenizer."""
     _check_trainable(folder)
     weight_files(folder)
     return load_policy(folder, dtype)
@@ -39,8 +37,7 @@ def load_policy(folder: Path, dtype: torch.dtype | None = None) -> Any:
     """As `load`, of a policy: an adapter is merged into its base, and no tokenizer is needed.
 
     Raises `UserError`, also for a model that lacks tensors, because transformers would make them
-    up.
-    """
+    up."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would fill the kept end of a child's stderr
@@ -87,8 +84,7 @@ def blank(folder: Path, dtype: torch.dtype) -> Any:
     """The model of `folder` on the device `meta`: shapes without any weights.
 
     Its buffers are on the CPU: the rotary embedding's frequencies, for example, and those that the
-    folder holds. Raises `UserError`.
-    """
+    folder holds. Raises `UserError`."""
     _check_trainable(folder)
     model = _on_meta(folder, None, dtype)
     _check_room([*model.buffers()], folder)
@@ -253,14 +249,12 @@ class Head:
     """Computes a model's logits of given hidden states, with the weights that its head has then.
 
     The model's own forward pass runs with a stand-in for its body, so that whatever a family does
-    after its head (scales, caps, biases) is done as in transformers.
-    """
+    after its head (scales, caps, biases) is done as in transformers."""
 
     def __init__(self, model: Any, change: Callable[[nn.Module], nn.Module] | None = None) -> None:
         """`change` makes the head's module, which computes the product, from the model's own.
 
-        Raises `AttributeError` for a model whose body or head cannot be told apart.
-        """
+        Raises `AttributeError` for a model whose body or head cannot be told apart."""
         self._given = _Given(body_of(model))
         self._model: Any = copy.copy(model)
         self._model._modules = dict(model._modules)
@@ -273,8 +267,7 @@ class Head:
     def __call__(self, states: Tensor) -> Tensor:
         """Hidden states [n, hidden] → logits, fp32 [n, vocabulary].
 
-        Raises `UserError` for a model that computes logits of other states than its body's.
-        """
+        Raises `UserError` for a model that computes logits of other states than its body's."""
         self._given.states = states[None]
         blank = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
         found: Tensor = self._model(input_ids=blank, use_cache=False).logits[0].float()

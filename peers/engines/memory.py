@@ -1,8 +1,7 @@
 """The memory that a policy needs on a device, and whether it fits, before its weights are read.
 
 The figures follow from the config, the headers of the weight files and the dtype; they are those of
-our engines. vLLM's cache lacks the hidden states, so it is a little smaller.
-"""
+our engines. vLLM's cache lacks the hidden states, so it is a little smaller."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,8 +40,7 @@ class Need:
 def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
     """The memory that the policy in `folder` needs for completions of at most `length` positions.
 
-    Raises `UserError` for an unsupported model or unreadable weights.
-    """
+    Raises `UserError` for an unsupported model or unreadable weights."""
     device = find_device(hardware.device)
     dtype = find_dtype(hardware.dtype, device)
     config = read_text_config(folder)
@@ -91,8 +89,7 @@ def _weights_bytes(
 def check_fits(need: Need, free_bytes: int) -> None:
     """Raise `UserError` unless weights and the cache of one completion fit into the free memory.
 
-    The sentence says by how much they do not, and what would help.
-    """
+    The sentence says by how much they do not, and what would help."""
     needed = need.weights_bytes + need.row_bytes
     if needed <= free_bytes:
         return

@@ -1,8 +1,7 @@
 """A policy is a plain Hugging Face folder: config.json, tokenizer.json, safetensors weights.
 
 Or an adapter's folder (`peers.engines.adapter`): then its weights are read from its base, and the
-adapter is merged into them.
-"""
+adapter is merged into them."""
 
 import copy
 import json
@@ -37,8 +36,7 @@ def weight_files(folder: Path) -> list[Path]:
     They are `model.safetensors` or those that the index names, as in transformers; any other file
     beside them is left alone. Without either, all are the model's. Raises `UserError` when there
     are none, or one is missing. Pickled weights are never opened, because they can run any code
-    while they load.
-    """
+    while they load."""
     folder = base_of(folder)
     whole, index = folder / "model.safetensors", folder / INDEX_FILE
     if whole.exists():
@@ -81,8 +79,7 @@ def read_adapter(
 ) -> Adapter | None:
     """The adapter in a policy's folder, None if it holds a whole model; raises `UserError`.
 
-    `shapes`: of the base's weights by name; None: as they are stored.
-    """
+    `shapes`: of the base's weights by name; None: as they are stored."""
     return Adapter(folder, shapes or open_weights(folder)[1]) if is_adapter(folder) else None
 
 
@@ -94,8 +91,7 @@ def read_weights(
     The experts of a layer are one tensor (`fuse_experts`), as in transformers' models. Of an
     adapter they are its base's, with the adapter merged unless `merge` is false: the sums are in
     `dtype`, in which they will be computed with, or in the stored one. Raises `UserError` when a
-    file is missing or broken.
-    """
+    file is missing or broken."""
     adapter = read_adapter(folder) if merge else None
     weights: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
@@ -114,8 +110,7 @@ def merged_folder(folder: Path, dtype: torch.dtype) -> Iterator[Path]:
 
     It is the policy's own, or, for an adapter, a temporary one with the sums in `dtype`, made file
     by file.
-    Raises `UserError`, also if the disk of temporary files has no room.
-    """
+    Raises `UserError`, also if the disk of temporary files has no room."""
     adapter = read_adapter(folder)
     if adapter is None:
         yield folder
@@ -159,8 +154,7 @@ def open_weights(
 
     Of an adapter, those of its base.
 
-    Reads the files' headers only; raises `UserError`.
-    """
+    Reads the files' headers only; raises `UserError`."""
     files: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
@@ -227,8 +221,7 @@ def save_share(
 
     `owners` maps each tensor to the rank that writes it. If rank 0 owns all of them, the file
     is `model.safetensors`; otherwise rank r writes file r + 1 of a sharded Hugging Face checkpoint.
-    The tokenizer comes from `base`, the dtype in the config from the weights.
-    """
+    The tokenizer comes from `base`, the dtype in the config from the weights."""
     dtype = next((value.dtype for value in weights.values()), None)
     ranks = 1 + max(owners.values())
     files = ["model.safetensors"]

@@ -3,8 +3,7 @@
 Every step runs one forward pass over a flat batch: the last token of each row being generated, and
 the prompts of the rows that have just taken the slots of finished ones. Hidden states and
 log-probabilities cost nothing extra, and a prefill runs the same layers as generation. Each row
-computes what it would compute alone, up to rounding.
-"""
+computes what it would compute alone, up to rounding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -93,8 +92,7 @@ class NativeEngine:
         `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
         rows are generated at once (0: `SLOTS`), with caches of at most
         `memory_share` of the memory that is free once the weights are loaded. `merge` and
-        `devices` are as in `Decoder`. Raises `UserError` for an unsupported model.
-        """
+        `devices` are as in `Decoder`. Raises `UserError` for an unsupported model."""
         self._decoder = decoder = Decoder(folder, device, dtype, merge=merge, devices=devices)
         model = decoder.model
         self._prefiller = Prefiller(decoder)
@@ -132,8 +130,7 @@ class NativeEngine:
     def load_weights(self, folder: Path, policy: int) -> None:
         """See `Engine.load_weights`. Rows being generated go on with the new policy.
 
-        Their caches are computed again, so that nothing of the old policy remains.
-        """
+        Their caches are computed again, so that nothing of the old policy remains."""
         self._decoder.load_weights(folder)
         self._policy = policy
         with torch.inference_mode():

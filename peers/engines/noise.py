@@ -3,8 +3,7 @@
 A token is argmax(fp32 logits / T + Gumbel noise). The noise depends only on the submission's seed,
 the row, the position and the token id, so anyone who can recompute the logits can recompute the
 token. The noise comes from the counter-based generator Philox4x32-10
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-"""
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)."""
 
 from dataclasses import dataclass
 
@@ -25,8 +24,7 @@ _BLOCK = 1 << 13
 def philox(key: tuple[int, int], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
     """Philox4x32-10: map each counter of four words to four random words.
 
-    Words and results are int64 tensors with values in [0, 2³²); words broadcast together.
-    """
+    Words and results are int64 tensors with values in [0, 2³²); words broadcast together."""
     key_0, key_1 = key
     word_0, word_1, word_2, word_3 = counter
     for _ in range(_ROUNDS):
@@ -51,8 +49,7 @@ def gumbel_noise(
     `key` comes from `swarm.rollouts.seeds.noise_key`. A token's word h is word (token id mod 4) of
     the counter (token id // 4, position, row, 0). Then v = (float32(h) + 0.5)·2⁻³² and
     noise = −log(−log1p(−v)), all in fp32. So v may round to 1 (noise −∞: the token is never
-    sampled) but never to 0 (noise +∞).
-    """
+    sampled) but never to 0 (noise +∞)."""
     shape = torch.broadcast_shapes(rows.shape, positions.shape)  # type: ignore[no-untyped-call]
     flat_rows, flat_positions = (each.expand(shape).reshape(-1) for each in (rows, positions))
     if rows.device.type == "cpu":
@@ -109,8 +106,7 @@ def _hashes(
 ) -> npt.NDArray[np.float32]:
     """The words of `philox` as fp32 [n, 4 · ⌈vocabulary / 4⌉], for counters of noise on a CPU.
 
-    numpy's operations cost a third of torch's, shift without signs and write in place.
-    """
+    numpy's operations cost a third of torch's, shift without signs and write in place."""
     quads = np.arange(-(-vocabulary_size // 4), dtype=np.uint64)
     word_1, word_2 = (each.astype(np.uint64)[:, None] for each in (positions, rows))
     found = np.empty((len(rows), len(quads), 4), dtype=np.float32)

@@ -18,8 +18,7 @@ def packed(weight: Tensor) -> Tensor:
 
     With two to 64 rows and one thread, products are 1.3 to 1.7 times as fast as with the plain
     matrix, in fp32 (MKL) as in bf16, where each product would lay it out anew. Only `linear`
-    multiplies with it.
-    """
+    multiplies with it."""
     onednn = torch.ops.mkldnn
     takes = weight.dtype == torch.float32 or (
         weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()
@@ -60,8 +59,7 @@ class Projection:
     def adapt(self, adapter: Adapter | None) -> None:
         """Put an adapter beside the matrix instead of the one before; None: no adapter.
 
-        The adapters of stacked matrices make one pair: A stacked, B on the blocks of a diagonal.
-        """
+        The adapters of stacked matrices make one pair: A stacked, B on the blocks of a diagonal."""
         self.low = None
         pairs = [adapter.pairs.get(name) if adapter else None for name, _ in self.modules]
         found = [pair for pair in pairs if pair is not None]

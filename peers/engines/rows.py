@@ -3,8 +3,7 @@
 A finished row's slot is given to the next waiting row before the next step. Rows with the same
 prompt share one computation of it, and an episode's next turn continues the cache of its last.
 When memory is short, copies are dropped first, and then the newest rows wait again: their tokens
-are kept, and their caches are computed again later.
-"""
+are kept, and their caches are computed again later."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
@@ -216,8 +215,7 @@ class Rows:
     def share(self, admitted: Admitted, last: dict[Row, Tensor]) -> None:
         """Give followers the computed prompts; keep those that waiting rows share.
 
-        `last` are the last hidden states [hidden] of computed rows.
-        """
+        `last` are the last hidden states [hidden] of computed rows."""
         by_bucket: dict[int, list[tuple[Row, Row]]] = {}
         for row, leader in admitted.followers:
             by_bucket.setdefault(id(row.bucket), []).append((row, leader))
@@ -301,8 +299,7 @@ class Rows:
     def restart(self) -> None:
         """Drop everything computed: all rows wait again, and no copy remains.
 
-        The buckets' memory stays, without rows.
-        """
+        The buckets' memory stays, without rows."""
         self.requeue(list(self.live.values()))
         self._prompts.clear()
         self._kept.clear()

@@ -83,8 +83,7 @@ def draw(
 def choose(rows: Sequence[Noisy], logits: Tensor) -> Tensor:
     """Each row's next token, int64 [rows], by its logits [rows, vocabulary] over temperature.
 
-    A row without a key gets the likeliest.
-    """
+    A row without a key gets the likeliest."""
     if not pays(logits):
         return (logits + noise_of(rows, logits)).max(-1).indices
     keyed = _by_key(rows)

@@ -41,8 +41,7 @@ class EngineService:
     The call of the oldest submission drives the engine, in the job thread, until its completions
     are finished; then the next call drives. Completions of two submissions share the batch if
     `sharing` says so (`peers.engines.episodes.Player`). Proofs and files are made beside, in
-    another thread.
-    """
+    another thread."""
 
     reads_in_home = ("checkpoints", "outbox")
     before_keys_close = staticmethod(start_launcher)
@@ -50,8 +49,7 @@ class EngineService:
     def __init__(self, setup: inference.InferenceSetup) -> None:
         """Check engine, device and environments before anything large is fetched.
 
-        Raises `UserError` if this machine lacks one of them.
-        """
+        Raises `UserError` if this machine lacks one of them."""
         check_engine(setup.engine)
         use_hardware(setup.hardware)
         self._setup = setup
@@ -200,8 +198,7 @@ class EngineService:
         """Load another policy for all submissions in the batch.
 
         If that fails, all of them are given up: weights are replaced in place, so the engine may
-        hold some of either policy.
-        """
+        hold some of either policy."""
         try:
             self._load(offered)
         except Exception as error:
@@ -252,8 +249,7 @@ class EngineService:
     ) -> list[Work]:
         """The work of all groups, those of served environments included.
 
-        Raises `ValueError` when a served group has no prompt.
-        """
+        Raises `ValueError` when a served group has no prompt."""
         seed = job.order.seed()
         served = {
             each.group: ServedTask(each.tokens, each.last, self._asked.asking(seed))
@@ -355,8 +351,7 @@ def sharing(hardware: Hardware) -> int:
 
     Completions of mixed lengths share each attention, which costs a CPU 8 to 10 % of its tokens
     per processor second. A GPU with a part of its batch empty is idle for that part, and several
-    devices that share the layers wait for one another.
-    """
+    devices that share the layers wait for one another."""
     return 1 if find_device(hardware.device).type == "cpu" and not hardware.devices else 2
 
 

@@ -1,8 +1,7 @@
 """The tokenizer files of a model folder: checked, and copied to a new policy.
 
 Files are selected by name from a closed list, so that no code (Python, pickles) is ever published.
-They are copied byte for byte, because the run manifest holds the hash of tokenizer.json.
-"""
+They are copied byte for byte, because the run manifest holds the hash of tokenizer.json."""
 
 import shutil
 from fnmatch import fnmatchcase
@@ -25,8 +24,7 @@ def check_tokenizer(folder: Path, vocabulary_size: int) -> None:
 
     A smaller one is common, because sizes are rounded up: the ids above decode to nothing. Special
     tokens may lie above, as Gemma 3's image token does; a text that contains one is refused where
-    it is encoded.
-    """
+    it is encoded."""
     path = folder / "tokenizer.json"
     if not path.exists():
         return
@@ -60,8 +58,7 @@ def tokenizer_files(source: Path) -> list[Path]:
     """The tokenizer files of a model folder, which a policy made of it is published with.
 
     Raises `UserError` for too many files or bytes, and for a link that leads out of `source`,
-    because the copy would publish the file it points to.
-    """
+    because the copy would publish the file it points to."""
     files = [
         path
         for path in sorted([*source.glob("*"), *source.glob("*/*")])

@@ -7,8 +7,7 @@ and their noise is computed second. The first tokens are a random sample, and fe
 the largest of a random sample: about √vocabulary again, whatever the logits are.
 
 The results are those of noise for all tokens, bit for bit: noise depends on nothing but its key,
-row, position and token.
-"""
+row, position and token."""
 
 import ctypes
 import functools
@@ -47,8 +46,7 @@ def find_search() -> Search | None:
     this machine; None without a compiler, or if its words are wrong.
 
     Hashing all words in numpy costs more than the rest of the noise; in C every word is hashed in
-    registers, ten times as fast. The library's file is deleted once it is loaded.
-    """
+    registers, ten times as fast. The library's file is deleted once it is loaded."""
     try:
         search = _compile()
     except (OSError, subprocess.SubprocessError):
@@ -137,8 +135,7 @@ def largest(scaled: Tensor, drawn: Drawn, count: int = 1) -> tuple[Tensor, Tenso
     """Values fp32 and token ids int64 [n, count] of the largest perturbed logits, in order.
 
     `scaled` are fp32 logits over the temperature [n, vocabulary] on the CPU. Of equal ones the
-    smallest token is first.
-    """
+    smallest token is first."""
     logits = scaled.numpy()
     limit = int(2.0**32 / math.sqrt(logits.shape[1]))
     noise_max = float(gumbel_of(torch.tensor([float(limit)])))
@@ -178,8 +175,7 @@ class Judgement:
 def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Tensor) -> Judgement:
     """Compare claimed tokens int64 [n] with recomputed logits and noise, both fp32 [n, vocabulary].
 
-    The margin is Token-DiFR's; the caller pools it over tokens.
-    """
+    The margin is Token-DiFR's; the caller pools it over tokens."""
     scaled = logits.float() / temperature
     perturbed = scaled + noise
     index = tokens[:, None]
@@ -198,8 +194,7 @@ def margins(
 ) -> Judgement:
     """Compare claimed tokens int64 [n] with logits, as `judge_margins` does.
 
-    Without `scored` log-probabilities may be left out, which sum over the whole vocabulary.
-    """
+    Without `scored` log-probabilities may be left out, which sum over the whole vocabulary."""
     if not pays(logits):
         return judge_margins(logits, tokens, temperature, drawn.noise(logits.shape[-1]))
     scaled = logits.float() / temperature

@@ -1,8 +1,7 @@
 """What an environment peer remembers of episodes: states, in its child, and tokens, in its role.
 
 Both save time alone: an episode that was forgotten is played again from the tokens in the request,
-which the environment peers' own signatures cover. So whoever has most of the states makes way.
-"""
+which the environment peers' own signatures cover. So whoever has most of the states makes way."""
 
 from __future__ import annotations
 

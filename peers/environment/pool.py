@@ -1,8 +1,7 @@
 """The child processes of an environment peer, and the turns that it has signed.
 
 Each child plays one call at a time. A call that hangs, crashes or takes too much memory ends its
-child alone, which is replaced.
-"""
+child alone, which is replaced."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class SignedTurns:
     """Turns by what they answer, on disk for as long as their step can be trained on.
 
     A repeated request gets the same turn, also after a restart. Otherwise a worker could ask an
-    environment that is not deterministic again, until it likes the answer.
-    """
+    environment that is not deterministic again, until it likes the answer."""
 
     def __init__(self, disk: Disk, bytes_max: int) -> None:
         self._database = disk.database("turns.sqlite")
@@ -116,8 +114,7 @@ class SignedTurns:
         """Store a turn unless one was stored meanwhile; returns the one that counts, once it is
         durable.
 
-        `at`: lineage and step of its submission; turns of those before `oldest` are deleted.
-        """
+        `at`: lineage and step of its submission; turns of those before `oldest` are deleted."""
         turn = signed.expect(Turn)
         key = _key(turn)
         if key not in self._unstored:
@@ -219,8 +216,7 @@ class _Queue:
     """Calls that wait for a child, by client.
 
     The next is one of the client with the fewest calls in children, and then with the least time in
-    them, so that a client whose calls hang delays itself more than others.
-    """
+    them, so that a client whose calls hang delays itself more than others."""
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
         self._most, self._now = most, now
@@ -287,8 +283,7 @@ class Pool:
     async def run(self, setup: EnvironmentSetup, check: Check) -> None:
         """Keep the children running until cancelled; each passes `check` before its first call.
 
-        Raises the error of a check, and `ChildDied` when a child cannot start.
-        """
+        Raises the error of a check, and `ChildDied` when a child cannot start."""
         async with trio.open_nursery() as nursery:
             for number in range(1, self._settings.children + 1):
                 name = "environment" if number == 1 else f"environment-{number}"
@@ -321,8 +316,7 @@ class Pool:
         """Use a free child for one call. `client`: by whom the children's time is divided.
 
         Raises `TooBusy` if too many calls wait, `CallFailed` if the child dies or the call takes
-        longer than `seconds_max`, and the `ChildError` of a method that raised.
-        """
+        longer than `seconds_max`, and the `ChildError` of a method that raised."""
         call = _Call(client, use)
         self._queue.put(call)
         try:

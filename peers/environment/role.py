@@ -4,8 +4,7 @@ A worker asks for the prompts of its groups and for the turn after each segment 
 answer is a signed turn. A validator asks for the grade of a finished episode. A request holds the
 whole episode, except to the environment peer that gave the turn before and remembers it. So any
 environment peer can answer: one that takes over plays the episode again. The environments' code
-runs in child processes (`pool`), never here.
-"""
+runs in child processes (`pool`), never here."""
 
 from __future__ import annotations
 
@@ -214,8 +213,7 @@ class EnvironmentRole:
         """Raise `_Refused` while an environment peer lives that ranks before this one.
 
         If several answered, a worker could choose among the answers of an environment that is not
-        deterministic. Prompts are: the hash of the probe tasks covers them.
-        """
+        deterministic. Prompts are: the hash of the probe tasks covers them."""
         for peer in rendezvous(self._run.environment_peers(order), seed):
             if peer == self._peer.peer_id:
                 return
@@ -227,8 +225,7 @@ class EnvironmentRole:
         """The failed turn after a call that failed; raises `_Refused` if the worker may ask again.
 
         A child's `UserError` about a turn is the environment's, and final; other errors about turns
-        are the request's. A prompt needs nothing of the worker, so that any error counts.
-        """
+        are the request's. A prompt needs nothing of the worker, so that any error counts."""
         reason = str(error)
         if turn.index and isinstance(error, ChildError):
             if error.kind != UserError.__name__:

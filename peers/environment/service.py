@@ -1,8 +1,7 @@
 """The child process of an environment peer: draws, renders, plays and grades, one call at a time.
 
 It holds the states of the last episodes, so that the next turn continues them. An episode that it
-does not hold, for example another peer's, is played again from the tokens in the request.
-"""
+does not hold, for example another peer's, is played again from the tokens in the request."""
 
 from collections.abc import Sequence
 from pathlib import Path

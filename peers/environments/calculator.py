@@ -1,8 +1,7 @@
 """Arithmetic with a tool, in two turns: too hard for a small model's head, easy with a calculator.
 
 `428*19>` asks for the product. The model calls the tool by writing `428*19=` and ending its turn;
-the environment answers `8132>`; the model repeats `8132` and ends.
-"""
+the environment answers `8132>`; the model repeats `8132` and ends."""
 
 import re
 from dataclasses import dataclass

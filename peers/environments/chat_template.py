@@ -3,8 +3,7 @@
 The templates are rendered by Jinja's sandbox with the settings of transformers, in a killable
 process (`peers.environments.template_service`). (The package `renderers` has code of its own for
 some models instead of the checkpoint's template, and needs clients of remote services.) Unlike
-there, the date is not that of the day, because a prompt must be the same on every machine.
-"""
+there, the date is not that of the day, because a prompt must be the same on every machine."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ class ChatTemplate:
     def of_files(cls, files: Mapping[str, bytes], where: str) -> ChatTemplate | None:
         """The template in a model folder's `FILES`, or None; raises `UserError`.
 
-        `where` names the folder.
-        """
+        `where` names the folder."""
         config = _config(files.get(FILES[1], b"{}"), f"{where}/{FILES[1]}")
         mapped = _config(files.get(FILES[2], b"{}"), f"{where}/{FILES[2]}")
         tokens = {
@@ -99,8 +97,7 @@ class ChatTemplate:
         `prompts` says whether the beginning of the model's turn follows. Of `variables`,
         `chat_date` ("2026-11-23") is the day that the template may ask for, and `tools` the tools'
         definitions; all others are the template's own.
-        Raises `UserError` when the template fails.
-        """
+        Raises `UserError` when the template fails."""
         given = {
             "messages": [dict(message) for message in chat],
             "add_generation_prompt": prompts,
@@ -219,8 +216,7 @@ class ChatTokens:
     ) -> ChatTokens:
         """The template in a model folder's files (`chat_files`); `where` names the folder.
 
-        Raises `UserError`.
-        """
+        Raises `UserError`."""
         template = ChatTemplate.of_files(files, where)
         if template is None:
             raise UserError(
@@ -253,8 +249,7 @@ class ChatTokens:
         They end the turn, unless `last`, the model's last token, has ended it; then follow the
         observation and the beginning of the model's next turn. Without an observation they only end
         the turn. Earlier turns play no part: a template that looks back at them is refused when
-        the run is created (`peers.environments.run_probe`). Raises `UserError`.
-        """
+        the run is created (`peers.environments.run_probe`). Raises `UserError`."""
         _, after = self._around_turn(_chat(messages), variables, _chat(observation))
         tokens = self.encode(after)
         return tokens[self._written_by_model(tokens, last) :]

@@ -2,8 +2,7 @@
 
 For demos and tests: `times 3; max -4>` asks for
 `solve=lambda xs:max([x*3 for x in xs],default=-4)`. Real problems are a data set's, with the grader
-`code`.
-"""
+`code`."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -92,8 +91,7 @@ class Code(SingleTurn):
     def _make(self, randomness: bytes) -> Task:
         """Draw a problem with its hidden tests.
 
-        One whose tests all expect the same is drawn again, because a constant would solve it.
-        """
+        One whose tests all expect the same is drawn again, because a constant would solve it."""
         draws = Draws("swarm/2/code", randomness)
         for _ in range(ATTEMPTS_MAX):
             parts = [_filled(STEPS, draws) for _ in range(self.options.steps)]

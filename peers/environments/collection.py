@@ -43,8 +43,7 @@ def room_for(reference: EnvironmentReference, room: PromptRoom) -> PromptRoom:
 class Environments:
     """Loads environments on first use.
 
-    Weights are not stored here, because a later version of the run may change them.
-    """
+    Weights are not stored here, because a later version of the run may change them."""
 
     def __init__(
         self, references: Sequence[EnvironmentReference] = (), allowed: Collection[str] = ()
@@ -75,8 +74,7 @@ class Environments:
 
         A task that `room` does not take is passed over, and the seed draws another.
 
-        Raises `UserError` for an environment that is not installed or fails to draw a task.
-        """
+        Raises `UserError` for an environment that is not installed or fails to draw a task."""
         references, seed = order.environments, order.seed()
         weights = [reference.weight for reference in references]
         continued = {each.group: each.state for each in order.continued}

@@ -5,8 +5,7 @@ A name is a column's, or that of a value inside one: `reward_model.ground_truth`
 `length(NAME)` is the number of characters of a text, `script(NAME)` the writing system of most of
 its letters, as Unicode names it, `language(NAME)` its ISO 639-1 code, or nothing where no language
 is likely (by lingua, which the extra `languages` installs, from the first 2,000 characters); of
-messages, all three are those of all contents.
-"""
+messages, all three are those of all contents."""
 
 from __future__ import annotations
 
@@ -121,8 +120,7 @@ def matches(value: Any, wanted: Any) -> bool:
     The condition is a value; `LOW:HIGH` for numbers from LOW to HIGH, either of which may be left
     out; `*` for anything but null; any of these after `!` for what does not meet it; or a list: one
     must be met, and all that begin with `!`. Text also means a number, true, false or null that is
-    written like it.
-    """
+    written like it."""
     if isinstance(wanted, list):
         excluded = [each for each in wanted if isinstance(each, str) and each.startswith("!")]
         others = [each for each in wanted if each not in excluded]

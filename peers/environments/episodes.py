@@ -1,8 +1,7 @@
 """Episodes: how an environment answers the model, and when an episode is over.
 
 Worker and validator run the same functions. The environment's answer depends only on the tokens
-before it, so a validator that replays an episode must get the same tokens.
-"""
+before it, so a validator that replays an episode must get the same tokens."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class Replies:
         episode is over: the environment gives no answer or an empty one, the last segment ended at
         or used up the token limit, the episode has `TURNS_MAX` model segments, or the answer would
         leave fewer positions than the model may still sample. Raises `UserError` for an environment
-        whose code fails.
-        """
+        whose code fails."""
         if not self._several_turns or segments[-1].finish == "length":
             return None
         limits = self._limits
@@ -74,8 +72,7 @@ def demonstrate(
     """The episode in which the model writes `task.model_turns`, each ended by `stop_id`.
 
     `environment` is needed for several turns only. Raises `UserError` for an environment whose code
-    fails, or that does not answer all turns but the last.
-    """
+    fails, or that does not answer all turns but the last."""
     limits = EpisodeLimits([stop_id], 1 << 30, 1 << 31)
     replies = Replies(environment, task, renderer, limits) if environment is not None else None
     segments = [Segment("prompt", renderer.encode_prompt(task.prompt))]
@@ -106,8 +103,7 @@ def transcript_of(
 ) -> Transcript:
     """The texts of the segments after the prompt; those of the model lack their stop token.
 
-    Raises `ValueError` for an id outside every vocabulary.
-    """
+    Raises `ValueError` for an id outside every vocabulary."""
     turns, finished = [], False
     for segment in segments[1:]:
         is_model = segment.kind == "model"

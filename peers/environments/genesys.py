@@ -2,8 +2,7 @@
 
 A record has `problem_id`, `source`, `task_type`, `prompt`, `gold_standard_solution`,
 `verification_info` and `metadata`, the last two as tables or as JSON text. Graders are chosen by
-the record's `task_type`.
-"""
+the record's `task_type`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,7 @@
 """The interface of an environment: tasks from seeds, grades of transcripts, and episodes.
 
 A subclass of `SingleTurn` or `Episodes` is an environment. Its tasks, observations and grades must
-be deterministic: a validator draws every task again, replays every episode and grades it again.
-"""
+be deterministic: a validator draws every task again, replays every episode and grades it again."""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ class NotGradable(UserError):
     """The reward cannot be known here, for a reason that says nothing about the model's text.
 
     The validator quarantines the group with this sentence: its worker is credited, and nobody
-    trains on it.
-    """
+    trains on it."""
 
 
 class UnusableTask(UserError):
@@ -190,8 +188,7 @@ class Tasks(Protocol):
         """The task of a seed.
 
         Equal arguments give equal tasks in every process. A held-out task's prompt must not occur
-        among the training tasks.
-        """
+        among the training tasks."""
         ...
 
 
@@ -199,8 +196,7 @@ class SingleTurn(ABC):
     """An environment whose episodes are a prompt and one completion.
 
     A change to any task or grade needs a new `version`. The class is constructed without arguments,
-    or with an instance of its `Options` that holds the options in the run manifest.
-    """
+    or with an instance of its `Options` that holds the options in the run manifest."""
 
     name: str
     version: str
@@ -226,8 +222,7 @@ class SingleTurn(ABC):
     def grade(self, task: Task, transcript: Transcript) -> float | Grade:
         """The reward of an episode, in [0, 1]; 0 for text that makes no sense.
 
-        Raises `NotGradable` when the reward cannot be known here, and must not raise otherwise.
-        """
+        Raises `NotGradable` when the reward cannot be known here, and must not raise otherwise."""
 
     def pins(self) -> Mapping[str, OptionValue]:
         """Options that `swarm run create` writes into the manifest, such as the hash of a file."""
@@ -251,8 +246,7 @@ class Episodes(SingleTurn):
         """The observation after the model's turn `text`, or None at the end of the episode.
 
         Called only after a turn that ended with a stop token. Equal turns must give equal
-        observations, because a validator replays every episode.
-        """
+        observations, because a validator replays every episode."""
 
 
 Environment = SingleTurn
@@ -262,8 +256,7 @@ Environment = SingleTurn
 class Wrapper(SingleTurn):
     """Another environment under the same name; a subclass changes its tasks or its grades.
 
-    Grades and episodes see the inner environment's own task.
-    """
+    Grades and episodes see the inner environment's own task."""
 
     def __init__(self, inner: Environment) -> None:
         self.inner = inner

@@ -2,8 +2,7 @@
 
 The reward is r_task − alpha · |target − length| (INTELLECT-2, arXiv 2505.07291, §3.1.2). The
 length counts every completion token, the stop token included, as the validator counts them. The
-target is drawn from a short list with the task's seed, so it is the same for a whole group.
-"""
+target is drawn from a short list with the task's seed, so it is the same for a whole group."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class LengthOptions(msgspec.Struct, frozen=True, kw_only=True):
 class LengthTargets(Wrapper):
     """An environment that adds length targets to the prompts of an inner environment.
 
-    `Task.length_penalty` is subtracted from its grades elsewhere.
-    """
+    `Task.length_penalty` is subtracted from its grades elsewhere."""
 
     def __init__(self, inner: Environment, options: LengthOptions) -> None:
         super().__init__(inner)

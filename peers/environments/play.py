@@ -1,7 +1,6 @@
 """Calls of an environment's code, which is a lab's and may fail in any way.
 
-Every failure, and a call that does not return, becomes a `UserError` that names the environment.
-"""
+Every failure, and a call that does not return, becomes a `UserError` that names the environment."""
 
 from __future__ import annotations
 
@@ -129,8 +128,7 @@ def _raise_in(thread: int) -> None:
     """Raise `_OverdueError` at the next bytecode of a thread, in place of one that has not come.
 
     Never revoke one with NULL: CPython 3.11 then keeps its signal for ever, and a thread that is
-    traced (by coverage, a debugger, hypothesis) waits at its next function without end.
-    """
+    traced (by coverage, a debugger, hypothesis) waits at its next function without end."""
     error = ctypes.py_object(_OverdueError)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
@@ -155,8 +153,7 @@ def task_of(
     """Draw the task of a seed; raises `UserError`.
 
     With `room`, the first of the seed's tasks whose prompt it takes; `UnusableTask` if it takes
-    none of `REDRAWS_MAX`.
-    """
+    none of `REDRAWS_MAX`."""
     if room is None:
         return _drawn(environment, seed, split)
     for attempt in range(REDRAWS_MAX):
@@ -223,8 +220,7 @@ class Episode:
     def step(self, text: str) -> Observation | None:
         """The observation after the model's next turn, or None at the end.
 
-        Raises `NotGradable` as the environment does, and `UserError` when its code fails.
-        """
+        Raises `NotGradable` as the environment does, and `UserError` when its code fails."""
         if self._answering is None:
             return None
         name, turn = self._environment.name, f"{text[:40]!r}{_of_row(self._task)}"
@@ -257,8 +253,7 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
     """The environment's grade of an episode.
 
     Raises `NotGradable` as the environment does, and `UserError` when its code fails or the reward
-    is not in [0, 1].
-    """
+    is not in [0, 1]."""
     text = f"{transcript.text[:40]!r}{_of_row(task.own)}"
     try:
         with (
@@ -327,8 +322,7 @@ def _limited(environment: Environment, what: str) -> AbstractContextManager[None
 def failures(sentence: Callable[[str], str]) -> Iterator[None]:
     """Raise every error of an environment's code as a `UserError` with a sentence about it.
 
-    Only cancellation passes, and the user's own Ctrl-C, which reaches the main thread.
-    """
+    Only cancellation passes, and the user's own Ctrl-C, which reaches the main thread."""
     try:
         yield
     except UserError:

@@ -23,8 +23,7 @@ def probe_hash(environment: Environment, renderer: Renderer) -> bytes:
 
     Each task adds three items: the token ids of its prompt, those of its answer (each list as a
     4-byte big-endian count and 4-byte big-endian ids), and its target length (4 bytes, big endian).
-    If a prompt is of messages, the hash of the chat template follows.
-    """
+    If a prompt is of messages, the hash of the chat template follows."""
     hasher = blake3.blake3(b"swarm/1/probe")
     is_chat, room = False, PromptRoom(renderer)
     for index in range(PROBE_TASKS):

@@ -54,8 +54,7 @@ class PromptRoom:
     """Encodes prompts of at most so many tokens.
 
     Worker, validator and environment peer must find the same, since an unusable prompt makes the
-    seed draw another task: so it depends on files of the policy and on the manifest only.
-    """
+    seed draw another task: so it depends on files of the policy and on the manifest only."""
 
     renderer: Renderer
     tokens_max: int | None = None

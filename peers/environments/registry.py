@@ -1,7 +1,6 @@
 """Environments by name: those built into Swarm, and those that other packages register.
 
-An environment's module is imported when a run names it, because it may need a heavy library.
-"""
+An environment's module is imported when a run names it, because it may need a heavy library."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def load_named(reference: EnvironmentReference, allowed: Collection[str] = ()) -
     """Load an environment that a run's manifest names; every reader of a manifest passes here.
 
     Raises `UserError` as `load`, and for an environment whose options are not safe in a stranger's
-    hands, unless the user of this machine allows it: by `allowed`, or for the whole process.
-    """
+    hands, unless the user of this machine allows it: by `allowed`, or for the whole process."""
     name, options = reference.name, reference.options
     if name not in {*allowed, *allowed_environments()}:
         # The own attribute: a subclass of a safe class may do anything.
@@ -96,8 +94,7 @@ def load_any(name: str, options: Mapping[str, Any] | None = None) -> Environment
     """Load an environment in the version that is installed here.
 
     Options of `SHARED` wrap it; the rest are its own. Raises `UserError` when no environment has
-    that name, its package is broken, or an option is invalid.
-    """
+    that name, its package is broken, or an option is invalid."""
     where = f"environment {name!r}: options"
     given = option_texts(options or {})
     shared = [

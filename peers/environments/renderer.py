@@ -1,7 +1,6 @@
 """The rendering of prompts, observations and completions into token ids, without transformers.
 
-Jinja is imported when a prompt of messages comes.
-"""
+Jinja is imported when a prompt of messages comes."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Renderer:
     def __init__(self, folder: Path) -> None:
         """Read `folder`/tokenizer.json; raises `UserError` when it is missing or broken.
 
-        The files of the chat template are read too, but used for prompts of messages only.
-        """
+        The files of the chat template are read too, but used for prompts of messages only."""
         path = folder / "tokenizer.json"
         try:
             raw = path.read_bytes()
@@ -56,8 +54,7 @@ class Renderer:
     def current(cls, folder: Path, known: Renderer | None) -> Renderer:
         """The renderer of `folder`: `known`, if it was made of equal files.
 
-        All policies of a run share these files, and a large tokenizer loads in a second.
-        """
+        All policies of a run share these files, and a large tokenizer loads in a second."""
         try:
             raw = (folder / "tokenizer.json").read_bytes()
         except OSError:
@@ -78,8 +75,7 @@ class Renderer:
 
         Text gets the special tokens that the tokenizer adds (`<bos>`), messages those of the chat
         template and the beginning of the model's turn. Raises `UserError` for messages that the
-        template does not render.
-        """
+        template does not render."""
         if isinstance(prompt, str):
             return list(self._tokenizer.encode(prompt).ids)
         return self.chat.prompt(messages_of(prompt), variables_of(prompt))
@@ -91,8 +87,7 @@ class Renderer:
 
         After a prompt of text that is the observation's text. In a chat, text is a message of the
         user, and the template ends the model's turn and begins the next. Raises `UserError` for
-        messages after a prompt of text, or that the template does not render.
-        """
+        messages after a prompt of text, or that the template does not render."""
         if not isinstance(prompt, str):
             observed = messages_of(observation)
             return self.chat.after_turn(messages_of(prompt), variables_of(prompt), observed, last)
@@ -115,8 +110,7 @@ class Renderer:
         """Decode a completion into (text without its final stop token, finished).
 
         Any other special token stays visible in the text, so that no grader overlooks it.
-        Raises `ValueError` for an id outside every vocabulary.
-        """
+        Raises `ValueError` for an id outside every vocabulary."""
         if any(not 0 <= token < 1 << 31 for token in tokens):
             raise ValueError("a token id is negative or beyond 31 bits")
         finished = bool(tokens) and tokens[-1] in stop_ids

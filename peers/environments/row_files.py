@@ -170,8 +170,7 @@ def _plain(row: Row, wanted: Sequence[str] = ()) -> Row:
     """A row of an Arrow table, with times and decimals as text.
 
     Text that was stored as bytes is text again. Of other bytes, such as pictures, nothing is left;
-    in a column that is `wanted` they raise `ValueError`.
-    """
+    in a column that is `wanted` they raise `ValueError`."""
     try:
         plain: Row = msgspec.to_builtins(
             {

@@ -1,8 +1,7 @@
 """Rows of a data set by index: JSON lines, JSON, Parquet, a folder of them, or one of the hub.
 
 Rows of JSON lines are read when they are asked for, and of Parquet the row groups in use are
-decoded, so a data set may be larger than memory. pyarrow is imported when a file needs it.
-"""
+decoded, so a data set may be larger than memory. pyarrow is imported when a file needs it."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class Rows:
         hub, OWNER/NAME[@REVISION], which is downloaded once; and its name in errors.
 
         Of several splits, `split` (default: train) is read; of several data sets in one folder,
-        that in the folder `subset`, or all (`*`). Raises `UserError`.
-        """
+        that in the folder `subset`, or all (`*`). Raises `UserError`."""
         found = _on_this_machine(path)
         named = None if found or path.endswith(SUFFIXES) else hub_name(path)
         if named is None:
@@ -114,8 +112,7 @@ class Rows:
 
     def matching(self, conditions: Mapping[str, Any], option: str) -> Sequence[int]:
         """The rows that meet all conditions, and those that cannot be read, which a look at the
-        rows names. Raises `UserError` if none meets them.
-        """
+        rows names. Raises `UserError` if none meets them."""
         self.check_columns(list(conditions), option)
         found, is_met = array("Q"), False
         others: dict[str, None] = {}
@@ -187,8 +184,7 @@ def _on_this_machine(path: str) -> Path | None:
 def located(path: str, what: str = "data set", option: str = "hash") -> Path:
     """A path on this machine; raises `UserError` if there is none.
 
-    `option` names its hash.
-    """
+    `option` names its hash."""
     found = _on_this_machine(path)
     if found is not None:
         return found
@@ -272,8 +268,7 @@ def _is_of(path: PurePath, split: str) -> bool:
 def _configuration(path: PurePath, split: str | None) -> str:
     """The folder of a data set's configuration, as the hub has several beside each other.
 
-    `main/train-0.parquet` and `main/train/0.parquet` are of `main`.
-    """
+    `main/train-0.parquet` and `main/train/0.parquet` are of `main`."""
     folders = list(path.parts[:-1])
     if (split or "train") in folders:
         folders = folders[: folders.index(split or "train")]

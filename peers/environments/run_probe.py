@@ -1,8 +1,7 @@
 """A test of a run's model config and environments before its manifest is signed.
 
 It shows that the first submission can be generated and graded, not that the run will learn.
-Imports no torch.
-"""
+Imports no torch."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,8 +46,7 @@ def check_rows(
     """Render every row of the run's data sets with the tokenizer in `folder`.
 
     Warnings name the rows that no rollout can be made of; a worker that draws one draws another.
-    Raises `UserError` if they are more than the share `ungradable_max`.
-    """
+    Raises `UserError` if they are more than the share `ungradable_max`."""
     room = policy_room(manifest, folder, Renderer(folder))
     read = DataRead()
     for reference in manifest.environments:
@@ -105,8 +103,7 @@ def described(file: Path, tokenizer: Path | None, ungradable_max: float) -> RunM
     """Make and check the manifest that a TOML file describes; warnings go to standard error.
 
     `tokenizer` is a folder; None stands for the model's folder. `ungradable_max`: see `check_rows`.
-    Raises `UserError` if the run could not work.
-    """
+    Raises `UserError` if the run could not work."""
     description = describe_run(file)
     model = Model(tokenizer, "") if tokenizer else model_of(file, description.model)
     folder = model.folder
@@ -140,8 +137,7 @@ def probe_hashes(
     Environments pin down what else their tasks depend on.
 
     The environments may be a stranger's: of an eviction that is checked again, for example.
-    Raises `UserError` if the folder has no tokenizer or an environment is not installed.
-    """
+    Raises `UserError` if the folder has no tokenizer or an environment is not installed."""
     renderer, installed = Renderer(folder), installed or Environments()
     return RunHashes(
         tokenizer=renderer.tokenizer_hash,
@@ -164,8 +160,7 @@ def probe_run(
 ) -> list[str]:
     """Test the run's environments with the tokenizer and the model config in `folder`.
 
-    Returns warnings; raises `UserError`. Messages about the manifest begin with `where`.
-    """
+    Returns warnings; raises `UserError`. Messages about the manifest begin with `where`."""
     renderer = Renderer(folder)
     for each in manifest.environments:
         if each.where == "local" and not installed.of(each).replayable:
@@ -208,8 +203,7 @@ def _check_tokens(
     """Raise `UserError` if the model lacks a token or a position that the run needs.
 
     `longest` is the number of tokens of the longest prompt, `largest` the largest token id of all
-    prompts.
-    """
+    prompts."""
     vocabulary, positions = config["vocab_size"], config["max_position_embeddings"]
     outside = [token for token in manifest.sampling.stop_ids if token >= vocabulary]
     if outside:
@@ -239,8 +233,7 @@ def _probe_environment(environment: Environment, room: PromptRoom) -> tuple[int,
     """Draw, render and grade probe tasks.
 
     Returns the number of tokens of the longest prompt and the largest token id. Raises `UserError`
-    for a fault that would prevent every submission.
-    """
+    for a fault that would prevent every submission."""
     longest = largest = 0
     for index in range(PROBE_TASKS):
         task = task_of(environment, probe_seed(index), room=room)
@@ -272,8 +265,7 @@ def check_prompts_fit(environment: Environment, renderer: Renderer) -> None:
 def _try_texts(environment: Environment, task: Task) -> None:
     """Grade a task's answer and odd texts, and answer them, twice each.
 
-    Raises `UserError` if two results differ.
-    """
+    Raises `UserError` if two results differ."""
     for text in (task.answer, *ODD_TEXTS):
         for finished in (True, False):
             graded_alike(environment, task, Transcript.of(text, finished=finished))
@@ -290,8 +282,7 @@ def _check_chat(
 ) -> list[str]:
     """Check the chat template against the first probe task with a prompt of messages.
 
-    Returns warnings; raises `UserError`.
-    """
+    Returns warnings; raises `UserError`."""
     tasks = (task_of(environment, probe_seed(index)) for index in range(GRADED_TASKS))
     task = next((each for each in tasks if not isinstance(each.prompt, str)), None)
     if task is None:
@@ -325,8 +316,7 @@ def check_stop_ids(
 ) -> list[str]:
     """Check that a run's completions end where the template ends a turn.
 
-    Returns warnings; raises `UserError`, which begins with `where`.
-    """
+    Returns warnings; raises `UserError`, which begins with `where`."""
     ends = renderer.turn_end(prompt)
     if ends is None:
         return [
@@ -349,8 +339,7 @@ def check_history(
 ) -> None:
     """Raise `UserError` for a template that writes earlier turns otherwise than the model.
 
-    The option `history = "keep"` turns this off.
-    """
+    The option `history = "keep"` turns this off."""
     template, variables = renderer.chat.template, variables_of(prompt)
     messages, observed = messages_of(prompt), messages_of(observation)
     changes = _change(template, messages, observed, variables)

@@ -24,8 +24,7 @@ probability (1/16)^10000, a held-out task with (15/16)^10000, which is below 1e-
 def split_of(prompt: Prompt) -> Split:
     """The split a prompt belongs to, by its hash, so that training never sees a held-out prompt.
 
-    Raises `UnusableTask` for text that has no UTF-8.
-    """
+    Raises `UnusableTask` for text that has no UTF-8."""
     try:
         raw = prompt.encode("utf-8") if isinstance(prompt, str) else msgspec.json.encode(prompt)
     except UnicodeEncodeError as error:  # half of a UTF-16 pair
@@ -43,8 +42,7 @@ def draw(
 
     Attempt 0, 1, … passes 32 bytes to `make`, derived from the seed and the attempt's number.
     Raises `UnusableTask` when `DRAWS_MAX` attempts give no other, else `ValueError` when they give
-    none of the split: `make` then ignores its argument or has too few prompts.
-    """
+    none of the split: `make` then ignores its argument or has too few prompts."""
     unusable: UnusableTask | None = None
     others = 0
     for attempt in range(DRAWS_MAX):
@@ -77,8 +75,7 @@ class Generated:
 class Indexed:
     """Tasks that a function makes from an index below `count`, each split drawn uniformly.
 
-    The function may raise `UnusableTask`; another index is drawn then.
-    """
+    The function may raise `UnusableTask`; another index is drawn then."""
 
     count: int
     at: Callable[[int], Task]

@@ -80,8 +80,7 @@ def evaluate(
     """Measure a checkpoint on tasks of environments, by default held-out ones. Needs no network.
 
     Prints pass@k and the mean reward with 95 % confidence intervals. Interrupt it at will: the same
-    command resumes it. With --base the base's samples are in FILE.base.jsonl beside --out.
-    """
+    command resumes it. With --base the base's samples are in FILE.base.jsonl beside --out."""
     require_extra("infer", "swarm eval")
     from peers.engines.installed import interpreter_for
     from peers.evaluation import report

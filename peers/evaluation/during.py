@@ -2,8 +2,7 @@
 
 Trainers and validators may do this, and announce their results. Nothing waits for an evaluation: a
 policy that comes while one runs is left to the next, and a child that dies or fails is a sentence
-in the log. Imports no torch.
-"""
+in the log. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ NICENESS = 19
 class Evaluations:
     """Evaluates the newest policy each time `evaluate_steps` further steps are done.
 
-    Another peer's result for a policy of these steps counts, too.
-    """
+    Another peer's result for a policy of these steps counts, too."""
 
     def __init__(self, peer: RunNode, settings: EvaluationSettings) -> None:
         self._peer, self._settings = peer, settings

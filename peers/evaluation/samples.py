@@ -2,8 +2,7 @@
 
 JSON lines: first the checkpoint and the settings that the samples depend on, then one line per
 sample, in the order in which they finished. Each line is written at once, and only complete lines
-count, so no finished sample is lost or counted twice.
-"""
+count, so no finished sample is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class Ungradable:
     def add_rows(self, environment: str, read: RowsRead) -> None:
         """Take the unusable rows of an environment. Raises `UserError` if too many are faulty.
 
-        A row that is only too long for this model is no fault of its data.
-        """
+        A row that is only too long for this model is no fault of its data."""
         for problem in read.unusable:
             self._add("row", environment, problem)
         self._check(read.faults, read.rows, f"rows of {environment}")
@@ -127,8 +125,7 @@ def open_samples(file: Path, head: Mapping[str, Any]) -> Iterator[SampleFile]:
     """Begin or resume a file.
 
     Raises `UserError` for a file with another checkpoint's or setting's samples, and for one that
-    another process is writing.
-    """
+    another process is writing."""
     first = {"format": FORMAT, **head}
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

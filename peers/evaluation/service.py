@@ -104,8 +104,7 @@ class EvaluationService:
     def _samples(self, job: PlayTasks) -> Iterator[list[Sample]]:
         """The samples of a job as they are finished, played in sets of `BATCH` rows.
 
-        Raises the error of an environment or of the engine; the engine then holds no request.
-        """
+        Raises the error of an environment or of the engine; the engine then holds no request."""
         if self._engine is None:
             raise ValueError("call draw first")
         player = Player(self._engine, sets_at_once=2)

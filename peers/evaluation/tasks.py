@@ -42,8 +42,7 @@ def different_tasks(
 ) -> Iterator[tuple[bytes, Task]]:
     """The first `count` tasks with different prompts, each with its seed, or all that there are.
 
-    Those that `room` does not take are passed over.
-    """
+    Those that `room` does not take are passed over."""
     known: set[Prompt] = set()
     repeated = 0
     for each in seeds_of_tasks(evaluation_seed(split, seed)):
@@ -72,8 +71,7 @@ NAMED = ("config.json", "tokenizer.json", "adapter_config.json")
 def checkpoint_hash(folder: Path) -> str:
     """BLAKE3-256 of weights, config and tokenizer, hex; of an adapter its base counts too.
 
-    Raises `UserError` for a folder without weights.
-    """
+    Raises `UserError` for a folder without weights."""
     own = [folder / name for name in NAMED if (folder / name).exists()]
     files = {
         path.resolve(): path for path in [*weight_files(folder), *folder.glob("*.safetensors")]

@@ -1,8 +1,7 @@
 """The delivery of submissions, until each has its verdict.
 
 A submission is pushed and announced to one validator after the other, in order of rank, until one
-has judged it. Delivery is idempotent.
-"""
+has judged it. Delivery is idempotent."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ class Deliveries:
     def add(self, made: Made) -> trio.Event:
         """Let a submission be delivered after those added before, until its verdict.
 
-        The event is set once a validator has the file, or the delivery has ended.
-        """
+        The event is set once a validator has the file, or the delivery has ended."""
         delivered = trio.Event()
         self.under_way += 1
         self._added.send_nowait((made, delivered))  # `room` bounds their number
@@ -110,8 +108,7 @@ class Deliveries:
         """Deliver a submission to the validators in order of rank until one has judged it.
 
         `task_status.started` is called once a validator has the file, at the latest when the
-        delivery ends.
-        """
+        delivery ends."""
         submission = made.submission
         judged = self._verdicts.setdefault(submission.digest, trio.Event())
         limits = self._run.manifest.limits
@@ -149,8 +146,7 @@ class Deliveries:
         """Wait for the verdict of a validator that has acknowledged a file.
 
         Another validator would only do the same work again, so as long as this one acknowledges the
-        file, and the file may be trained on, it has further time.
-        """
+        file, and the file may be trained on, it has further time."""
         for _ in range(WAITS_MAX):
             with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
                 await judged.wait()
@@ -162,8 +158,7 @@ class Deliveries:
     def _is_wanted(self, submission: Submission) -> bool:
         """Whether a submission may still be trained on.
 
-        Until then it must be delivered: no later number of its step is acknowledged without it.
-        """
+        Until then it must be delivered: no later number of its step is acknowledged without it."""
         newest = self._peer.step_order()
         return (
             newest is not None
@@ -175,8 +170,7 @@ class Deliveries:
         """Wait until the verdict comes or a validator connects, at most `seconds`.
 
         The verdict may come because a validator has the file although its answer was lost. Returns
-        whether a validator connected.
-        """
+        whether a validator connected."""
         returned = False
 
         async def look_out(nursery: trio.Nursery) -> None:
@@ -263,8 +257,7 @@ class Deliveries:
     def _complain(self, name: str, validator: str, **fields: Any) -> None:
         """Emit an event about a failed delivery, at most once per `COMPLAINT_SECONDS`.
 
-        Its field `times` counts the failures since the last event.
-        """
+        Its field `times` counts the failures since the last event."""
         now = self._node.world.now()
         said, times = self._complaints.get((name, validator), (-math.inf, 0))
         if now - said < COMPLAINT_SECONDS:
@@ -276,8 +269,7 @@ class Deliveries:
     def _is_receipt(self, envelope: Envelope, digest: bytes) -> bool:
         """Whether `envelope` is any validator's verdict on a submission.
 
-        A validator forwards the verdict of another validator that was quicker.
-        """
+        A validator forwards the verdict of another validator that was quicker."""
         verdict = envelope.message
         return (
             isinstance(verdict, Verdict)

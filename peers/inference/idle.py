@@ -84,8 +84,7 @@ class DeviceMeter:
         """Emit the shares of the time since the last report.
 
         `generated` is the engine's own figure. What it does not cover of the time in which
-        submissions were asked for went into their proofs and files.
-        """
+        submissions were asked for went into their proofs and files."""
         self._count()
         asked = self._seconds.pop(None, 0.0)
         busy = min(asked, generated - self._generated)

@@ -2,8 +2,7 @@
 
 A number is never generated twice with other bytes: a restarted peer goes on with the next number
 of the step, and delivers again what has no verdict yet. The rows are in the peer's database, the
-files in its folder `FOLDER`.
-"""
+files in its folder `FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The submissions of an inference peer that no validator has yet, and whether it may begin another.
 
-They begin, are kept and are delivered in the order of their numbers.
-"""
+They begin, are kept and are delivered in the order of their numbers."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ class PendingSubmissions:
     def obstacle(self, order: StepOrder, room: int) -> Cause | None:
         """Why no submission may be begun for a step order; None if one may.
 
-        `room`: submissions that may be handed over before verdicts come.
-        """
+        `room`: submissions that may be handed over before verdicts come."""
         number = self.number if self.works_on(order) else 0
         unkept = sum(not each.kept.is_set() for each in self.begun)
         if order.groups_wanted == 0:

@@ -2,8 +2,7 @@
 
 Validators delete entries one epoch after they are sealed. This worker fetches the proofs of its own
 work a few seconds after each verdict, and once more before it leaves, and keeps them
-(`swarm.ledger.proof_file`): it has them when the entries, or the whole network, are gone.
-"""
+(`swarm.ledger.proof_file`): it has them when the entries, or the whole network, are gone."""
 
 from __future__ import annotations
 

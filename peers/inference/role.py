@@ -4,8 +4,7 @@ A child process is asked for up to `ASKED_AT_ONCE` submissions of one policy at 
 device stays busy while a submission ends, is delivered and judged. They are kept and delivered in
 the order of their numbers. The order's nonce, this peer's id and the submission number determine
 prompts and noise. A peer that restarts goes on with the next number of the step, and delivers again
-what has no verdict.
-"""
+what has no verdict."""
 
 from __future__ import annotations
 
@@ -142,8 +141,7 @@ class InferenceRole:
     async def leave(self) -> None:
         """Deliver the submissions under way that take at most `leave_seconds`, and keep receipts.
 
-        Submissions have a fixed number of groups, so no prefix of one is handed in.
-        """
+        Submissions have a fixed number of groups, so no prefix of one is handed in."""
         await self._finish_short()
         await self._proofs.finish()
 
@@ -300,8 +298,7 @@ class InferenceRole:
         """Load the policy that an order names, once no submission is generated.
 
         Not if a submission swapped meanwhile to a policy that the order allows, or if a newer order
-        names another policy.
-        """
+        names another policy."""
         self._meter.idles("waiting_for_policy")
         self._peer.status.doing = f"fetching policy {order.policy}"
         with self._peer.store.pinned(order.checkpoint):
@@ -343,8 +340,7 @@ class InferenceRole:
         """The result of `fetch`, or None if a newer order makes it useless.
 
         A newer order does so if it names another policy or another version of the run, or ends the
-        run.
-        """
+        run."""
         fetched: Fetched | None = None
 
         def wants(order: StepOrder) -> tuple[int, int, bool, bytes]:

@@ -17,8 +17,7 @@ async def offer_newer(
 ) -> None:
     """Offer the engine each newer policy of the lineage as it arrives, until cancelled.
 
-    `swappable`: the policy that the engine holds; None if it holds none or may not swap.
-    """
+    `swappable`: the policy that the engine holds; None if it holds none or may not swap."""
     offered: CheckpointReference | None = None
 
     def newer() -> CheckpointReference | None:

@@ -50,8 +50,7 @@ def activations(model: Any, asked: Pass) -> Activations:
     """Count the memory of a pass; `model` is blank, and unusable afterwards.
 
     Of a family that is not described it is estimated: its layers may differ from each other, and
-    recurrent ones run thousands of small operations.
-    """
+    recurrent ones run thousands of small operations."""
     described = is_described(model.config.to_dict())
     return _count(model, asked) if described else _estimate(model, asked)
 

@@ -2,8 +2,7 @@
 
 Only the thin matrices are trained, saved, held as past policies and published. peft is not used:
 its wrappers rename every parameter and know neither the device `meta` nor sharding. Its file format
-is kept (`peers.engines.adapter`).
-"""
+is kept (`peers.engines.adapter`)."""
 
 import functools
 import shutil
@@ -48,8 +47,7 @@ class AdaptedLinear(torch.nn.Module):
 def adapt(model: Any, adapter: Adapter) -> None:
     """Freeze a blank model, and put adapters, still without values, beside its targets.
 
-    Raises `UserError` if no layer of the model has a target.
-    """
+    Raises `UserError` if no layer of the model has a target."""
     model.requires_grad_(False)
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     names = target_names(frozenset(adapter.names), shapes)
@@ -72,8 +70,7 @@ def read_adapter(
     """This rank's part of each matrix of a policy; those of a whole model are the initial ones.
 
     `parameters`: the trained ones, by their names in the model. Raises `UserError` if the policy's
-    adapter is not the run's.
-    """
+    adapter is not the run's."""
     if not is_adapter(folder):
         return {
             name: initial(name, torch.Size(value.shape), seed)[slices_of(value)]
@@ -97,8 +94,7 @@ def read_adapter(
 def initial(name: str, shape: torch.Size, seed: int) -> Tensor:
     """A matrix before the first step, as peft begins: A uniform, B zero, so that nothing changes.
 
-    Every rank draws the same numbers.
-    """
+    Every rank draws the same numbers."""
     if name.endswith(".lora_b"):
         return torch.zeros(shape)
     drawn = blake3.blake3(f"{seed}/{name}".encode()).digest(length=8)

@@ -2,8 +2,7 @@
 
 A formula is a function of (numbers, completions), and of its own options, which are keyword
 arguments: `[objective] advantage_options` of a run sets them. It sees all completions of one
-optimiser step, the same on every rank, and returns the advantage of each.
-"""
+optimiser step, the same on every rank, and returns the advantage of each."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ def advantages(
 
     That falls from 0 at `overlong_tokens` before the run's length limit, `length_max`, to
     −`overlong_penalty` at the limit (DAPO, arXiv 2503.14476, eq. 13). `problems` is as in
-    `peers.learning.installed.compute`.
-    """
+    `peers.learning.installed.compute`."""
     if objective.overlong_tokens:
         beyond = completions.length - length_max + objective.overlong_tokens
         share = (beyond / objective.overlong_tokens).clamp(0, 1)
@@ -130,8 +128,7 @@ def batch(
     REINFORCE++-baseline, arXiv 2501.03262).
 
     `mean = "prompts"`: times the mean of all completions' lengths over that of the group's, so that
-    in a mean over the batch's tokens every group of one size counts alike (ScaleRL, §3.2).
-    """
+    in a mean over the batch's tokens every group of one size counts alike (ScaleRL, §3.2)."""
     advantage = _whitened(completions.centred(completions.reward))
     if mean == "tokens":
         return advantage

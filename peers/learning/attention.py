@@ -39,8 +39,7 @@ def windows_of(config: Any) -> dict[str, int | None]:
 def why_not(attention: str, device: torch.device, half_precision: bool = False) -> str:
     """Why no policy can be trained with one of `ATTENTIONS` on a device; empty: some can.
 
-    `half_precision`: the policy computes in 16 bits.
-    """
+    `half_precision`: the policy computes in 16 bits."""
     if attention in ("eager", "sdpa"):
         return ""
     if device.type != "cuda":
@@ -61,8 +60,7 @@ def attention_arguments(
     """Arguments of a transformers model that keep sequences apart with this attention.
 
     `windows`: those of `windows_of`, from which the masks are made here. If none are known,
-    transformers makes the masks from positions that begin anew, and asks the device for it.
-    """
+    transformers makes the masks from positions that begin anew, and asks the device for it."""
     if not rows.packed:
         return {}  # one sequence per row, then padding: plain causal attention
     arguments: dict[str, Any] = {"position_ids": rows.positions}
@@ -105,8 +103,7 @@ def block_mask(rows: Rows, window: int | None = None) -> Tensor:
     """Attention mask, bool [R, 1, S, S]: true where a query (dim 2) may see a key (dim 3).
 
     A token sees itself and the earlier tokens of its own sequence, with a window only that many
-    tokens. Padding sees padding, so that no softmax is empty.
-    """
+    tokens. Padding sees padding, so that no softmax is empty."""
     width = rows.tokens.shape[1]
     same = rows.sequence[:, :, None] == rows.sequence[:, None, :]
     seen = torch.ones(width, width, dtype=torch.bool, device=same.device).tril()

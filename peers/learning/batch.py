@@ -1,8 +1,7 @@
 """Batches: the tensors of the judged rollouts that have something to teach.
 
 No rank holds a whole batch. The sequences of each submission are divided over the ranks on their
-own, so that a submission can be scored before the rest of its batch has arrived.
-"""
+own, so that a submission can be scored before the rest of its batch has arrived."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class Batch:
     """B sequences, each with all tokens of a rollout, concatenated without padding.
 
     Results per token are flat, rollout by rollout: [n], n = completion tokens, which the model
-    sampled. Tokens of prompts and environments are inputs only.
-    """
+    sampled. Tokens of prompts and environments are inputs only."""
 
     tokens: Tensor
     """Token ids, int64 [T]."""
@@ -88,8 +86,7 @@ class AcceptedGroups:
     """The groups of one accepted submission, and this rank's share of their sequences.
 
     Groups that have nothing to teach count in the metrics, but no rank holds their sequences. B is
-    the number of this rank's sequences, n of their completion tokens.
-    """
+    the number of this rank's sequences, n of their completion tokens."""
 
     name: str
     """The submission's digest, in hexadecimal; empty outside a run."""
@@ -206,8 +203,7 @@ def trained_rows(
     """Sequences to train on, bool [all]: those of groups that the filter keeps and, unless
     `any_reward`, whose rewards differ; without those `left_out`, bool [all].
 
-    In the other groups every advantage, and so the gradient, is 0.
-    """
+    In the other groups every advantage, and so the gradient, is 0."""
     pairs = zip(rewards, kept, strict=True)
     teaches = [keep and (any_reward or max(group) > min(group)) for group, keep in pairs]
     rows = torch.tensor(teaches)[_group_of_row(rewards)]
@@ -232,8 +228,7 @@ def share_rows(
 
     `lengths`: tokens of each sequence, int64 [all]. Groups are divided one after the other, since
     an optimiser step may train on some of them only. Every rank computes the same division, and
-    different submissions begin it at different ranks.
-    """
+    different submissions begin it at different ranks."""
     group = _group_of_row(rewards)
     rows = trained.nonzero()[:, 0]
     order = rows[torch.argsort(lengths[rows], descending=True, stable=True)]

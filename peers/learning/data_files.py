@@ -1,8 +1,7 @@
 """Files of training data, here or at addresses that fsspec knows: https://, s3://, gs://, hf://.
 
 What is elsewhere is fetched as a stream into `~/.cache/swarm/data` (or below `XDG_CACHE_HOME`),
-one file ahead of the one that is being read. A download that was cut off resumes where it ended.
-"""
+one file ahead of the one that is being read. A download that was cut off resumes where it ended."""
 
 import fcntl
 import os
@@ -100,8 +99,7 @@ def locked(path: Path) -> Iterator[None]:
 def cached(files: Sequence[DataFile], key: str, suffix: str, make: Callable[[Path], None]) -> Path:
     """The file of the cache that `make` writes of some files, unless it is there already.
 
-    Its name depends on what the files hold and on `key`. Raises `UserError`.
-    """
+    Its name depends on what the files hold and on `key`. Raises `UserError`."""
 
     def states() -> list[tuple[int, int]]:
         found = [Path(each.address).stat() for each in files if "://" not in each.address]
@@ -132,8 +130,7 @@ def find_files(
 ) -> list[DataFile]:
     """The file at a path or address, or those with rows of a folder; raises `UserError`.
 
-    `texts`: suffixes that a file without rows may have.
-    """
+    `texts`: suffixes that a file without rows may have."""
     is_remote, is_named = "://" in address, _suffix(address) in (*texts, *SUFFIXES)
     if not is_remote and not Path(address).exists() and hub_name(address) is None:
         raise UserError(f"data {address} does not exist; give a file, a folder, or an address")

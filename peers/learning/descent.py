@@ -17,8 +17,7 @@ def descend(
 
     `sums`: this rank's parts of the step's figures, `loss` among them, which stay on the device
     until here: reading one in a pass would make the device wait for the host. Returns their sums
-    over the ranks, and figures of the step.
-    """
+    over the ranks, and figures of the step."""
     ranks, names = policy.ranks, sorted(sums)
     on_device = clip_gradients(policy.trained().values(), norm_max)
     on_device = torch.stack([*(sums[name] for name in names), on_device.to(ranks.device)])

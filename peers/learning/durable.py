@@ -16,8 +16,7 @@ def whole_folder(
     """Yield an empty folder beside `folder`; on success make it durable and rename it to `folder`.
 
     It replaces an existing folder. If the block raises, the new folder is deleted. Several ranks
-    all write into the same folder; if one fails, all fail. `saving` is as in `Ranks.agree`.
-    """
+    all write into the same folder; if one fails, all fail. `saving` is as in `Ranks.agree`."""
     ranks = ranks or Ranks()
     aside = folder.with_name(folder.name + ".aside")
     replaced = folder.with_name(folder.name + ".replaced.aside")

@@ -45,8 +45,7 @@ class Encoder:
         """An example's episode; None if it has an empty prompt or more than `tokens_max` tokens.
 
         Raises `UserError` for a token that the model does not have, for a chat that cannot be
-        learned, and as `demonstrate` does.
-        """
+        learned, and as `demonstrate` does."""
         segments = self._segments(record)
         if not segments[0].tokens:
             return None
@@ -99,8 +98,7 @@ def encode_examples(
 ) -> tuple[list[list[Rollout]], int]:
     """The episodes of each example, two of a pair, and how many examples were left out.
 
-    Raises `UserError` as `Encoder.encode` does.
-    """
+    Raises `UserError` as `Encoder.encode` does."""
     found, left_out = [], 0
     for example in examples:
         report()
@@ -119,8 +117,7 @@ def read_examples(
     """As `encode_examples`, of a data set, here or at an address; also how many answers of policies
     were refused or have a reward out of bounds.
 
-    A file in the cache keeps all of it, named by what it depends on. Raises `UserError`.
-    """
+    A file in the cache keeps all of it, named by what it depends on. Raises `UserError`."""
     files = find_files(str(data), reading.split, reading.subset)
 
     def make(path: Path) -> None:

@@ -9,8 +9,7 @@ Notation: π is the learner, μ the policy that generated (as `behaviour` says),
 denominator, A the advantage, r = π/old, s = (Π_t r_t)^(1/length) of a completion; sg stops the
 gradient. Many published formulas let the loss of a token with A < 0 grow with its ratio without
 limit. Here δ bounds that ratio in all of them: the dual clip of Ye et al. (arXiv 1912.09729, eq.
-6). The formulas below leave it out.
-"""
+6). The formulas below leave it out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,8 +81,7 @@ def clipped(numbers: Objective, tokens: Tokens, ratio: Tensor | None = None) -> 
 
     PPO's clipping (arXiv 1707.06347) with a second side (INTELLECT-2, arXiv 2505.07291, §3.4) and a
     wider range above (DAPO, arXiv 2503.14476, eq. 8). Dr. GRPO (arXiv 2503.20783, §3.2) divides it
-    by completions · limit.
-    """
+    by completions · limit."""
     ratio = tokens.log_ratio.exp() if ratio is None else ratio
     advantage = tokens.advantage
     low, high = 1 - numbers.epsilon, 1 + (numbers.epsilon_high or numbers.epsilon)
@@ -175,8 +173,7 @@ def tis(
     (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
 
     `unit`: the weight is a token's, its completion's product, or that product's geometric mean.
-    `beyond`: a larger weight is truncated, or its tokens are left out (MIS, as in verl and TRL).
-    """
+    `beyond`: a larger weight is truncated, or its tokens are left out (MIS, as in verl and TRL)."""
     weight = log_ratio(tokens.log_old, tokens.log_mu)
     if unit != "token":
         weight = tokens.total(weight) if unit == "sequence" else tokens.mean(weight)

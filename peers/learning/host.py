@@ -62,8 +62,7 @@ def host_tensor(elements: int, dtype: torch.dtype, device: torch.device) -> Tens
     """Flat memory of the host, not initialised, page-locked if `device` is a GPU.
 
     torch's own pinned memory rounds each tensor up to a power of two, which may double it. The
-    tensor's pages are its own, since a page can be locked only once.
-    """
+    tensor's pages are its own, since a page can be locked only once."""
     size = elements * dtype.itemsize
     raw = torch.empty(size + 2 * PAGE_BYTES, dtype=torch.uint8)
     start = -raw.data_ptr() % PAGE_BYTES

@@ -8,8 +8,7 @@ advantages of both are added. φ learns from a step's rollouts before it rewards
 "double forward" of the published code.
 
 Deviations: rewards are not rescaled over the batch and advantages not whitened, as in the paper's
-equations and unlike its code. φ follows no schedule; its rate is constant, as published.
-"""
+equations and unlike its code. φ follows no schedule; its rate is constant, as published."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -54,8 +53,7 @@ class ProcessModel:
         """Learn from a rollout step's batches, one optimiser step on each, then reward their
         tokens; returns the batches with the advantages added, and figures.
 
-        A step of φ whose loss or gradient is not finite is skipped, like the policy's.
-        """
+        A step of φ whose loss or gradient is not finite is skipped, like the policy's."""
         completions = [completions_of(part) for part in parts]
         pairs = list(zip(batches, completions, strict=True))
         figures = [self._learn(*pair) for pair in pairs]
@@ -118,8 +116,7 @@ class ProcessModel:
         """Create what a load of the training state `folder` is to fill. False if the state has no
         second model, since the run had none then: it begins again.
 
-        `names`: those of its tensors. Raises `UserError` if the optimiser was another one.
-        """
+        `names`: those of its tensors. Raises `UserError` if the optimiser was another one."""
         mine = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
         self.policy.optimiser.state.clear()
         if not mine:
@@ -133,8 +130,7 @@ def process_advantages(rewards: Tensor, lengths: Tensor, some: Completions, rank
     """Rewards of this rank's tokens, fp32 [n] → their advantages, fp32 [n] (eq. 5, γ = 1).
 
     A_t = Σ_{s ≥ t} (r_s − b), with b the mean, over the group's other completions, of a
-    completion's mean reward. `lengths`: tokens of each of this rank's completions, int64 [B].
-    """
+    completion's mean reward. `lengths`: tokens of each of this rank's completions, int64 [B]."""
     lengths = lengths.to(rewards.device)
     values = rewards.double()
     completion = torch.arange(len(lengths), device=rewards.device).repeat_interleave(lengths)

@@ -47,8 +47,7 @@ def compute(
 
     If a formula of another package fails, `problems` gets a sentence and the numbers are NaN;
     without `problems`, the `FormulaError` is raised. Its masks count as one, so that metrics have
-    the same names on all ranks, even if it fails on one of them. Raises `UserError` as `find`.
-    """
+    the same names on all ranks, even if it fails on one of them. Raises `UserError` as `find`."""
     name = getattr(objective, FIELDS[kind][0])
     function, options = find(kind, built_in, objective)
     if name in built_in:
@@ -86,8 +85,7 @@ def find(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The chosen formula, and its options as keyword arguments.
 
-    Raises `UserError` if it is neither built in nor installed here, or does not take an option.
-    """
+    Raises `UserError` if it is neither built in nor installed here, or does not take an option."""
     name, field = getattr(objective, FIELDS[kind][0]), FIELDS[kind][1]
     function = built_in[name] if name in built_in else _loaded(kind, name)
     known = _keywords(function)
@@ -110,8 +108,7 @@ def find(
 def packages_digest(objective: Objective) -> bytes:
     """Hash of the packages of an objective's formulas, 32 bytes; empty if both are built in.
 
-    Raises `UserError` if one is not installed here.
-    """
+    Raises `UserError` if one is not installed here."""
     names = [(kind, getattr(objective, name), known) for kind, (name, _, known) in FIELDS.items()]
     entries = [_entry(kind, name) for kind, name, known in names if name not in known]
     return digest("swarm/1/formulas", *map(_package_digest, entries)) if entries else b""

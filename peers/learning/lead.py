@@ -1,8 +1,7 @@
 """Rank 0 leads, the other ranks follow: every rank does the same jobs in the same order.
 
 Rank 0's service runs in a peer's child process. It writes each of its jobs to the rendezvous store;
-the other ranks read the jobs there, and do them on their own services.
-"""
+the other ranks read the jobs there, and do them on their own services."""
 
 import functools
 import sys
@@ -70,8 +69,7 @@ class Commands:
 class Lead:
     """Rank 0's service: hands each call to the other ranks, then does it here as well.
 
-    `LEADS_ONLY` are done here alone.
-    """
+    `LEADS_ONLY` are done here alone."""
 
     def __init__(self, service: Any, commands: Commands, watch: Watch) -> None:
         self._service, self._commands, self._watch = service, commands, watch
@@ -113,8 +111,7 @@ def lead(make: Callable[[Ranks], Any], device: str = "auto") -> Any:
     """Make the service of a single process, or, under `torchrun`, of rank 0, which leads.
 
     `make(ranks)` makes a rank's service. Every rank computes on a device of the kind `device`.
-    Raises `UserError`.
-    """
+    Raises `UserError`."""
     launch = Launch.here()
     if launch.world == 1:
         return make(Ranks(device=find_device(device)))

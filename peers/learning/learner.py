@@ -1,8 +1,7 @@
 """The learner: one policy, its optimiser, and the rollout step that improves it.
 
 Policy k is the weights after k rollout steps, so step s turns policy s into policy s + 1. A
-rollout of policy p that is trained on in step s has age s − p.
-"""
+rollout of policy p that is trained on in step s has age s − p."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class Learner:
         """Begin with the Hugging Face folder `base` as policy 0; raises `UserError`.
 
         `base` is also the KL term's reference, and the source of the tokenizer for `export`. With
-        several `ranks`, every rank makes the same calls in the same order.
-        """
+        several `ranks`, every rank makes the same calls in the same order."""
         self.settings = settings
         self.step = 0
         """The next rollout step; also the number of the policy held."""
@@ -77,8 +75,7 @@ class Learner:
     def follow(self, settings: LearnerSettings) -> None:
         """Follow another version of the run from now on; raises `UserError`.
 
-        Only objective, optimiser, schedule and length limit may differ.
-        """
+        Only objective, optimiser, schedule and length limit may differ."""
         self.settings = settings
         self.policy.follow(settings.optimiser)
         self._refer()
@@ -108,8 +105,7 @@ class Learner:
     def score(self, given: Sequence[AcceptedGroups]) -> None:
         """Compute ahead of their step what is known of accepted groups before it.
 
-        The values are the same to the last bit as if the step computed them.
-        """
+        The values are the same to the last bit as if the step computed them."""
         if self.settings.objective.learns:
             score(given, self.policy, self.past, self.settings, self.step)
 
@@ -119,8 +115,7 @@ class Learner:
         The submissions are recorded as consumed. Groups whose rewards are all equal are dropped; if
         none is left, the policy stays the same, but the step still counts. An optimiser step with a
         non-finite loss or gradient is skipped and counted. Raises `ValueError` if `step` is not the
-        next step, or if a group is older than `max_staleness` or of a policy that is not held.
-        """
+        next step, or if a group is older than `max_staleness` or of a policy that is not held."""
         self._check_turn(given, step)
         metrics = _describe(given, step)
         metrics |= NO_WORK
@@ -180,16 +175,14 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write all that an exact resume needs, durably: safetensors and JSON, no pickle.
 
-        Past policies are not written: `load` reads them from their published folders.
-        """
+        Past policies are not written: `load` reads them from their published folders."""
         self.begin_save(folder)
         self.finish_save()
 
     def export(self, folder: Path, *, base: bool = False) -> None:
         """Write the policy as a plain Hugging Face folder, in the base's dtype, durably.
 
-        `base`: write policy 0 instead, which the trained adapters adapt.
-        """
+        `base`: write policy 0 instead, which the trained adapters adapt."""
         self.begin_save(None, folder, base=base)
         self.finish_save()
 
@@ -199,8 +192,7 @@ class Learner:
         """Copy training state and policy, as far as folders are given for them, to host memory, and
         write the copies in the background until `finish_save`.
 
-        The learner may train meanwhile. `base` is as in `export`.
-        """
+        The learner may train meanwhile. `base` is as in `export`."""
         self._wait_for_saving()
         writes: list[Callable[[], None]] = []
         if state is not None:
@@ -226,8 +218,7 @@ class Learner:
     def finish_save(self) -> None:
         """Wait until the copies of `begin_save` are durable; raises what writing them raises.
 
-        Another thread than the learner's may call it, so that the learner goes on.
-        """
+        Another thread than the learner's may call it, so that the learner goes on."""
         saving = self._saving
         if saving is not None:
             saving.result()
@@ -249,8 +240,7 @@ class Learner:
 
         Another number of ranks may have written it. `policies` gives the exported folders, as far
         as they are on this disk, of policies before that step. Rollouts of a policy that is not
-        held cannot be trained on.
-        """
+        held cannot be trained on."""
         self._wait_for_saving()
         facts = states.read_facts(folder)
         shapes = states.shapes(folder)
@@ -297,8 +287,7 @@ class Learner:
         """Make the policy held the first of a new lineage, which inherits `consumed`.
 
         `consumed`: all submissions that the abandoned lineage trained on, those of its later steps
-        included.
-        """
+        included."""
         self.lineage = lineage
         known = {name for names in self.consumed.values() for name in names}
         more = [name for names in consumed.values() for name in names if name not in known]

@@ -1,8 +1,7 @@
 """A trainer's metrics in TensorBoard's event files and in Weights & Biases, where set.
 
 The child process writes them: it computes the learning metrics anyway, and neither library belongs
-in the network process, which imports no torch and starts no foreign threads.
-"""
+in the network process, which imports no torch and starts no foreign threads."""
 
 import importlib
 import math
@@ -103,8 +102,7 @@ def speed(figures: Mapping[str, Any], seconds: float, peak: float = 0.0) -> dict
 
     `figures`: the learner's, with the step's work (`learning/work.py`). It holds only what the step
     trained on, not the groups left out or skipped optimiser steps. `peak`: FLOP/s of all devices
-    together; 0: unknown, and the share is left out.
-    """
+    together; 0: unknown, and the share is left out."""
     seconds = max(1e-9, seconds)
     found = {"train_seconds": seconds, "tokens_per_second": figures["trained_tokens"] / seconds}
     if peak:

@@ -4,8 +4,7 @@ It is a function of seed, trainer and position alone. So a restart needs no stat
 number of ranks divides the same batches, and trainers need no word from each other: in each epoch
 of a source, all trainers together see each of its sequences once. Sources alternate in a fixed
 pattern that spreads them evenly, so that every batch has nearly its weights' shares; each is
-shuffled by itself, anew in each epoch.
-"""
+shuffled by itself, anew in each epoch."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -37,8 +36,7 @@ class Mixture:
     ) -> None:
         """`sizes`: sequences of each source; `weights`: by source, may be left out for one.
 
-        Raises `UserError` for a weight that has no effect, or where a trainer has no sequence.
-        """
+        Raises `UserError` for a weight that has no effect, or where a trainer has no sequence."""
         for size in sizes:
             if size < trainers:
                 raise UserError(

@@ -2,8 +2,7 @@
 
 Every tensor is flat, one entry per completion token, so padding and packing do not matter here.
 Sums are divided by numbers of the *whole* batch (`Totals`), so the losses, gradients and metrics of
-its parts (micro-batches, ranks) simply add up. A part holds whole completions.
-"""
+its parts (micro-batches, ranks) simply add up. A part holds whole completions."""
 
 from dataclasses import dataclass, replace
 
@@ -41,8 +40,7 @@ def loss(
     entropy_coefficient · Σ H) / tokens. Metrics are detached scalars: sums over these tokens
     divided by `totals.tokens`, except `loss` and `loss_policy`, which have the loss's own
     denominators. `describe` turns the metrics, added up over the parts, into the figures to show.
-    `problems` is as in `peers.learning.installed.compute`.
-    """
+    `problems` is as in `peers.learning.installed.compute`."""
     if objective.teacher_weight:
         if tokens.log_teacher is None:
             raise ValueError("teacher_weight is not 0 but there is no teacher")
@@ -95,8 +93,7 @@ def describe(metrics: dict[str, float]) -> dict[str, float]:
 
     `ratio_std`: standard deviation of r. `effective_share`: Kish's effective sample size
     (Σw)²/Σw², w = π/μ, as a share of the tokens: 1 on-policy, near 0 when few tokens carry all the
-    weight.
-    """
+    weight."""
     shown = {name: value for name, value in metrics.items() if not name.endswith("_squared")}
     spread = metrics["ratio_squared"] - metrics["ratio"] ** 2
     shown["ratio_std"] = max(0.0, spread) ** 0.5
@@ -112,8 +109,7 @@ def k3(log_other: Tensor, log_pi: Tensor) -> Tensor:
     probabilities are not differentiated. `kl_by_ratio` does that, which gives ∇KL(π ‖ other).
 
     The value is clamped to 10. Where d > 0 the gradient ends there too. Where d < 0 it goes on,
-    since it tends to 1: as π outgrows the other policy, the term must keep pulling π back.
-    """
+    since it tends to 1: as π outgrows the other policy, the term must keep pulling π back."""
     d = (log_other - log_pi).clamp(max=LOG_RATIO_MAX)
     value = d.expm1() - d
     clamped = value.clamp(max=KL_MAX)

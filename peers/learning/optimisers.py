@@ -1,8 +1,7 @@
 """AdamW, with its moments in fp32 or in 8 bits, and Muon.
 
 Those in 8 bits take a step piece by piece: a piece's moments become fp32, torch's fused AdamW steps
-them, and they are rounded again. So both compute the same formula.
-"""
+them, and they are rounded again. So both compute the same formula."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,8 +45,7 @@ class QuantisedMoments:
     """Moments in 8 bits with a scale per block (Dettmers et al. 2021, 2110.02861), by torchao.
 
     torchao's own AdamW is not used: it compiles a program for each shape, and its states are a
-    class of tensors that cannot be written as safetensors.
-    """
+    class of tensors that cannot be written as safetensors."""
 
     def __init__(self) -> None:
         """Raises `UserError` where torchao is missing."""
@@ -147,8 +145,7 @@ class Muon(torch.optim.Optimizer):
 
     A matrix moves by its momentum, orthogonalised (Jordan et al. 2024) and scaled to the size of
     AdamW's updates (Liu et al. 2025, 2502.16982, eq. 4): torch's `Muon` with `match_rms_adamw`. Of
-    a divided matrix every rank gathers the whole update, and keeps its own part of the momentum.
-    """
+    a divided matrix every rank gathers the whole update, and keeps its own part of the momentum."""
 
     def __init__(self, parameters: Iterable[Tensor], apart: Sequence[Tensor], **numbers: Any):
         given = list(parameters)
@@ -220,8 +217,7 @@ def make_optimiser(
 ) -> torch.optim.Optimizer:
     """The optimiser of this name in the trainer's settings; raises `UserError`.
 
-    `apart`: matrices that Muon leaves to AdamW, which are embedding and head.
-    """
+    `apart`: matrices that Muon leaves to AdamW, which are embedding and head."""
     chosen = _Numbers(
         lr=numbers.learning_rate,
         betas=(numbers.beta1, numbers.beta2),

@@ -4,8 +4,7 @@ There are two layouts. *Padded*: one sequence per row, rows of similar length to
 the end, where causal attention cannot see it. *Packed*: several whole sequences per row, placed by
 first-fit decreasing; positions restart, and attention stays within a sequence. A CPU has no
 attention kernel for packed rows, so there the layout with the smaller estimated cost is used.
-Identical sequences of a batch are computed once, and collect the gradients of all copies.
-"""
+Identical sequences of a batch are computed once, and collect the gradients of all copies."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ In a larger model attention matters less. Only a CPU's choice of layout depends 
 class Rows:
     """R rows of S input tokens for one forward pass, and the indices of its results in the batch.
 
-    A sequence's last token predicts nothing, so it is not an input.
-    """
+    A sequence's last token predicts nothing, so it is not an input."""
 
     tokens: Tensor
     """Token ids, int64 [R, S]; padding is 0."""
@@ -96,8 +94,7 @@ def lay_out(batch: Batch, layout: Layout | None = None, tokens_max: int = 0) -> 
     """Lay a batch out in forward passes of at most `tokens_max` tokens each.
 
     A longer sequence has a pass to itself. `layout` None takes the cheaper layout on a CPU, and
-    `tokens_max` 0 is `PASS_TOKENS_MAX`.
-    """
+    `tokens_max` 0 is `PASS_TOKENS_MAX`."""
     most = tokens_max or PASS_TOKENS_MAX
     passes = []
     for sequences in _by_temperature(_distinct(batch)):
@@ -134,8 +131,7 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Pack indices into `lengths` into bins, by first-fit decreasing.
 
     No bin's sum exceeds `capacity`, except a bin of one longer length. The number of bins is at
-    most 11/9 of the minimum, + 1.
-    """
+    most 11/9 of the minimum, + 1."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     free = np.full(len(lengths), capacity)
     bins: list[list[int]] = []
@@ -171,8 +167,7 @@ def _distinct(batch: Batch) -> list[_Sequence]:
 def _by_temperature(sequences: list[_Sequence]) -> list[list[_Sequence]]:
     """Group sequences by temperature, in order of first appearance.
 
-    A run may change its temperature, so that a batch holds sequences of both.
-    """
+    A run may change its temperature, so that a batch holds sequences of both."""
     found: dict[float, list[_Sequence]] = {}
     for sequence in sequences:
         found.setdefault(sequence.temperature, []).append(sequence)

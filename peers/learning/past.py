@@ -2,8 +2,7 @@
 
 A policy's weights are needed on the device for the few passes that score a batch, and never at the
 same time as the gradients. So one spare model serves all past policies. Its memory exists only
-during those passes, in which no gradients do: it never adds to the peak of a training step.
-"""
+during those passes, in which no gradients do: it never adds to the peak of a training step."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +35,7 @@ class PastPolicies:
     """The policies that rollouts may come from, and a spare model that scores with them.
 
     Past adapters, and the reference, which is the base without an adapter, need no spare model: the
-    trained policy scores with them, and gets its own adapter back.
-    """
+    trained policy scores with them, and gets its own adapter back."""
 
     def __init__(self, spare: Any | None, trained: TrainedPolicy, sharding: Sharding) -> None:
         """`spare`: a model whose weights are overwritten, of the policy's architecture unless it is
@@ -87,8 +85,7 @@ class PastPolicies:
     ) -> list[Tensor]:
         """Log-probabilities of the completion tokens of each batch under these weights, fp32 [n].
 
-        `batches`: each batch's passes.
-        """
+        `batches`: each batch's passes."""
         with self.loaded(weights) as scorer:
             return [score_passes(scorer, passes) for passes in batches]
 
@@ -96,8 +93,7 @@ class PastPolicies:
     def loaded(self, weights: Mapping[str, Tensor]) -> Iterator[Scorer]:
         """Yield a scorer with these weights.
 
-        The trained policy loses its gradients: their memory holds the spare model meanwhile.
-        """
+        The trained policy loses its gradients: their memory holds the spare model meanwhile."""
         self._trained.optimiser.zero_grad()
         own = self._assign(weights)
         try:

@@ -2,8 +2,7 @@
 
 Parameters, gradients, moments and held policies are those of a model on torch's device `meta`. A
 pass is counted on fake tensors (`activations`). What FSDP gathers is computed from its grouping:
-two layers, and all parameters outside layers. The figures of the processes are estimates.
-"""
+two layers, and all parameters outside layers. The figures of the processes are estimates."""
 
 from __future__ import annotations
 
@@ -156,8 +155,7 @@ class Model:
 def plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
     """Plan one rank's memory; `problem` says what does not fit and what would need less.
 
-    Raises `UserError`.
-    """
+    Raises `UserError`."""
     found = _plan(model, sharding, machine, work)
     problem = _problem(found, machine)
     if problem:
@@ -169,8 +167,7 @@ def fit(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> M
     """Plan one rank's memory with passes as large as fit, unless `pass_tokens` says how large.
 
     A pass is halved until the memory suffices, down to the longest sequence. Smaller passes take
-    more kernel launches and give the same gradients.
-    """
+    more kernel launches and give the same gradients."""
     found = _plan(model, sharding, machine, work)
     tokens = work.tokens
     while not sharding.pass_tokens and tokens > work.longest and _excess(found):
@@ -281,8 +278,7 @@ def _gathered(
     Of the experts it is one of `expert_parts`; their tensors alone have three dimensions.
 
     A layer is gathered into a buffer and copied out. Its gradients are reduced in fp32 while the
-    next layer's are computed; those of the other parameters wait until no activations are left.
-    """
+    next layer's are computed; those of the other parameters wait until no activations are left."""
     layers = [_of(layer, trained=not adapts) for layer in decoder_layers(shape)]
     layer = max(
         sum(each.numel() // (expert_parts if each.ndim > 2 else 1) for each in some)

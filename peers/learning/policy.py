@@ -33,8 +33,7 @@ def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
     """The model in the Hugging Face folder `base`, to be sharded, still without weights.
 
     With the run's adapters, if it trains any: all other parameters are then frozen. Raises
-    `UserError` for settings that this device or the run's adapters cannot have.
-    """
+    `UserError` for settings that this device or the run's adapters cannot have."""
     how, device = settings.sharding, ranks.device
     if settings.attention and (reason := why_not(settings.attention, device, how.mixed_precision)):
         raise UserError(f"trainer.attention: {reason}; omit it to use the fastest available")
@@ -72,8 +71,7 @@ class Snapshot:
 class TrainedPolicy:
     """A model with fp32 master weights, its scorer and its optimiser.
 
-    If the run trains adapters (`adapters`), they are all that is trained, held and written.
-    """
+    If the run trains adapters (`adapters`), they are all that is trained, held and written."""
 
     def __init__(self, model: Any, base: Path, settings: LearnerSettings, ranks: Ranks) -> None:
         """Shard `model` over the ranks, and read the weights of its Hugging Face folder `base`."""
@@ -108,8 +106,7 @@ class TrainedPolicy:
         """The forward passes over a batch, on this rank's device; `scorer`: if not the policy's.
 
         Every rank makes the same number of passes, since each pass is a collective: a rank with
-        fewer rows adds empty passes.
-        """
+        fewer rows adds empty passes."""
         passes: list[Rows] = []
         scorer = scorer or self.scorer
         if len(batch):
@@ -138,8 +135,7 @@ class TrainedPolicy:
         """This rank's part of a published policy, in the published dtype; whole models are read at
         each access.
 
-        Raises `UserError` if the policy is of another model.
-        """
+        Raises `UserError` if the policy is of another model."""
         if self._adapter.rank:
             found = adapters.read_adapter(folder, self.trained(), self._adapter, self._seed)
             return {name: value.to(self.published_dtype) for name, value in found.items()}
@@ -187,8 +183,7 @@ class TrainedPolicy:
         """Copy the policy to host memory, in the base's dtype, for `write`.
 
         With several ranks each gathers all parameters and keeps its share of them; adapters are
-        rank 0's. `is_base`: it is the policy that training began with.
-        """
+        rank 0's. `is_base`: it is the policy that training began with."""
         owners, writers = ({}, {}) if self._adapter.rank else self._owners
         # Frozen parts of a whole model, such as its eyes, are published, too.
         published = self.trained() if self._adapter.rank else dict(self.model.named_parameters())
@@ -207,8 +202,7 @@ class TrainedPolicy:
         """The rank that writes each parameter and buffer, and that of each tensor of the folder.
 
         Asked for in the learner's thread alone: a sharded model lists its state by freeing what it
-        has gathered, under the pass that this thread may be in.
-        """
+        has gathered, under the pass that this thread may be in."""
         owners: dict[str, int] = {}
         loads = [0] * self.ranks.world
         for name, parameter in self.model.named_parameters():
@@ -256,8 +250,7 @@ class TrainedPolicy:
         """Create the tensors that the optimiser creates in its first step, for a load to fill.
 
         `names`: those of the tensors in the training state `folder`. Raises `UserError` if they are
-        another optimiser's.
-        """
+        another optimiser's."""
         for parameter in self.trained().values():
             self.optimiser.state[parameter] = begin_state(self.optimiser, parameter)
         missing = [name for name in self.state() if name not in names]

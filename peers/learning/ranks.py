@@ -100,8 +100,7 @@ class Ranks:
         """Make a mesh of `replicas` whole copies of the policy, each sharded over its own ranks,
         of which `tensor` neighbours divide each matrix, or `sequence` neighbours share the tokens.
 
-        These numbers divide the ranks (`sharding.check_layout`).
-        """
+        These numbers divide the ranks (`sharding.check_layout`)."""
         if not dist.is_initialized():
             dist.init_process_group(
                 _backend(self.device), store=dist.HashStore(), rank=0, world_size=1
@@ -122,8 +121,7 @@ class Ranks:
         """Indices of the sequences that this rank computes, ascending.
 
         Each sequence goes to the part with the fewest tokens so far; `first` says which part is the
-        first of equals. Every rank computes the same division.
-        """
+        first of equals. Every rank computes the same division."""
         if self.parts == 1:
             return list(range(len(lengths)))
         loads = [0] * self.parts
@@ -155,8 +153,7 @@ class Ranks:
         """Wait for all ranks; raise on every rank if one of them passes an error.
 
         `saving`: set by the thread that writes states. Its collectives use a group of their own, so
-        that they do not mix with the main threads'.
-        """
+        that they do not mix with the main threads'."""
         if error is not None and self.world == 1:
             raise error
         if self.world == 1:

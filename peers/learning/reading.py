@@ -1,8 +1,7 @@
 """Reads this rank's share of an accepted submission's rollouts.
 
 The file is on a disk that every rank can access. One rank reads and checks all of it; every other
-rank reads the offsets, and the tokens of its own sequences.
-"""
+rank reads the offsets, and the tokens of its own sequences."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +22,7 @@ def check_file(submission: AcceptedSubmission) -> None:
     """Check a submission's whole file, on behalf of all ranks.
 
     A trusted validator wrote it, but on another machine: the copy may be damaged. Raises `OSError`
-    or `ValueError`.
-    """
+    or `ValueError`."""
     raw = Path(submission.path).read_bytes()
     check_digest(raw, submission.rollouts_digest)
     Rollouts.from_bytes(raw)
@@ -33,8 +31,7 @@ def check_file(submission: AcceptedSubmission) -> None:
 def read_groups(submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGroups:
     """This rank's share of an accepted submission, whose file `check_file` has found right.
 
-    Raises `OSError`, or `ValueError` unless each row has exactly one reward.
-    """
+    Raises `OSError`, or `ValueError` unless each row has exactly one reward."""
     try:
         with safetensors.safe_open(submission.path, framework="numpy") as file:
             return _read(file, submission, ranks)

@@ -2,8 +2,7 @@
 
 A row is a prompt with an answer, a chat, a prompt with a chosen and a rejected answer, a response
 in the form of SYNTHETIC-1, which `swarm synthesize` writes, or a rollout that `swarm rollouts
-export` wrote.
-"""
+export` wrote."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -93,8 +92,7 @@ class Records:
         """Each (chosen, rejected) pair; raises `UserError` with the row.
 
         Of a policy's answers to a prompt, the best and the worst, the first of each; a prompt whose
-        rewards are all equal has no pair.
-        """
+        rewards are all equal has no pair."""
         if self._are_rollouts or self._are_solutions:
             yield from self._best_and_worst()
             return
@@ -191,8 +189,7 @@ class Records:
     def _are_own(self, turns: Sequence[Any], where: str) -> bool:
         """Whether this model's tokenizer gives the rollout's tokens their text.
 
-        Raises `UserError` if they have no text.
-        """
+        Raises `UserError` if they have no text."""
         for turn in turns:
             if turn["text"] is None:
                 raise UserError(

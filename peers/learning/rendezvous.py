@@ -3,8 +3,7 @@
 `torchrun` starts all ranks anew when one dies or a node comes back. Each node's agent does so by
 itself, and they do not count these starts alike, so nothing that `torchrun` sets names a start.
 Here rank 0 names it, and the others answer: a name and its answers are never those of an earlier
-start, whose keys may still be in the store.
-"""
+start, whose keys may still be in the store."""
 
 import os
 import time
@@ -37,8 +36,7 @@ def meet(launch: Launch) -> Rendezvous:
     """Wait until all ranks of this start are there.
 
     Raises `UserError` without `torchrun`'s environment, and `RuntimeError` if the store or a rank
-    is missing for `JOIN_SECONDS`.
-    """
+    is missing for `JOIN_SECONDS`."""
     store = _connect(launch, is_master=launch.rank == 0)
     me = uuid.uuid4().hex
     name = _accept(store, launch, me) if launch.rank else _invite(store, launch, me)

@@ -35,8 +35,7 @@ class Scorer(torch.nn.Module):
     """Computes a model's log-probabilities and entropies of the completion tokens of `Rows`.
 
     It is a module, so that sharding and compilation can wrap the whole pass. The head is applied at
-    completion positions only.
-    """
+    completion positions only."""
 
     def __init__(self, model: Any) -> None:
         """Raises `UserError` for a model whose attention this would compute wrongly."""
@@ -73,8 +72,7 @@ class Scorer(torch.nn.Module):
         """Set `packs` by passes over random tokens, and share tokens with `group`, if there is one.
 
         Recurrent layers, for example, carry their state on from one packed sequence to the next.
-        Raises `UserError` for a model that computes a padded sequence otherwise than it alone.
-        """
+        Raises `UserError` for a model that computes a padded sequence otherwise than it alone."""
         if self.packs and group is None:
             return
         parts = [_random_batch(self.model.config, [length]) for length in CHECK_LENGTHS]
@@ -147,8 +145,7 @@ class Scorer(torch.nn.Module):
         log_softmax(logits / temperature) in fp32, at the rows' temperature. The entropy, in nats,
         is 0 unless `entropy`; it has a gradient only with `entropy_gradient`. With `largest_logit`
         the second value is the largest logit instead, with its gradient. With `states` the first is
-        the final hidden states that predict the tokens, [k, hidden].
-        """
+        the final hidden states that predict the tokens, [k, hidden]."""
         if rows.whole is None:
             arguments = attention_arguments(self._kernel, rows, self._windows)
         else:
@@ -177,8 +174,7 @@ class Scorer(torch.nn.Module):
     def _all(self, values: Tensor, rows: Rows) -> Tensor:
         """The results of all ranks that share a pass.
 
-        The backward pass sums what they make of a result, since each computes the loss of all.
-        """
+        The backward pass sums what they make of a result, since each computes the loss of all."""
         return values if rows.whole is None else all_gather(values.contiguous(), 0, self._group)
 
 

@@ -38,8 +38,7 @@ def score(
     Each submission has forward passes of its own. So the values depend neither on when they are
     computed nor on the other submissions: they are the same to the last bit ahead of the step, in
     it, and after a crash. `step`: number of the policy held. Where several policies sampled a
-    rollout, each scores all of it, as if it had sampled all, and gives μ of its own tokens.
-    """
+    rollout, each scores all of it, as if it had sampled all, and gives μ of its own tokens."""
     # With several optimiser steps, passes after the first are those of weights that have moved.
     one_step = settings.optimiser.optimiser_steps == 1
     own = step if one_step and _publishes_exactly(policy) else -1  # left to the training pass
@@ -72,8 +71,7 @@ def _publishes_exactly(policy: TrainedPolicy) -> bool:
 class ScoredBatch:
     """One optimiser step's batch, with all values that stay fixed while the optimiser steps.
 
-    n is the number of completion tokens and B of completions on this rank.
-    """
+    n is the number of completion tokens and B of completions on this rank."""
 
     batch: Batch
     """This rank's sequences."""
@@ -147,8 +145,7 @@ def assemble(
 
     `current`: the learner's number, if no weights move before this batch is trained on. The
     learner's own log-probabilities are then left to the training pass. `problems` is as in
-    `peers.learning.advantages.advantages`.
-    """
+    `peers.learning.advantages.advantages`."""
     device = policy.ranks.device
     objective = settings.objective
     batches = [each.batch(groups) for each, groups in part]
@@ -224,8 +221,7 @@ def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, f
 
     They are reported only, never used. `engine_log_probability_difference`: the largest difference,
     in nats. `engine_kl`: KL(engine ‖ trainer) per token. `engine_outside_share`: share of tokens
-    that differ by more than `ENGINE_DIFFERENCE_MAX`. Empty where engines reported none.
-    """
+    that differ by more than `ENGINE_DIFFERENCE_MAX`. Empty where engines reported none."""
     ours = torch.cat([batch.log_mu.cpu() for batch in batches])
     theirs = torch.cat([batch.reported for batch in batches])
     ours, theirs = ours[~theirs.isnan()], theirs[~theirs.isnan()]

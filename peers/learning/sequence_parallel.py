@@ -4,8 +4,7 @@ All of a model but its attention computes each token by itself, so that a rank n
 only. Around attention the ranks exchange tokens for heads, all to all: each attends with some of
 the heads, over all tokens (DeepSpeed-Ulysses, arXiv 2309.14509, §3). Token t of a row belongs to
 rank t mod N, not to the rank of its block: prompts and completions, and so the head's logits, are
-then shared evenly, too.
-"""
+then shared evenly, too."""
 
 import copy
 import math
@@ -33,8 +32,7 @@ def share(rows: Rows, rank: int, ranks: int) -> Rows:
     """One rank's share of a pass: every so-many-th token of its rows, padded to equal lengths.
 
     Every rank computes equally many results, some of them for nothing; `source` points into the
-    results of all ranks, one rank's after another's.
-    """
+    results of all ranks, one rank's after another's."""
     width = rows.tokens.shape[1]
     missing = -width % ranks
     ends = rows.starts.new_tensor([width + missing] if missing else [])

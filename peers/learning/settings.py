@@ -51,8 +51,7 @@ def learning_rate(optimiser: Optimiser, optimiser_steps: int, step: int) -> floa
     rises linearly over `warmup_steps`. Every decay ends at `final_learning_rate_share` of the rate
     and stays there. Cosine: Loshchilov & Hutter 2017 (1608.03983), without restarts. WSD (warm-up,
     stable, decay): Hu et al. 2024 (2404.06395), with the linear decay of Hägele et al. 2024
-    (2405.18392).
-    """
+    (2405.18392)."""
     if step < optimiser.warmup_steps:
         return optimiser.learning_rate * (step + 1) / optimiser.warmup_steps
     begin = optimiser.warmup_steps

@@ -1,8 +1,7 @@
 """Sharding of a policy over ranks by FSDP2, with mixed precision, checkpointing and offload.
 
 Parameters stay in fp32: they are the master weights that AdamW steps. Mixed precision only changes
-the dtype of gathering and computing. Several replicas (`Ranks.make_mesh`) make it HSDP.
-"""
+the dtype of gathering and computing. Several replicas (`Ranks.make_mesh`) make it HSDP."""
 
 import functools
 from collections.abc import Iterable
@@ -36,8 +35,7 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
 
     Its `layers` are gathered one at a time, all other parameters together while `module` runs. A
     single process without mixed precision or offload only moves the module to its device.
-    Parameters on the device `meta` get memory for this rank's part, not yet filled.
-    """
+    Parameters on the device `meta` get memory for this rank's part, not yet filled."""
     check_layout(how, ranks.world, module.model)
     layers = list(layers)
     for layer in layers:
@@ -77,8 +75,7 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
 def check_layout(how: Sharding, ranks: int, model: Any, table: str = "trainer") -> None:
     """Raise `UserError` for settings that do not divide the ranks, or each other's work.
 
-    `table`: the one that they stand in, for the sentence.
-    """
+    `table`: the one that they stand in, for the sentence."""
     plain = Sharding()
     used = {each for each in how.__struct_fields__ if getattr(how, each) != getattr(plain, each)}
     for one, other in APART:
@@ -149,8 +146,7 @@ def compile_layer(layer: Any) -> None:
     """Have a layer run compiled, in place; it is compiled at its first pass.
 
     Sizes are symbols from the beginning: passes differ in rows and tokens, and each new size would
-    compile again. Compiled code takes other kernels, so results differ by rounding.
-    """
+    compile again. Compiled code takes other kernels, so results differ by rounding."""
     layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
@@ -179,8 +175,7 @@ def divide_experts(layers: list[Any], mesh: DeviceMesh, **fsdp: Any) -> None:
     Tokens travel to the ranks of their experts and back, by transformers' dispatch. So the experts'
     weights, most of a mixture, are never gathered; every other weight is, as without this.
     `mesh` is that of `Ranks.make_mesh`. FSDP2, with the options `fsdp`, shards each rank's experts
-    over the copies.
-    """
+    over the copies."""
     found = [
         layer.mlp.experts for layer in layers if hasattr(getattr(layer, "mlp", None), "experts")
     ]

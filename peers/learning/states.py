@@ -2,8 +2,7 @@
 
 Every rank writes its part into one folder, which all ranks must see. Any number of ranks can read
 it again. `state.json` holds everything that is not a tensor. The folder gets its final name only
-when all of it is durable.
-"""
+when all of it is durable."""
 
 import json
 import warnings
@@ -34,8 +33,7 @@ def write(folder: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any], ra
     """Write this state to `folder`, durably, or leave the folder as it was.
 
     All ranks call it, from their saving threads. Raises `DiskFullError`, or `OSError` or
-    `RankError` for another failure, here or on another rank.
-    """
+    `RankError` for another failure, here or on another rank."""
     try:
         with whole_folder(folder, ranks, saving=True) as aside:
             with _alone_on_purpose():

@@ -2,8 +2,7 @@
 
 One rollout step takes one or more optimiser steps, each on its part of the groups. The
 log-probabilities under fixed policies (`scoring.py`) are computed before any weight moves.
-`objective.py` has the losses, `packing.py` the layout of a batch.
-"""
+`objective.py` has the losses, `packing.py` the layout of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -21,8 +21,7 @@ Slices = tuple[slice, ...]
 class StoredWeights:
     """The tensors of a Hugging Face folder's safetensors files, mapped into memory.
 
-    The files stay open: a part can be read after the folder was deleted.
-    """
+    The files stay open: a part can be read after the folder was deleted."""
 
     def __init__(self, folder: Path) -> None:
         """Read the files' headers; raises `UserError`."""
@@ -41,8 +40,7 @@ class StoredWeights:
         """Read a part of a tensor, on the CPU, in its stored dtype; raises `UserError`.
 
         The experts of a layer are one tensor, as in transformers' models; those in the part are
-        read whole.
-        """
+        read whole."""
         if name not in self._fused:
             return self._read(name, slices)
         experts = [
@@ -74,8 +72,7 @@ class StoredWeights:
 class ConvertedWeights(StoredWeights):
     """The weights of a family whose published tensors transformers renames, divides or joins.
 
-    They are read whole, by transformers, and held in memory.
-    """
+    They are read whole, by transformers, and held in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

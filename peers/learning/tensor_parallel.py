@@ -2,8 +2,7 @@
 
 The division is transformers' own plan for the model. The parts of a matrix stay on their ranks, so
 a layer's weights are never gathered over them; instead the ranks add up two sums of hidden states
-per layer. All ranks that divide a matrix compute the same sequences.
-"""
+per layer. All ranks that divide a matrix compute the same sequences."""
 
 import fnmatch
 from typing import Any

@@ -2,8 +2,7 @@
 
 The hash of a source's files and of the tokenizer names the file in the cache, so that restarts,
 ranks and other trainings read the same one. An interrupted tokenization resumes at the document
-that it had come to.
-"""
+that it had come to."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -42,8 +41,7 @@ class _Done(msgspec.Struct):
 def tokenized(files: Sequence[DataFile], tokenizer: str, read: Read) -> tuple[str, Tokens]:
     """The tokens of some files, one behind the other, and their name; raises `UserError`.
 
-    `tokenizer` says all else that they depend on.
-    """
+    `tokenizer` says all else that they depend on."""
     path = cached(files, f"{FORMAT} {tokenizer}", ".tokens", partial(_tokenize, files, read))
     # An empty file cannot be mapped.
     size = path.stat().st_size // 4

@@ -62,8 +62,7 @@ class TrainingSettings(ComputeSettings):
     def take(self, found: MemoryPlan, events: Events, save_steps: int = 0) -> None:
         """Say what training will hold in memory; raises `UserError` if it does not fit.
 
-        `save_steps`: steps that a crash loses; 0: that is told elsewhere.
-        """
+        `save_steps`: steps that a crash loses; 0: that is told elsewhere."""
         parts = {
             memory: [
                 f"{part.name} {readable_bytes(part.bytes)}" for part in fullest(found.parts, memory)

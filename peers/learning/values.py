@@ -3,8 +3,7 @@
 Source: VinePPO (arXiv 2410.01679), without discount. The advantage of the tokens between two states
 is the later state's value less the earlier one's. The first state's value is the group's mean
 reward, which is the mean over G continuations of the prompt, and the last one's is the rollout's
-own reward. A rollout without further states so has its group's advantage at every token.
-"""
+own reward. A rollout without further states so has its group's advantage at every token."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,8 +20,7 @@ from swarm.wire.manifest import Objective
 def give_values(given: AcceptedGroups, values: Sequence[StateValue], objective: Objective) -> None:
     """Give this rank's share of a submission the advantages that follow from values of states.
 
-    Without any, the submission has the advantages of its groups, even if it had others before.
-    """
+    Without any, the submission has the advantages of its groups, even if it had others before."""
     given.token_advantage = None
     if not values:
         return
@@ -51,8 +49,7 @@ def token_advantages(
     `rewards` are the group's. Divided as the group's advantages are
     (`peers.learning.advantages.divisor`), so that rollouts with and without values have one
     scale. Values at positions outside 1 to `length` - 1 are ignored, and of several at one
-    position the last counts.
-    """
+    position the last counts."""
     group = torch.tensor(rewards).float()
     known = {each.position: each.value for each in values if 0 < each.position < length}
     positions = [0, *sorted(known), length]

@@ -1,8 +1,7 @@
 """A rank's watch over the other ranks: torch's collectives would keep waiting for a dead rank.
 
 A thread in every rank reports every second that the rank is alive. It ends its process when another
-rank falls silent or ends by an error.
-"""
+rank falls silent or ends by an error."""
 
 import atexit
 import os

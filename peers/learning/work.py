@@ -32,8 +32,7 @@ def training_work(model: Any, batch: Batch) -> dict[str, float]:
     """Figures of one optimiser step on this rank's sequences, which add up over ranks and steps.
 
     `trained_tokens`: prompt and completion tokens. `model_flops`: the operations that they need.
-    Equal sequences of a batch are computed once (`packing.py`), so they count once here.
-    """
+    Equal sequences of a batch are computed once (`packing.py`), so they count once here."""
     columns = zip(
         batch.split(batch.tokens),
         batch.split(batch.sampled),
@@ -59,8 +58,7 @@ def model_flops(model: Any, sequences: Sequence[tuple[int, int]]) -> float:
     halved for causality); per sampled token 6 per parameter of the head, which computes no others.
     Frozen parameters, which get no gradient, take 4 instead of 6.
     The embedding is a look-up. Of a layer's experts, those that a token is routed to count. Work
-    that is done twice (activation checkpointing) and the passes for log μ are not counted.
-    """
+    that is done twice (activation checkpointing) and the passes for log μ are not counted."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings().weight
     embedding = model.get_input_embeddings().weight

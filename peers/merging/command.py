@@ -44,8 +44,7 @@ def merge_checkpoints(
 ) -> None:
     """Merge checkpoints of one architecture and tokenizer, tensor by tensor.
 
-    Memory holds one file of the result.
-    """
+    Memory holds one file of the result."""
     require_extra("infer", "swarm checkpoint merge")
     from peers.merging.merge import Method, Recipe, merge
 

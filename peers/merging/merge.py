@@ -1,8 +1,7 @@
 """Merge checkpoints tensor by tensor: memory holds one file of the result.
 
 The result has the files of the first checkpoint, its dtypes and its tokenizer. It appears whole, or
-not at all.
-"""
+not at all."""
 
 import json
 import shutil
@@ -126,8 +125,7 @@ class Merged:
 def merge(recipe: Recipe, out: Path, progress: Callable[[int, int], None]) -> Merged:
     """Merge checkpoints into the new folder `out`; raises `UserError`.
 
-    `progress` gets the bytes written and their total.
-    """
+    `progress` gets the bytes written and their total."""
     check(recipe, out)
     stored = [StoredTensors(folder, _is_used(folder)) for folder in recipe.read]
     _check_alike(recipe.read, stored)

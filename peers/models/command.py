@@ -31,8 +31,7 @@ def push_checkpoint(
 
     The card names the base, the run, its environments, the policy's step, its evaluation, and the
     heads of the ledger; with --bootstrap the run's peers are asked for them. Needs HF_TOKEN, or
-    hf auth login.
-    """
+    hf auth login."""
     require_extra("infer", "swarm checkpoint push")
     from peers.models.push import Origin, asked, card, origin_of, push
 

@@ -60,8 +60,7 @@ def find_model(given: str | Path, option: str, *, weights: bool = True) -> Model
 
     What is on the hub is downloaded into its cache (`HF_HOME`) once, with a progress bar; a GGUF
     file is converted once. `option` begins the sentence of an error: `--model`. Without `weights`
-    only config and tokenizer are fetched. Raises `UserError`.
-    """
+    only config and tokenizer are fetched. Raises `UserError`."""
     text = str(given)
     path = Path(text)
     try:
@@ -98,8 +97,7 @@ def converted(path: Path, option: str) -> Path:
     """The folder of a GGUF file's model, dequantised by transformers unless it was before.
 
     It lies in the cache (`~/.cache/swarm/gguf`, or below `XDG_CACHE_HOME`), under the file's hash.
-    Weights of 4 or 8 bits stay as coarse as they are, in bfloat16. Raises `UserError`.
-    """
+    Weights of 4 or 8 bits stay as coarse as they are, in bfloat16. Raises `UserError`."""
     require_extra("gguf", f"{option} {path.name}")
     digest = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "swarm" / "gguf"
@@ -170,8 +168,7 @@ def _described(path: Path, option: str) -> tuple[int, str]:
 def _check_header(path: Path) -> None:
     """Raise `ValueError` for a header that promises more than the file holds.
 
-    The library reads what lies beyond the end as empty, without an end.
-    """
+    The library reads what lies beyond the end as empty, without an end."""
     with path.open("rb") as file:
         total = path.stat().st_size
 

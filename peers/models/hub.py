@@ -2,8 +2,7 @@
 
 `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` mean what they mean to the library. Of a
 model only config, tokenizer and safetensors are fetched, of a data set only the files that are
-read, never programs or pickles. A file counts once its SHA-256 is the one that the hub states.
-"""
+read, never programs or pickles. A file counts once its SHA-256 is the one that the hub states."""
 
 import hashlib
 import json
@@ -75,8 +74,7 @@ def download_data(
 ) -> tuple[str, list[Path]]:
     """The commit of a data set of the hub, and files of it in the library's cache.
 
-    `choose` says which, of the names of all; no others are fetched. Raises `UserError`.
-    """
+    `choose` says which, of the names of all; no others are fetched. Raises `UserError`."""
     called = f"the data set {name}" + (f"@{revision}" if revision else "")
     place = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
     chosen: list[PurePath] = []
@@ -182,8 +180,7 @@ def _bound(response: httpx2.Response) -> None:
 def _bounded_bar(most: int) -> type[tqdm]:
     """The library's progress bar, which ends a download of more bytes.
 
-    In a child it reports progress to its owner.
-    """
+    In a child it reports progress to its owner."""
     reporter = current.get()
 
     class Bar(tqdm):
@@ -229,8 +226,7 @@ def _check_size(hub: HfApi, name: str, revision: str | None, called: str) -> Non
 def _check_digests(folder: Path, called: str) -> None:
     """Check the SHA-256 of each large file that was not checked before; raises `UserError`.
 
-    The cache names a large file's blob by the SHA-256 that the hub states.
-    """
+    The cache names a large file's blob by the SHA-256 that the hub states."""
     noted = folder.parent.parent / _CHECKED
     known: set[str] = set()
     with suppress(OSError, UnicodeDecodeError):
@@ -269,8 +265,7 @@ def explained(
 ) -> Exception:
     """The sentence for an error of the hub's library, with the way out.
 
-    `name` is the repository's; `called` begins the sentence.
-    """
+    `name` is the repository's; `called` begins the sentence."""
     hub = re.sub("//[^/@]*@", "//", constants.ENDPOINT)  # without a password
     causes: list[Any] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:

@@ -81,8 +81,7 @@ def run_create(
     """Make and sign a run manifest.
 
     Tables and keys of FILE are the fields of the manifest (docs/protocol.md), without the hashes
-    of the tokenizer and of the environments' probe tasks: those are computed here.
-    """
+    of the tokenizer and of the environments' probe tasks: those are computed here."""
     require_extra("infer", "swarm run create")
     from peers.calibration.of_run import Measuring
     from peers.owner.signing import OwnersFiles, create_run
@@ -115,8 +114,7 @@ def run_update(
     """Sign another version of a run, show what it changes and when, and hand it to the network.
 
     Raise `version` in FILE with every change. Without --bootstrap the new version is only signed:
-    repeat the command with it, or restart a bootstrap peer with the new manifest.
-    """
+    repeat the command with it, or restart a bootstrap peer with the new manifest."""
     require_extra("infer", "swarm run update")
     from peers.calibration.of_run import Measuring
     from peers.owner.signing import OwnersFiles, update_run
@@ -145,8 +143,7 @@ def run_succeed(
 ) -> None:
     """Become the owner of a run whose owner's key is lost or stolen. The run's id stays.
 
-    Every peer follows, because the manifest names your key. The old key can change nothing more.
-    """
+    Every peer follows, because the manifest names your key. The old key can change nothing more."""
     from peers.owner.signing import succeed
 
     succeed(manifest, owner_key, successor, bootstrap or [])

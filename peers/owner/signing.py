@@ -172,8 +172,7 @@ def succeed(manifest: Path, key: Path, successors: list[str] | None, bootstrap: 
     replaces it. `successors`: keys that may own the run next; None: the other successors.
 
     With `bootstrap`, the version that the network has is succeeded if it is newer than that of the
-    file; else a peer that hands out an old version would bring back what has been changed since.
-    """
+    file; else a peer that hands out an old version would bring back what has been changed since."""
     if not key.exists():
         raise UserError(f"there is no key {key}; give the successor's key with --owner-key")
     for each in successors or []:
@@ -226,8 +225,7 @@ async def reinstate(
     """Sign the reinstatement of an evicted peer and hand it to the run's trusted peers.
 
     Raises `UserError` if the peer is not evicted or the key is not the owner's, and `PeerError` if
-    no trusted peer takes the message.
-    """
+    no trusted peer takes the message."""
     owner = owners_key(run.owner, owner_key)
     problems: list[str] = []
     await learn_expulsions(node, run, peer, problems)

@@ -1,7 +1,6 @@
 """The byte format of TOPLOC proofs, and its check, which runs first and needs no torch.
 
-`peers.proofs.toploc` explains the format.
-"""
+`peers.proofs.toploc` explains the format."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def check_format(proofs: Sequence[bytes], spans: Sequence[int]) -> None:
 
     `spans`: its tokens by the policy that sampled them; no proof covers tokens of two policies. A
     span of n tokens needs ⌈n / 32⌉ proofs. Each has 258 bytes, with 128 ≤ modulus ≤ 65497 (a
-    smaller modulus cannot keep 128 indices distinct) and all coefficients below 65497.
-    """
+    smaller modulus cannot keep 128 indices distinct) and all coefficients below 65497."""
     wanted = sum(chunk_count(tokens) for tokens in spans)
     if len(proofs) != wanted:
         among = f" of {len(spans)} policies" if len(spans) > 1 else ""
@@ -61,6 +59,5 @@ def check_format(proofs: Sequence[bytes], spans: Sequence[int]) -> None:
 def split(proof: bytes) -> list[bytes]:
     """Split a submission's `proof` field into its proofs, which are concatenated there.
 
-    The last proof may be too short; `check_format` refuses it.
-    """
+    The last proof may be too short; `check_format` refuses it."""
     return [proof[start : start + PROOF_BYTES] for start in range(0, len(proof), PROOF_BYTES)]

@@ -21,8 +21,7 @@ values, as the 512 largest. In a chunk of at most 65497 values that leaves 65497
 otherwise a few moduli just below it. Nothing else bounds it from above: a larger modulus makes
 indices collide, and two entries with one residue share one value.
 
-A proof does not show how tokens were drawn; seeded sampling does (`peers.engines.noise`).
-"""
+A proof does not show how tokens were drawn; seeded sampling does (`peers.engines.noise`)."""
 
 import functools
 from collections import defaultdict
@@ -79,8 +78,7 @@ def chunk_rows(prompt_hidden: Tensor, completion_hidden: Tensor) -> list[Tensor]
     then with rows of the prompt. `prompt_hidden` [p, hidden] holds the rows just before the
     completion's row 0, oldest first (`Piece.prompt_hidden`: without the prompt's last
     position, which *is* row 0). Raises `ValueError` for an empty completion and for a sequence
-    with fewer than 128 values in all.
-    """
+    with fewer than 128 values in all."""
     count, width = completion_hidden.shape
     if count == 0:
         raise ValueError("a completion without tokens has no proof")
@@ -121,8 +119,7 @@ def verify(
     The published thresholds (arXiv 2501.16007 and INTELLECT-2, bf16) are 90 exponents, and
     mantissas that differ by at most 10 on average and 8 in the median. One call may verify the
     chunks of many completions, after `check_format` for each completion. Formats are checked here
-    again. Raises `ProofFormatError`.
-    """
+    again. Raises `ProofFormatError`."""
     check_format(proofs, [CHUNK_TOKENS * len(chunks)])
     if not chunks:
         return []
@@ -167,8 +164,7 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 def _least_moduli(chunks: Sequence[Tensor], claimed: Integers) -> Integers:
     """The least modulus that an honest builder can take for each chunk.
 
-    Only a modulus below 65497 needs a look at the chunk's values.
-    """
+    Only a modulus below 65497 needs a look at the chunk's values."""
     least = np.full(len(chunks), PRIME, dtype=np.int64)
     for number in np.flatnonzero(claimed < PRIME).tolist():
         if chunks[number].numel() > PRIME:  # else all indices are distinct modulo 65497
@@ -183,8 +179,7 @@ def _top_values(chunks: Sequence[Tensor]) -> tuple[Integers, Integers]:
 
     Without the sign bit, bf16 patterns sort as integers in the order of their magnitudes. Ties at
     the 128th value break as in torch.topk on a CPU over the whole chunk, as in the toploc package.
-    Chunks are therefore grouped by size, not padded. A verifier tolerates other choices of ties.
-    """
+    Chunks are therefore grouped by size, not padded. A verifier tolerates other choices of ties."""
     groups: dict[int, list[int]] = defaultdict(list)
     for number, chunk in enumerate(chunks):
         if chunk.dtype != torch.bfloat16:
@@ -217,8 +212,7 @@ def _sifted_top(bits: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> Intege
 
     A heap ignores every value that does not exceed its minimum, and its minimum never falls. So
     after the chunk's head, every value not above the head's 128th largest can be left out
-    beforehand, and the heap still keeps the same values.
-    """
+    beforehand, and the heap still keeps the same values."""
     magnitudes = bits & 0x7FFF
     head = _SIFT_FROM // 2
     bound = np.partition(magnitudes[:head], head - TOP_VALUES)[head - TOP_VALUES]
@@ -263,8 +257,7 @@ def _reduce(numbers: Floats) -> Floats:
     """Reduce whole numbers below 2⁴⁰ modulo p to within ±(p/2 + 1) of 0, in place and exactly.
 
     float64 holds all of them exactly. A processor multiplies and rounds several doubles at once,
-    but computes integer remainders one by one.
-    """
+    but computes integer remainders one by one."""
     quotients = numbers * (1.0 / PRIME)
     np.rint(quotients, out=quotients)
     quotients *= PRIME
@@ -288,8 +281,7 @@ def _powers(x: Floats, count: int) -> tuple[Floats, Floats]:
 class _Points:
     """Points [chunks, n] with tables of their powers.
 
-    Sums of at most 128 products of reduced numbers stay below 2³⁸, so they are exact.
-    """
+    Sums of at most 128 products of reduced numbers stay below 2³⁸, so they are exact."""
 
     def __init__(self, x: Integers) -> None:
         low, sixteenth = _powers(_reduce(x.astype(np.float64)), _LOW)
@@ -313,8 +305,7 @@ def _product(a: Floats, b: Floats) -> Floats:
     """Products [2n, ...] of polynomials [n, ...] with reduced coefficients, constants first.
 
     The coefficients are below 2³⁷ and the Fourier transforms' error below 0.01 (a few units in the
-    53rd bit of the factors' norms), so rounding gives them exactly.
-    """
+    53rd bit of the factors' norms), so rounding gives them exactly."""
     size = len(a)
     if size > _DIRECT:
         transformed = np.fft.rfft(a, 2 * size, axis=0)
@@ -349,8 +340,7 @@ def _interpolate(x: Integers, y: Integers) -> Integers:
 
     Lagrange's formula, Σ_i y_i / P'(x_i) · P(t) / (t − x_i), where P has the roots x. In
     P(t) / (t − x_i), the coefficient of t^k is Σ_j P_(j + k + 1) · x_i^j, so all points together
-    need only the moments Σ_i y_i / P'(x_i) · x_i^j.
-    """
+    need only the moments Σ_i y_i / P'(x_i) · x_i^j."""
     result = np.empty_like(x)
     for first in range(0, len(x), _BLOCK):
         block = slice(first, first + _BLOCK)

@@ -99,8 +99,7 @@ class Group:
     """A control group that bounds the memory and the processes of a sandbox together.
 
     Only root, or a user to whom a group was delegated, may make one; without it the limits of
-    single processes remain. Version 2 has one folder, version 1 one for each controller.
-    """
+    single processes remain. Version 2 has one folder, version 1 one for each controller."""
 
     def __init__(self, limits: Limits) -> None:
         """Make the group as far as it is allowed."""

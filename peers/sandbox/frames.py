@@ -29,8 +29,7 @@ def receive(
     """The next frame.
 
     Raises `EOFError` at the end, `ValueError` for a frame that is too long, and `TimeoutError`
-    when it has not arrived after `seconds`.
-    """
+    when it has not arrived after `seconds`."""
     deadline = None if seconds is None else time.monotonic() + seconds
     (size,) = _HEADER.unpack(_exactly(connection, _HEADER.size, deadline))
     if size > most:

@@ -5,8 +5,7 @@ made of (`swarm.world.landlock`). Before, it starts `peers.sandbox.server`, whic
 behind walls for it, and does nothing else: whoever takes the child over gets a sandbox from it.
 
 For each program the child passes one end of a new connection over the control socket
-(SCM_RIGHTS), writes a frame with a `Request` and reads one with a `Reply`.
-"""
+(SCM_RIGHTS), writes a frame with a `Request` and reads one with a `Reply`."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ SOURCE_NAME = "program.py"
 class Program:
     """One program: either `argv` or the `source` of a Python program.
 
-    Raises `UserError` for a program that cannot be started as it is.
-    """
+    Raises `UserError` for a program that cannot be started as it is."""
 
     argv: tuple[str, ...] = ()
     """Absolute path of the program, or `PYTHON`, and its arguments."""
@@ -86,8 +85,7 @@ class Limits:
 class Outcome:
     """How a program ended.
 
-    `status` serves people who read a refusal. A grade needs `exited` with `code` 0.
-    """
+    `status` serves people who read a refusal. A grade needs `exited` with `code` 0."""
 
     status: Literal["exited", "signalled", "timeout", "memory", "output"]
     code: int

@@ -1,7 +1,6 @@
 """The program that runs sandboxes for another process (`peers.sandbox.launcher`).
 
-`python -m peers.sandbox.server DESCRIPTOR PARENT`
-"""
+`python -m peers.sandbox.server DESCRIPTOR PARENT`"""
 
 import socket
 import sys

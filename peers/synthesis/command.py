@@ -95,8 +95,7 @@ def synthesize(
     """Make a data set of a teacher's solutions, for `swarm sft`.
 
     The solutions are a run's accepted rollouts (--rollouts), or generated here (--teacher), where
-    the same command resumes an interrupted generation.
-    """
+    the same command resumes an interrupted generation."""
     require_extra("infer", "swarm synthesize")
     from peers.engines.installed import interpreter_for
     from peers.evaluation.run import Machine, measure, wanted_of

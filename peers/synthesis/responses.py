@@ -29,8 +29,7 @@ def response(
     """The record of an answer.
 
     `name` is the id of a task whose record has none, `sample` that of the answer; `made` has the
-    last three columns.
-    """
+    last three columns."""
     data = task.own.data
     asked = [each.content for each in messages_of(task.prompt) if each.role != "system"]
     return {

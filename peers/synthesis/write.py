@@ -80,8 +80,7 @@ class Credit:
 class Selection:
     """Selects solutions one by one, in their order; earlier ones win.
 
-    Memory grows with the kept solutions: 8 bytes for each of their runs of words.
-    """
+    Memory grows with the kept solutions: 8 bytes for each of their runs of words."""
 
     rules: Rules
     left_out: Counter[str] = field(default_factory=Counter)
@@ -199,8 +198,7 @@ _MARKUP = re.compile(r"[\\`*_\[\]<>|#]")
 def write(solutions: Iterable[Solution], selection: Selection, out: Path, source: str) -> None:
     """Select solutions and write those to keep; raises `UserError`, also if there are none.
 
-    The folder appears complete or not at all. `source` says in a few words who made them.
-    """
+    The folder appears complete or not at all. `source` says in a few words who made them."""
     columns = OF_RUN if source == "run" else LOCAL
     table = Table(columns, ("synthetic", "reasoning"), "")
     aside = out.with_name(out.name + ".partial")

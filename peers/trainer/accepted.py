@@ -144,8 +144,7 @@ class AcceptedSubmissions:
     def remember_consumed(self, steps: Mapping[bytes, int]) -> int:
         """Remember submissions consumed before the restart; return how many are known now.
 
-        `steps`: the step that consumed each submission.
-        """
+        `steps`: the step that consumed each submission."""
         lineage = self.progress.lineage
         # The step stands for the policy: no policy is newer than the step that consumes it.
         self._known |= {digest: (lineage, step) for digest, step in steps.items()}
@@ -242,8 +241,7 @@ class AcceptedSubmissions:
     async def leave_out(self, unreadable: Mapping[int, str]) -> None:
         """Drop the submissions that the child could not read, and return the rest to the pool.
 
-        `unreadable`: reasons by index in the batch. Other submissions fill the gap.
-        """
+        `unreadable`: reasons by index in the batch. Other submissions fill the gap."""
         batch, self.in_hand = self.in_hand, []
         lost = [batch[index] for index in unreadable]
         for index, accepted in enumerate(batch):
@@ -314,8 +312,7 @@ class AcceptedSubmissions:
         """Forget keys and submissions of policies that are too old: their rollouts are stale.
 
         A submission is remembered until a log has its outcome: that of a step is logged only after
-        the next policy is durable, and a verdict heard again must not make it stale before that.
-        """
+        the next policy is durable, and a verdict heard again must not make it stale before that."""
         youngest = (self.progress.lineage, self.progress.oldest_policy())
         self._taken = {key: taken for key, taken in self._taken.items() if key[:2] >= youngest}
         self._known = {
@@ -331,8 +328,7 @@ class AcceptedSubmissions:
 class TrainerLog:
     """Logs each policy, and submissions as consumed, carried, stale or unreadable.
 
-    What is logged is durable on return.
-    """
+    What is logged is durable on return."""
 
     peer: RunNode
     trusted: TrustedPart
@@ -389,8 +385,7 @@ class TrainerLog:
     ) -> None:
         """Log submissions that no step has taken.
 
-        They spent their workers' quota all the same, so the next order must allow more.
-        """
+        They spent their workers' quota all the same, so the next order must allow more."""
         await self._log([each for each in verdicts if not self.settled(each.submission)], outcome)
         self.left_out[outcome] += sum(len(verdict.rewards) for verdict in verdicts)
         lineage = self.progress.lineage  # the orders of an older one are closed

@@ -50,8 +50,7 @@ class Batches:
 
         Meanwhile those that already arrived are scored, so that the step only trains.
         With `fill = "refill"`, after its deadline, the batch is the groups in the pool that the
-        filter keeps. None when a new version of the run no longer has this step.
-        """
+        filter keeps. None when a new version of the run no longer has this step."""
         manifest = self._progress.versions.manifest_of(self._progress.step)
         wanted = manifest.schedule.groups_per_step
         filters = manifest.filters

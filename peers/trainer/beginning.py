@@ -120,8 +120,7 @@ class Place:
         """Whether a policy was published, so that another would be signed for the same step.
 
         Raises `UserError` if it was, unless this process has gone on from it before, or an operator
-        wants it to, by --resume or by a takeover.
-        """
+        wants it to, by --resume or by a takeover."""
         run, published = self.peer.run, await self.log.policies()
         # The log of a trainer that is lost may be on no disk that a new peer can copy it from.
         if not published and not run.takeovers:
@@ -143,8 +142,7 @@ class Place:
         newest lineage.
 
         One on this disk counts if a trainer has announced or logged it, and every byte is checked.
-        Raises `UserError`.
-        """
+        Raises `UserError`."""
         peer = self.peer
         peer.status.doing = "fetching the newest policy"
         logged = await self.log.policies()

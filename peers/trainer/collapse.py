@@ -2,8 +2,7 @@
 
 INTELLECT-2 (arXiv 2505.07291, §3.5) saw the gradient norm and the share of clipped tokens creep
 up, and the entropy rise again after its fall, steps before the policy collapsed. Every figure is
-the mean of the last few steps, so one bad batch raises no alarm.
-"""
+the mean of the last few steps, so one bad batch raises no alarm."""
 
 from __future__ import annotations
 
@@ -158,8 +157,7 @@ class Alarms:
     def _error(self, name: str) -> float:
         """Standard error of the mean of `RECENT_STEPS` steps, by the spread of those before.
 
-        Small batches and rare rewards differ by half from chance alone.
-        """
+        Small batches and rare rewards differ by half from chance alone."""
         before = list(self._history.get(name, ()))[:-RECENT_STEPS]
         return statistics.stdev(before) / RECENT_STEPS**0.5 if len(before) > 1 else 0.0
 

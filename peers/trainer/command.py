@@ -72,8 +72,7 @@ def plan_command(
 ) -> None:
     """Say what each rank of a trainer holds in memory, whether it fits, and what would fit.
 
-    Exits with 1 if it does not fit.
-    """
+    Exits with 1 if it does not fit."""
     require_extra("train", "swarm trainer plan")
     if device not in ("cuda", "cpu"):
         raise UserError(f"--device is {device!r}; it must be one of cuda, cpu")
@@ -138,8 +137,7 @@ def takeover_command(
     """Let a standby take the trainer's place, once the trainer is gone.
 
     The standby's process goes on from the newest policy as soon as it hears of it. A trainer that
-    returns stops, and stands by when it is started again.
-    """
+    returns stops, and stands by when it is started again."""
     from peers.trainer.takeover import take_over
     from swarm.terminal.interrupt import run_until_interrupted
 

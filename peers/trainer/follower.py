@@ -1,7 +1,6 @@
 """`python -m peers.trainer.follower`: a trainer's rank above 0, started by `torchrun`.
 
-It is not a peer: it holds its part of the policy, and does each of rank 0's jobs as well.
-"""
+It is not a peer: it holds its part of the policy, and does each of rank 0's jobs as well."""
 
 import importlib
 import os

@@ -66,8 +66,7 @@ def groups_to_ask_for(missing: int, keep_rate: float, coming: int) -> int:
     """Number of groups that a step order asks for.
 
     This is `missing`, the kept groups still needed, divided by `keep_rate`, less `coming`, the
-    groups announced and not yet judged.
-    """
+    groups announced and not yet judged."""
     return max(0, math.ceil(missing / keep_rate - 1e-9) - coming)
 
 
@@ -102,8 +101,7 @@ class Forecast:
         An acknowledgement says only that a file has arrived. So nothing is expected of a worker
         that has neither stake nor an accepted submission, nor of one whose last was refused:
         otherwise, identities that cost nothing would fill the forecast with files of garbage, and
-        nobody else would be asked. Returns False for these, and for what was judged already.
-        """
+        nobody else would be asked. Returns False for these, and for what was judged already."""
         worker, _ = offer
         if offer in self._judged or worker in self._wasteful:
             return False
@@ -116,8 +114,7 @@ class Forecast:
         """Count a verdict; the submission's groups stay in the forecast until `settle`.
 
         The refusals of one worker count once until it is accepted again. Otherwise it could have
-        more asked of all workers as often as it likes.
-        """
+        more asked of all workers as often as it likes."""
         worker, _ = offer
         _, since = self._announced.get(offer, (0, self._late.pop(offer, now)))
         if offer not in self._judged:
@@ -146,8 +143,7 @@ class Forecast:
     def forget_late(self, now: float) -> int:
         """Drop, as wasted, submissions not judged for long; return how many.
 
-        Also forgets submissions that were judged long ago.
-        """
+        Also forgets submissions that were judged long ago."""
         while self._judged and now - next(iter(self._judged.values())) > JUDGED_SECONDS:
             self._judged.popitem(last=False)
         longest = max(UNJUDGED_SECONDS, UNJUDGED_FACTOR * self._longest_check_seconds)
@@ -172,6 +168,5 @@ class Forecast:
     def quota_spent(self, *, refill: bool) -> bool:
         """Whether submissions spent the newest order's quota without filling its batch.
 
-        With `refill`, even an accepted submission may have no group that counts.
-        """
+        With `refill`, even an accepted submission may have no group that counts."""
         return self._wasted_since_order + (self._judged_since_order if refill else 0) > 0

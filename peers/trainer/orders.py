@@ -1,7 +1,6 @@
 """Step orders, which say which step is open and how many groups it still wants.
 
-That follows from the groups in the pool, and from the forecast of those already on their way.
-"""
+That follows from the groups in the pool, and from the forecast of those already on their way."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class Orders:
         """Revise the order for the missing groups.
 
         Where work was lost on its way, the workers' quota is spent, and without a revision no
-        worker could replace that work.
-        """
+        worker could replace that work."""
         with trio.CancelScope(shield=True):
             async with self._issuing:
                 order = self._order()
@@ -84,8 +82,7 @@ class Orders:
     async def reopened(self) -> AsyncIterator[None]:
         """Close the open step, run the block, which begins a lineage, and open its first step.
 
-        Before a first step is opened in this process, `open_first` will do it.
-        """
+        Before a first step is opened in this process, `open_first` will do it."""
         async with self._issuing:
             if not self.opened:
                 yield
@@ -107,8 +104,7 @@ class Orders:
         """Groups still to generate for the batches of every step up to `step`.
 
         With `fill = "refill"` a batch holds only groups that the filter keeps, so more are
-        generated than are missing.
-        """
+        generated than are missing."""
         versions = self.progress.versions
         last = min(step, self.peer.run.manifest.schedule.steps - 1)
         needed = sum(
@@ -189,8 +185,7 @@ class Orders:
         """The policy that generates a step's rollouts.
 
         It is at least the lineage's first policy, and never older than the previous step's policy,
-        even when a new version of the run raises `asynchrony`.
-        """
+        even when a new version of the run raises `asynchrony`."""
         order = self._newest
         lineage = self.progress.lineage
         before = order.policy if order is not None and order.lineage == lineage else 0
@@ -218,8 +213,7 @@ class Orders:
     async def _issue(self, step: int, revised: StepOrder | None, *, closes: bool = False) -> None:
         """Open a step, or revise its order, for the groups that are missing.
 
-        The order is durable before it is announced: a restart keeps its nonce.
-        """
+        The order is durable before it is announced: a restart keeps its nonce."""
         policy = revised.policy if revised else self._policy_for(step)
         checkpoint = self.progress.published[policy]
         followed = self.progress.versions.follow(step)

@@ -2,8 +2,7 @@
 pool keeps them in the order in which they are consumed.
 
 Imports no torch, since the network process uses it while it collects. The learner trains on the
-groups labelled `kept`, except those in which every advantage is 0.
-"""
+groups labelled `kept`, except those in which every advantage is 0."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def label_groups(
     Where the run does not learn, every group that has grades is kept.
 
     Spread and accuracy refer to the task's reward. A group whose rewards differ only by length
-    penalties is kept only where that environment's `spread` is "total".
-    """
+    penalties is kept only where that environment's `spread` is "total"."""
     found: list[GroupLabel] = []
     for index, rewards in enumerate(verdict.rewards):
         filters = environments[environment_of(verdict, index)]

@@ -7,8 +7,7 @@ submission, and its refusal binds all (`docs/security.md`). So the trainer waits
 most `verdict_seconds`, before it takes what a later one accepted. It does not wait for a validator
 that it cannot reach, nor for one that acknowledged the submission and then had its time. One that
 stayed silent through several whole waits gets little time until it is heard again: otherwise it
-would delay every acceptance that it comes before, for the whole run.
-"""
+would delay every acceptance that it comes before, for the whole run."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ REMINDER_SECONDS = 600.0
 class FollowedVersions:
     """The run manifest that each step of a lineage follows.
 
-    It is the newest manifest at the time when the step was opened, or when its batch was begun.
-    """
+    It is the newest manifest at the time when the step was opened, or when its batch was begun."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -100,8 +99,7 @@ class Progress:
         """The oldest policy of this lineage that the step in work may be trained on.
 
         It never decreases, even when a new version of the run raises `max_staleness`: a submission
-        dropped as too old stays too old.
-        """
+        dropped as too old stays too old."""
         staleness = self.versions.manifest_of(self.step).schedule.max_staleness
         self._oldest_policy = max(self._oldest_policy, self.step - staleness)
         return self._oldest_policy

@@ -80,8 +80,7 @@ class Publisher:
     async def fetch_back(self, oldest: int, used: CheckpointReference | None) -> None:
         """Fetch the policies from step `oldest` on, and the one in use, if they were deleted here.
 
-        Those that no peer has stay missing.
-        """
+        Those that no peer has stay missing."""
         store, lineage = self.peer.store, self.progress.lineage
         known = self.peer.announced.references(lineage)[-store.keep :]
         kept = [each for each in known if each.step >= oldest]
@@ -158,8 +157,7 @@ class Publisher:
     async def _base_of(self, child: TrainingService, step: int) -> CheckpointReference | None:
         """The whole model that policy `step` adapts; None: it is one itself.
 
-        It is published again if its folder was deleted: newcomers need it.
-        """
+        It is published again if its folder was deleted: newcomers need it."""
         if not step or not self.peer.run.manifest.adapter.rank:
             return None
         store = self.peer.store
@@ -186,8 +184,7 @@ class Publisher:
         """Log `consumed`, make policy `step` a checkpoint, log it, announce it.
 
         `reward`: mean reward of the batch that produced it. `figures` are logged with it. Raises
-        `NotAsLogged` if it was published before and comes out with another manifest.
-        """
+        `NotAsLogged` if it was published before and comes out with another manifest."""
         if consumed:
             await self.log.consumed(consumed)
         lineage = self.progress.lineage

@@ -1,8 +1,7 @@
 """Resuming: continue from a training state.
 
 `Resumption` repeats the recorded steps that the state lacks. `Lineages` abandons them and goes on
-from the state in a new lineage.
-"""
+from the state in a new lineage."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class Resumption:
         """Continue from a training state, and repeat the steps that it lacks.
 
         `load`: read the pool from this disk first. Returns why the run must be rolled back to the
-        state instead, or else an empty text.
-        """
+        state instead, or else an empty text."""
         step = state.step
         orders = self.store.newest_orders(state.lineage, 1)
         used = orders[0].checkpoint if orders else None
@@ -111,8 +109,7 @@ class Resumption:
         """Repeat the recorded steps that the state lacks, in order.
 
         Returns why they cannot be repeated although one of their policies was published, or else
-        an empty text.
-        """
+        an empty text."""
         newest = self.publisher.newest
         why = ""
         for step, batch in batches.items():
@@ -207,8 +204,7 @@ class Lineages:
     async def roll_back(self, child: TrainingService, state: State, why: str) -> None:
         """Continue from an older state in a new lineage.
 
-        The lineage inherits the consumed list, so nothing is trained on twice.
-        """
+        The lineage inherits the consumed list, so nothing is trained on twice."""
         await self.training.idle()
         self.rollbacks += 1
         self.peer.status.doing = f"rolling back to step {state.step}"
@@ -223,8 +219,7 @@ class Lineages:
         """Continue from a published policy above the lineage `newest`, to which another trainer, or
         this one before it lost its states, has led the run.
 
-        Whatever that trainer may still sign there, nobody continues.
-        """
+        Whatever that trainer may still sign there, nobody continues."""
         self.progress.advance(policy.manifest.step)
         await self.accepted.load()  # of a home that has trained before: all of it is stale
         # Of two standbys that take over at once, the one that prevails has the later lineage.
@@ -242,8 +237,7 @@ class Lineages:
     ) -> AsyncIterator[None]:
         """Begin a lineage with policy `step`, which the block has the child load.
 
-        Rollouts of the abandoned policies are stale.
-        """
+        Rollouts of the abandoned policies are stale."""
         async with self.orders.reopened():
             yield
             self.progress.begin_lineage(lineage, step)

@@ -8,8 +8,7 @@ is written and published.
 A batch is recorded before anything of it leaves this disk, and a policy is durable before it is
 announced. After a crash the trainer loads the newest training state and repeats the steps since
 then with their recorded batches, which gives the same policies bit for bit.
-So a crash at any instant loses nothing and consumes nothing twice.
-"""
+So a crash at any instant loses nothing and consumes nothing twice."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ FINAL_WORD_SECONDS = 2.0
 class TrainerRole:
     """Trains. Must run on a peer whose key the manifest names as a trainer.
 
-    Its settings are those of `peers.trainer.settings`.
-    """
+    Its settings are those of `peers.trainer.settings`."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
     Settings: ClassVar[type[TrainerSettings]] = TrainerSettings
@@ -119,8 +117,7 @@ class TrainerRole:
     async def _live(self, nursery: trio.Nursery) -> None:
         """Train while the child lives, from the newest durable state.
 
-        Collecting, ordering and publishing run in `nursery`, which outlives the child.
-        """
+        Collecting, ordering and publishing run in `nursery`, which outlives the child."""
         try:
             await self._training.live(nursery, lambda: self._live_with_child(nursery))
         except ChildDied as error:
@@ -187,8 +184,7 @@ class TrainerRole:
 async def _stand_by(peer: RunNode) -> bool:
     """Keep the run's newest policy until its manifest names this peer as a trainer.
 
-    Returns False if the run has ended before.
-    """
+    Returns False if the run has ended before."""
     peer.status.doing = "standing by"
     peer.node.events.emit("standby.standing_by")
     async with trio.open_nursery() as nursery:

@@ -188,8 +188,7 @@ class TrainerService:
         """This rank's share of the submissions that all ranks can read, and the other submissions.
 
         Each file is checked by one rank before any rank reads its share: in a damaged file an
-        offset may be any number.
-        """
+        offset may be any number."""
         reasons = self._agree([self._problem(*each) for each in enumerate(submissions)])
         found = [
             reason or self._share(each) for each, reason in zip(submissions, reasons, strict=True)

@@ -1,7 +1,6 @@
 """Settings of one trainer: the table `[trainer]` of its `--config`.
 
-Settings of the whole run (objective, batch, schedule) are in its manifest instead.
-"""
+Settings of the whole run (objective, batch, schedule) are in its manifest instead."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 When a step is opened, its order names states of rollouts of the step before, which wait in the
 pool. Groups of the new step continue them (`swarm.rollouts.continuations`); their mean rewards,
 from accepted verdicts only, are the states' values. A rollout whose states have no value when its
-batch is due keeps the advantage of its group. Imports no torch.
-"""
+batch is due keeps the advantage of its group. Imports no torch."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class StateValues:
         """Choose and publish states for the order of `step`, which wants so many groups of its own.
 
         Returns the blob's hash and size; nothing and 0 if no state can be continued. `alike`: the
-        submissions whose rollouts may be continued, because `step` draws their tasks alike.
-        """
+        submissions whose rollouts may be continued, because `step` draws their tasks alike."""
         values = manifest.values
         if values.estimate != "continuations":
             return b"", 0

@@ -38,8 +38,7 @@ class Batch(NamedTuple):
 class TrainerStore:
     """Stores accepted submissions and their keys, step orders, and batches.
 
-    Every write is durable on return.
-    """
+    Every write is durable on return."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -134,8 +133,7 @@ class TrainerStore:
         """Write the batch that a step has trained on.
 
         It is written before the step's state and policy, so that a trainer that resumes from an
-        older state can repeat the step, and can complete its log.
-        """
+        older state can repeat the step, and can complete its log."""
         consumed, values = map(msgspec.msgpack.encode, (batch.consumed, batch.values))
         await execute(
             self._database,

@@ -32,8 +32,7 @@ async def take_over(
     `home` is the standby's. `named`: the run; `replaced`: the trainer whose place is taken, None:
     the first one. `force`: do not check that it is gone.
 
-    Raises `UserError` unless the trainer is gone, and `SwarmError` if no peer takes it.
-    """
+    Raises `UserError` unless the trainer is gone, and `SwarmError` if no peer takes it."""
     standby = load_or_create(home / "identity.key")
     bootstrap = list(bootstrap) or last_bootstrap(home)
     async with visit(bootstrap, named, looks_on=True) as (node, run):
@@ -95,8 +94,7 @@ def _trainer(run: Run, standby: str, named: str | None) -> str:
 def check_gone(status: RunStatus, answered: Sequence[str], trainer: str, asker: str) -> None:
     """Raise `UserError` unless a trusted peer other than `asker` reports that a trainer is gone.
 
-    `answered`: the trusted peers that have reported.
-    """
+    `answered`: the trusted peers that have reported."""
     if not set(answered) - {asker}:
         raise UserError(
             f"no other trusted peer of run {status.run.id} answered within "

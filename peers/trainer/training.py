@@ -293,8 +293,7 @@ def environment_figures(
     completions and pass_at_g that of groups with a right one, where a completion is right if its
     task reward is 1; both are of graded groups, as the reward is. With a length penalty a verdict
     has only mean and spread of a group's task rewards: these figures then are exact for rewards of
-    0 and 1. part_NAME is the mean of a part of the rewards.
-    """
+    0 and 1. part_NAME is the mean of a part of the rewards."""
     gathered: list[list[tuple[Accepted, int]]] = [[] for _ in environments]
     for accepted in batch:
         for group in range(len(accepted.verdict.rewards)):

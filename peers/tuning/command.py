@@ -35,8 +35,7 @@ async def tune(
     """Fine-tune a policy in a child process and write the result, resuming from a saved state.
 
     Prints an event at the start, every `report_every` steps, and at the end. With `save_every` 0
-    the state is never saved, so an interrupted tuning begins anew.
-    """
+    the state is never saved, so an interrupted tuning begins anew."""
     say = say_json if as_json else say_event
     async with LocalCompute().child(
         SERVICE, name="fine-tuning", start_deadline_seconds=offline.TUNING_START_SECONDS
@@ -199,8 +198,7 @@ def sft(
 ) -> None:
     """Fine-tune a policy on prompts with answers. Needs no network.
 
-    The loss is on the answers alone. The same command resumes an interrupted tuning.
-    """
+    The loss is on the answers alone. The same command resumes an interrupted tuning."""
     given = locals()
     require_extra("train", "swarm sft")
     from swarm.look.rollouts.filters import parse_range
@@ -260,8 +258,7 @@ def dpo(
     """Teach a policy to prefer one answer to another (DPO). Needs no network.
 
     Of exported rollouts and of solutions, a prompt's best answer is preferred to its worst. The
-    same command resumes an interrupted tuning.
-    """
+    same command resumes an interrupted tuning."""
     given = locals()
     require_extra("train", "swarm dpo")
     job = first_job(

@@ -2,8 +2,7 @@
 
 Examples are packed like RL's completions. The loss (`peers.tuning.service`) weighs the
 log-probability of each token that the model wrote; all other tokens are inputs only. A share of
-the examples is held back for validation.
-"""
+the examples is held back for validation."""
 
 import hashlib
 import itertools
@@ -80,8 +79,7 @@ class Preferences:
     The margin is how much more log-probability the chosen answer gained over the reference than
     the rejected one. `answer_weight` adds the mean negative log-probability of the chosen answers,
     which keeps them from becoming less likely together with the rejected ones (Pang et al. 2024,
-    2404.19733).
-    """
+    2404.19733)."""
 
     def __init__(self, beta: float, answer_weight: float) -> None:
         self._beta, self._answer_weight = beta, answer_weight
@@ -304,8 +302,7 @@ def read_job(job: offline.StartTuning, tokens_max: int) -> tuple[list[list[Examp
     """Read and encode the examples of each source of a job; raises `UserError`.
 
     Also returns how many are too long or have no prompt, and how many answers of policies were
-    refused or have a reward out of bounds.
-    """
+    refused or have a reward out of bounds."""
     model, settings = Path(job.model), job.settings
     if job.environment is not None:
         reference = job.environment

@@ -5,8 +5,7 @@ not recomputed cannot know that it never will be. It waits until no case does, a
 older policy than the newest loaded one, so it costs idle time alone. Its verdict is logged like the
 first one, counts like any recomputation, and replaces the first (`swarm.ledger.ruling`): the
 trainer drops a refused submission that it has not used, and its credit is lost in any case.
-The draw follows from the validator's key, so a restart draws the same submissions again.
-"""
+The draw follows from the validator's key, so a restart draws the same submissions again."""
 
 from __future__ import annotations
 

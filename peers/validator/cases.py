@@ -115,8 +115,7 @@ class Outcome(Inspected, kw_only=True):
     def settle(self, graded: Graded) -> None:
         """Take the rewards of complete grades; those of an ungraded group are 0.
 
-        There are none if no group is graded.
-        """
+        There are none if no group is graded."""
         self.ungraded = sorted(graded.ungraded, key=lambda each: each.group)
         without = {each.group for each in graded.ungraded}
         if len(without) == len(graded.graded):
@@ -161,8 +160,7 @@ def quarantine_ungraded(outcome: Outcome) -> None:
     """Quarantine the ungraded groups; all of the submission if no group is graded.
 
     Only after the recomputation: it shows that the seed determined the tokens, so that the worker
-    did not choose ungradable text.
-    """
+    did not choose ungradable text."""
     ungraded = outcome.ungraded
     if outcome.rewards:
         outcome.detail = (

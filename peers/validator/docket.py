@@ -62,8 +62,7 @@ class Docket:
     def settled_elsewhere(self, key: Key) -> Envelope | None:
         """Another validator's verdict that makes a verdict of this one superfluous.
 
-        It is the final verdict, if it is an acceptance or a refusal that binds all validators.
-        """
+        It is the final verdict, if it is an acceptance or a refusal that binds all validators."""
         verdict = self.verdict_on(key)
         return verdict if verdict is not None and verdict.sender != self._validator else None
 
@@ -78,8 +77,7 @@ class Docket:
     def hear(self, envelope: Envelope) -> list[tuple[str, str]]:
         """Take note of any validator's verdict or acknowledgement, this one's included.
 
-        Returns the pairs (refuses, accepts) of validators that it lets contradict each other.
-        """
+        Returns the pairs (refuses, accepts) of validators that it lets contradict each other."""
         self._take(envelope)
         return self._verdicts.hear(envelope) if isinstance(envelope.message, Verdict) else []
 

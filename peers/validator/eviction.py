@@ -1,7 +1,6 @@
 """Eviction: the evidence against workers in the validators' logs, and when it is enough.
 
-A proven fault evicts by itself (`swarm.node.trusted.append_verdict`).
-"""
+A proven fault evicts by itself (`swarm.node.trusted.append_verdict`)."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Records:
     """The records of all workers.
 
     They are functions of the trusted peers' logs, so a restart does not change them, and every
-    validator that mirrors the logs finds the same.
-    """
+    validator that mirrors the logs finds the same."""
 
     def __init__(self, run: Run, trusted: TrustedPart, read_max: int = READ_MAX) -> None:
         self._run = run
@@ -45,8 +43,7 @@ class Records:
     def standing(self, worker: str) -> Standing:
         """The evidence against a worker in all logs that this peer holds.
 
-        In each log, evidence before the worker's last reinstatement does not count.
-        """
+        In each log, evidence before the worker's last reinstatement does not count."""
         tables = self._trusted.tables
         reinstated = tables.reinstatements_of(worker)
         since = (reinstated, tables.starts())

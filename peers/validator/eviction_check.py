@@ -78,8 +78,7 @@ def check_statistics(archive: Archive, checked: Checked) -> None:
 
     The logs do not say how far the evicting peer had read the others' logs. So the evidence is
     summed twice, with the others' logs and without them. Either sum alone exceeds the threshold
-    for an honest worker with the probability `eviction_p_value` at most.
-    """
+    for an honest worker with the probability `eviction_p_value` at most."""
     peer, owner, index = checked.eviction.peer, checked.record.owner, checked.record.index
     limit = archive.manifest.thresholds.eviction_p_value
     alone = {other: 0 for other in archive.manifest.validator_ids()}
@@ -132,8 +131,7 @@ async def recheck(fault: Fault, model: Path, aside: Path) -> Report:
     """Inspect the file `submission` in the folder `aside` as the validator that refused it did.
 
     `model` is a folder with the run's tokenizer and config.json. Raises `UserError` if the
-    tokenizer or an environment is missing here, and for a submission of a step with states.
-    """
+    tokenizer or an environment is missing here, and for a submission of a step with states."""
     manifest = fault.manifest
     if fault.order.states:
         raise UserError(
@@ -210,8 +208,7 @@ def find_evidence(
 ) -> Evidence:
     """The kept evidence of a proven fault, from a home or from the trusted peers.
 
-    Raises `UserError` if nobody keeps it.
-    """
+    Raises `UserError` if nobody keeps it."""
     submission, worker = found.submission, found.peer
     if source is None:
         entry = bootstrap or last_bootstrap()

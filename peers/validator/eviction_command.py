@@ -24,8 +24,7 @@ def check_eviction(
     """Compute the reason of an eviction again. Exit status 1: not confirmed.
 
     For a proven fault this fetches the file and the signed messages, and runs the same checks on
-    this machine; for statistical evidence it sums the evidence in the logs.
-    """
+    this machine; for statistical evidence it sums the evidence in the logs."""
     from peers.validator import eviction_check
     from swarm.look import why
     from swarm.look.prefixes import peers_beside

@@ -103,8 +103,7 @@ class Examiner:
         """Recompute an accepted submission; returns what that alone finds.
 
         Raises `PeerError` when the policy or the manifest cannot be fetched, and the child's
-        errors.
-        """
+        errors."""
         manifest = await self._manifest(case)
         job = Judge(
             order=await self._order(case, manifest),
@@ -125,8 +124,7 @@ class Examiner:
         """Run all checks of a case. `hung`: see `Grade.hung`.
 
         Raises `PeerError` when the policy, the manifest or the states cannot be fetched, a child's
-        errors, and `PutDown`, after which the case is in the queue again.
-        """
+        errors, and `PutDown`, after which the case is in the queue again."""
         manifest = await self._manifest(case)
         newest = self._peer.newest_checkpoint()
         age = newest.step - case.submission.policy if newest is not None else 0
@@ -174,8 +172,7 @@ class Examiner:
         case is drawn for that.
 
         In this order, since programs that a worker wrote itself, instead of generating them with
-        the policy, may use up as many seconds of grading as their sandbox allows.
-        """
+        the policy, may use up as many seconds of grading as their sandbox allows."""
         inspected = await children.inspector.inspect(inspect)
         children.restarts.succeeded()
         outcome, thresholds = Outcome.of(inspected), manifest.thresholds
@@ -249,8 +246,7 @@ class Examiner:
         are those of whole submissions. It is no evidence either; a submission that passes counts
         as recomputed only if it is drawn for that.
 
-        Returns whether one that passes, since the run observes, is most probably a fake.
-        """
+        Returns whether one that passes, since the run observes, is most probably a fake."""
         rows = job.order.groups * job.order.sampling.group_size
         sample = rows_sampled(self._secret, case.submission.digest, rows, count)
         few = msgspec.structs.replace(job, rows=sample)
@@ -299,8 +295,7 @@ class Examiner:
     def _policies(self, case: Case, steps: Sequence[int]) -> list[CheckpointReference]:
         """The policies of a submission.
 
-        Raises `PeerError` for one whose announcement this validator has missed.
-        """
+        Raises `PeerError` for one whose announcement this validator has missed."""
         named = case.order.checkpoint
         found = []
         for step in steps or [named.step]:
@@ -316,8 +311,7 @@ class Examiner:
         """Add the results of the checks that need the submission's policies.
 
         They stay on this disk from before they are fetched until the child has judged: it may be a
-        long time until its turn. Raises `PeerError` if one cannot be fetched.
-        """
+        long time until its turn. Raises `PeerError` if one cannot be fetched."""
         policies = self._policies(case, outcome.policies)
         manifest = await self._manifest(case)
         with self._peer.store.pinned(*policies):

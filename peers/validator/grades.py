@@ -70,8 +70,7 @@ class ServedGrades:
     ) -> None:
         """Add the grades of a submission's served episodes.
 
-        A group with an episode that has no grade, or none within the deadline, is ungraded.
-        """
+        A group with an episode that has no grade, or none within the deadline, is ungraded."""
         found = _Found()
         waiting = iter(graded.episodes)
 

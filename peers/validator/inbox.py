@@ -2,8 +2,7 @@
 
 Every push is written to a temporary file and hashed as it arrives. Only a complete file with the
 right hash gets its final name, which consists of digest and worker. A file with its final name is
-never written to, so the validator later serves the same bytes that it judged.
-"""
+never written to, so the validator later serves the same bytes that it judged."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ class _Whole:
 class _Arriving:
     """A push in progress: a sink on disk that notifies the inbox when it ends.
 
-    The transport ends a push that stalls or is too slow; a push has no total time limit.
-    """
+    The transport ends a push that stalls or is too slow; a push has no total time limit."""
 
     sink: Sink
     key: Key
@@ -226,8 +224,7 @@ class Inbox:
         """Durably rename a complete push with the right hash to its final name.
 
         A file that already exists or already has a verdict is dropped. Raises `Refused` for a
-        file that was removed meanwhile, since its announcement was refused.
-        """
+        file that was removed meanwhile, since its announcement was refused."""
         path = path_of(push.key)
         await push.sink.commit(piece)
         with trio.CancelScope(shield=True):  # every file with its final name must be counted

@@ -1,8 +1,7 @@
 """The exact checks of a submission and its rewards, in a child process without torch.
 
 The checks are exact: anyone with the file, the step order and the manifest finds the same fault.
-The hostile file itself is opened in a separate process (`peers.validator.reader`).
-"""
+The hostile file itself is opened in a separate process (`peers.validator.reader`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,8 +108,7 @@ class InspectorService:
     def _differing(self, order: SubmissionOrder, renderer: Renderer) -> str:
         """Why this machine may not judge: an environment renders otherwise than the owner's.
 
-        Otherwise it would find proven faults in honest work. Empty if all render alike.
-        """
+        Otherwise it would find proven faults in honest work. Empty if all render alike."""
         for each in [*self._references, *order.environments]:
             if each.where == "served":
                 continue
@@ -183,8 +181,7 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
 def _grade(inspection: Inspection, found: Graded) -> None:
     """Grade the groups whose environment is here, and collect the others' episodes.
 
-    Rewards are computed from the same token arrays that proofs and training use.
-    """
+    Rewards are computed from the same token arrays that proofs and training use."""
     rollouts = inspection.rollouts
     for group, drawn in enumerate(inspection.groups):
         found.graded.append([])

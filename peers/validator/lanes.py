@@ -1,8 +1,7 @@
 """The lanes in which cases are judged, each with an inspector of its own.
 
 All lanes share the prefill child, which holds the policy. Hostile files may kill an inspector or
-hold it up; the other lanes go on meanwhile.
-"""
+hold it up; the other lanes go on meanwhile."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class Lanes:
     async def run(self, prefill: PrefillService, nursery: trio.Nursery) -> None:
         """Judge until cancelled; `nursery` runs what outlives the children.
 
-        Raises `ChildDied` if the prefill child dies, or an inspector for too many times.
-        """
+        Raises `ChildDied` if the prefill child dies, or an inspector for too many times."""
 
         async def run_lane(lane: Lane) -> None:
             await lane.restarts.run(lambda: self._live(lane, prefill, nursery))
@@ -105,8 +103,7 @@ class Lanes:
         """Judge as long as the lane's inspector lives.
 
         Only the first lane starts its inspector before it has a case: a validator that is never
-        busy needs no second one.
-        """
+        busy needs no second one."""
         if lane.number > 0:
             await self.equipped.wait()
             lane.case = lane.case or await self._next(lane)

@@ -4,8 +4,7 @@ Waste is a submission that was refused, by any validator, or whose check ended c
 and an announcement of a file that was not delivered. (A crash proves nothing, and another
 validator's may be its own fault. But it settles the number, so it must not be free.) The first few
 cost nothing, since an honest worker meets a restart or an error now and then. Each further one
-doubles the pause in which nothing of the worker is accepted.
-"""
+doubles the pause in which nothing of the worker is accepted."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 One batched prefill recomputes hidden states and logits. The proofs must fit the hidden states, and
 every token must be the argmax of logits plus the seed's noise. Both checks are statistical, because
 rounding differs between machines. They refuse a submission; a worker is evicted only when honest
-chance cannot explain the evidence of all its submissions (`peers.validator.evidence`).
-"""
+chance cannot explain the evidence of all its submissions (`peers.validator.evidence`)."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,8 +43,7 @@ class PrefillService:
 
     Keeps the weights of the last policies used, as many as memory allows, because submissions of
     the current and the previous policy alternate; older policies are rare. A policy that gives way
-    is dropped before the next one is read.
-    """
+    is dropped before the next one is read."""
 
     reads_in_home = ("checkpoints", "incoming")
 
@@ -226,8 +224,7 @@ def _recomputed(
 ) -> Recomputed:
     """The scores of a submission, its near ties and outcomes by group.
 
-    Without rewards, they count as equal.
-    """
+    Without rewards, they count as equal."""
     size = job.order.sampling.group_size
     ties: dict[int, list[bool]] = {}
     for part, own in zip(parts, (row for each in found for row in each.ties), strict=True):

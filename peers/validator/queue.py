@@ -1,8 +1,7 @@
 """The durable queue of cases: acknowledged submissions, each worker's in order, shared fairly.
 
 The messages of a case stay after its verdict, as long as its file does: for an audit, and for other
-validators that judge it too.
-"""
+validators that judge it too."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class FairQueue(Generic[Item]):
 
     The next item is that of the client that has used the fewest seconds; a doubted client's only if
     no other may have the lane. A client that was away, or is new, starts at the least of those
-    present, or at what it has used if that is more: it can neither save up nor begin anew.
-    """
+    present, or at what it has used if that is more: it can neither save up nor begin anew."""
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
@@ -103,8 +101,7 @@ class FairQueue(Generic[Item]):
         """Note whether a client's item in a lane is most probably a fake.
 
         Returns whether the lane must put it down: of a client that was not doubted before, it comes
-        again, before its others, once no other client needs the lane.
-        """
+        again, before its others, once no other client needs the lane."""
         if not doubted:
             self._doubted.discard(client)
         if not doubted or client in self._doubted:
@@ -189,8 +186,7 @@ class CaseQueue:
         """Restore the cases acknowledged before a restart.
 
         Drops cases whose file is missing or whose row cannot be decoded, and judged ones of which
-        the docket knows nothing.
-        """
+        the docket knows nothing."""
 
         def create(connection: sqlite3.Connection) -> None:
             for table in ("unjudged", "judged"):

@@ -2,8 +2,7 @@
 
 As far as its fuzzers show, pyarrow has no memory errors. But it aborts on some garbled footers
 (an unknown codec, a histogram of the wrong size). So the inspector reads files in a child of its
-own with a memory and a time limit, and starts a new one when a file kills it.
-"""
+own with a memory and a time limit, and starts a new one when a file kills it."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ class Reader:
 
         Call it in a worker thread. Raises `BadSubmission` for a file that `submission_file.read`
         refuses, and for a file that kills its reader, which is not a proven fault. Raises `OSError`
-        when the file is missing, its hash differs or the disk is full.
-        """
+        when the file is missing, its hash differs or the disk is full."""
         job = ReadFile(path=str(path), digest=digest, out_path=str(out_path), limits=limits)
         found = trio.from_thread.run(self._ask, job)
         if found.trouble:

@@ -48,8 +48,7 @@ class Precedence:
     A worker cannot show that an earlier validator is unreachable, so this one finds out itself. It
     asks the earlier ones with the worker's announcement. One that answers is where the worker has
     to deliver. One that does not answer, or has no room, is passed over; so is every earlier one
-    that gave no verdict within the run's limit: the worker may be unable to reach it.
-    """
+    that gave no verdict within the run's limit: the worker may be unable to reach it."""
 
     def __init__(self, peer: RunNode, docket: Docket) -> None:
         self._peer = peer
@@ -62,8 +61,7 @@ class Precedence:
     async def earlier(self, announced: Envelope, order: StepOrder) -> Envelope | None:
         """The answer of an earlier validator that the worker must turn to; None if there is none.
 
-        It is the acknowledgement or verdict of that validator, or its request to deliver there.
-        """
+        It is the acknowledgement or verdict of that validator, or its request to deliver there."""
         run, here = self._peer.run, self._peer.peer_id
         submission = announced.expect(Submission)
         ranks = judges_of(
@@ -254,8 +252,7 @@ class Reception:
         """Tell a validator that comes later in rank how a submission stands here.
 
         The answer is this validator's verdict or acknowledgement, a request to deliver here, or
-        nothing: no room for the file.
-        """
+        nothing: no room for the file."""
         submission = announced.expect(Submission)
         if not self._run.manifest.is_validator(asker) or announced.body.run != self._run.id:
             return []
@@ -287,8 +284,7 @@ class Reception:
     async def _refuse(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
         """Refuse an announcement and send the verdict to its worker only.
 
-        An announcement costs nothing to make, so its refusal enters no log and is not published.
-        """
+        An announcement costs nothing to make, so its refusal enters no log and is not published."""
         if refusal.failed == admitted.name:  # a stranger gets an answer, but never a verdict
             reason = refusal.detail
             self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
@@ -337,8 +333,7 @@ class Reception:
         """The receipt of another file that fills a submission's slot.
 
         A worker that restarted may have made other bytes than before. It shows this receipt with
-        its next number.
-        """
+        its next number."""
         taken = self._docket.taken(slot_of(worker, submission))
         if taken is None or taken.digest == submission.digest or taken.receipt is None:
             return []
@@ -350,8 +345,7 @@ class Reception:
         """The order of a submission's step, or None if it is unknown.
 
         The worker presents the order that it followed, because a validator that was offline when
-        the trainer published it would not receive it otherwise.
-        """
+        the trainer published it would not receive it otherwise."""
         if shown is not None and self._run.may_be_shown(shown):
             self._docket.orders.take(shown)
         lineage, step, orders = submission.lineage, submission.step, self._docket.orders

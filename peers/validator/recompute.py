@@ -1,8 +1,7 @@
 """Recompute a submission with the policy's weights: activations against proofs, tokens against
 logits and noise.
 
-The figures of both are what the statistical checks and the worker's evidence rest on.
-"""
+The figures of both are what the statistical checks and the worker's evidence rest on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -76,8 +75,7 @@ def recompute(
     """Prefill the rollouts in one batch and compare; `key` is that of the submission's noise.
 
     Raises `ProofFormatError`, and `UserError` when the policy's own figures are no numbers: nothing
-    can then be said of the worker.
-    """
+    can then be said of the worker."""
     prefill = engine.prefill(given.sequences, given.sampled)
     for row, states in zip(given.rows, prefill.states, strict=True):
         if not bool(torch.isfinite(states).all()):

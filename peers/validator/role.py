@@ -5,8 +5,7 @@ that the file is stored durably. Only a worker's next number is acknowledged, an
 in that order (`queue`), several workers' at a time (`lanes`). Two child processes check a case
 (`examiner`). The lane's own one, without torch, parses the hostile file and rebuilds prompts and
 rewards; the other one, which the lanes share, recomputes activations and sampling. The verdict is
-durable in the log before it is published (`verdicts`).
-"""
+durable in the log before it is published (`verdicts`)."""
 
 from __future__ import annotations
 
@@ -212,8 +211,7 @@ class ValidatorRole:
         """Judge cases as long as the prefill child lives.
 
         Loading a policy may take long, so the prefill child survives the inspectors, which hostile
-        files may kill and which are then restarted.
-        """
+        files may kill and which are then restarted."""
         self._examiner.forget_loaded()
         engine = self._node.settings.engine
         async with self._node.compute.child(

@@ -4,8 +4,7 @@ After another validator's verdict, this one draws with its own secret whether it
 submission too. Nobody can know before the verdict which submissions are drawn. A submission that
 skipped this validator, although it comes before the judge in rank, is always judged again. So a
 worker gains nothing by choosing its validator, and a validator that accepts everything or refuses
-one worker is contradicted (`verdicts.contradict`).
-"""
+one worker is contradicted (`verdicts.contradict`)."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ class SecondOpinions:
         """Draw again, from the others' logs, what was drawn before a restart and not judged.
 
         `hear` gets the signed verdicts, as if gossip had brought them. Their validators keep only
-        the files of the last steps, so only these are looked at.
-        """
+        the files of the last steps, so only these are looked at."""
         await trio.sleep(RECOVERY_SECONDS)
         run = self._peer.run
         for judge in run.manifest.validator_ids():

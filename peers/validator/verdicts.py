@@ -71,8 +71,7 @@ class Verdicts:
     ) -> None:
         """Make the verdict on a case durable, then publish it.
 
-        `nursery` runs the delivery of the receipt; `seconds` is the duration of the checks.
-        """
+        `nursery` runs the delivery of the receipt; `seconds` is the duration of the checks."""
         worker, submission, key = case.worker, case.submission, case.key
         decided = 0.0
 
@@ -171,8 +170,7 @@ class Verdicts:
         """The signed messages of a case; None if they do not prove anything to others.
 
         The step's version of the manifest may be forgotten. And when the owner has replaced the
-        trainer in the middle of a step, that version does not name the trainer that goes on.
-        """
+        trainer in the middle of a step, that version does not name the trainer that goes on."""
         signed = self._peer.run.version(case.order.run_digest)
         if signed is None:
             return None
@@ -188,8 +186,7 @@ class Verdicts:
         """Drop a case that another validator has settled.
 
         A worker asks the next validator in rank when a verdict is late. If both judged the case,
-        the overload of one validator would spread to all.
-        """
+        the overload of one validator would spread to all."""
         await self._queue.remove(case.key)
         await self._inbox.remove(case.key)
         self._peer.node.events.emit(
@@ -204,8 +201,7 @@ class Verdicts:
     async def forget_older(self, oldest_age: int) -> None:
         """Forget the verdicts and files of steps that can no longer be trained on.
 
-        Steps more than `oldest_age` steps before the newest checkpoint are forgotten.
-        """
+        Steps more than `oldest_age` steps before the newest checkpoint are forgotten."""
         newest = self._peer.newest_checkpoint()
         if newest is None:
             return
@@ -275,8 +271,7 @@ class Verdicts:
 def bet_once(evidence: Evidence, word: str, others: Sequence[Verdict]) -> Evidence:
     """The evidence of a verdict, without bets if it only confirms another validator's evidence.
 
-    Two recomputations of one submission are one observation of its worker.
-    """
+    Two recomputations of one submission are one observation of its worker."""
     if any(each.recomputed and each.outcome == word for each in others):
         return without_bets(evidence)
     return evidence

@@ -109,8 +109,7 @@ class EngineModel:
         """Play the served episodes of a submission that takes some seconds to generate.
 
         The longest completion takes all of them; one that waits for a turn ends later, and the
-        others go on meanwhile. Raises `ChildUserError` if nobody wants the submission any more.
-        """
+        others go on meanwhile. Raises `ChildUserError` if nobody wants the submission any more."""
         size, seed = job.order.sampling.group_size, job.order.seed()
         prompts = {each.group: each for each in job.prompts}
         made.turns = [[] for _ in range(job.order.rows())]

@@ -1,8 +1,7 @@
 """A small run of which a third lies, while faults befall the others.
 
 The kinds of adversaries (`simnet/adversaries/`) follow from the seed, and no two are the same.
-The run must continue as without them, and every invariant must hold.
-"""
+The run must continue as without them, and every invariant must hold."""
 
 from typing import Any
 

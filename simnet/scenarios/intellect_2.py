@@ -34,8 +34,7 @@ open and its policy has arrived.
 most by `FASTER_MAX`; lines slow down by the rest of the factor; minutes in the figures are scaled
 back. `--model-gb 62` is the run at full size. By default the run is small and quick, with a fifth
 of the pieces. Round trips, heartbeats, start-up and the granularity of pieces then cost more than
-at full size, so the figures are slightly too slow.
-"""
+at full size, so the figures are slightly too slow."""
 
 from statistics import mean, median
 from typing import Any

@@ -1,8 +1,7 @@
 """INTELLECT-2 once more, with checkpoints published as deltas as well.
 
 At its learning rate of 3e-7 a delta over the eight optimiser steps of a rollout step is a 66th of
-the checkpoint (`python -m benchmarks.delta`). The rest is as in [intellect-2](intellect_2.py).
-"""
+the checkpoint (`python -m benchmarks.delta`). The rest is as in [intellect-2](intellect_2.py)."""
 
 import dataclasses
 

@@ -2,8 +2,7 @@
 
 Trusted peers admit the newcomers: one trusted peer per 500 peers, and at least two. The other peers
 join as relays from anywhere in the world, within half a minute or at twenty per second. Afterwards
-some of them look each other up.
-"""
+some of them look each other up."""
 
 from typing import Any
 

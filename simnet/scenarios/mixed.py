@@ -2,8 +2,7 @@
 
 The schedule is drawn from the seed. After the last fault, the trainer must publish new policies
 within a bound, every worker must generate with one of them, and the trusted peers must hold each
-other's logs.
-"""
+other's logs."""
 
 from collections.abc import Mapping
 from typing import Any

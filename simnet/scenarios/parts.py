@@ -40,8 +40,7 @@ async def start_over_time(
 ) -> None:
     """Start peers at random times within `seconds`; return when the last one listens.
 
-    `chance` is the simulation's random source by default.
-    """
+    `chance` is the simulation's random source by default."""
     chance = chance or simulation.random
     moments = sorted((chance.uniform(0, seconds), peer.name) for peer in peers)
     begun = trio.current_time()

@@ -3,8 +3,7 @@
 First all peers join. Then each worker hands in a submission per minute, the trainer takes a step on
 five submissions of each worker (five minutes; INTELLECT-2 took 22), each peer looks up another peer
 once in five minutes, and records are stored again at the rate at which they expire. `python -m
-benchmarks.simulator steady` measures the cost.
-"""
+benchmarks.simulator steady` measures the cost."""
 
 from typing import Any
 

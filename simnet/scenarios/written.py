@@ -1,7 +1,6 @@
 """Scenarios written as TOML: peers, their lines, and faults.
 
-Every size, speed and name is checked before anything runs; docs/simulation.md explains the keys.
-"""
+Every size, speed and name is checked before anything runs; docs/simulation.md explains the keys."""
 
 import dataclasses
 from pathlib import Path

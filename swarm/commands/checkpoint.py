@@ -33,8 +33,7 @@ def export_command(
     """Write a checkpoint as plain files that any web server or bucket serves.
 
     Copy them anywhere; `swarm checkpoint fetch http://…` downloads them and checks every piece. The
-    same command resumes an interrupted export.
-    """
+    same command resumes an interrupted export."""
     import msgspec
 
     from swarm.shardcast.mirror.publish import export as write_mirror
@@ -72,8 +71,7 @@ def fetch_command(
     """Fetch a checkpoint: from a mirror, or a run's newest from its peers.
 
     Every piece is checked. The same command resumes an interrupted download. An adapter comes with
-    its base.
-    """
+    its base."""
     from swarm.look.newest_policy import from_peers
     from swarm.shardcast.mirror.fetch import fetch as fetch_from_mirrors
     from swarm.terminal.progress import progress_bar

@@ -36,8 +36,7 @@ def dashboard(
 ) -> None:
     """Show a run as a live web page, from signed messages and logs. Needs no admission.
 
-    `--json` prints what the page would show now, and serves nothing.
-    """
+    `--json` prints what the page would show now, and serves nothing."""
     require_extra("dashboard", "swarm dashboard")
     import msgspec
     import trio

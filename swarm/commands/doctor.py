@@ -31,8 +31,7 @@ def doctor(
 ) -> int:
     """Check this machine for a peer with these settings, and its run, without starting one.
 
-    Exit status 1: a line begins with PROBLEM, and says what to do.
-    """
+    Exit status 1: a line begins with PROBLEM, and says what to do."""
     flags = {**locals()}
     del flags["config"], flags["model"], flags["as_json"]
     from swarm.look.doctor import look

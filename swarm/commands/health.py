@@ -18,8 +18,7 @@ def health(
 ) -> None:
     """Tell whether the peer with this home runs; exit status 1 if it does not.
 
-    Reads a file of the home, needs no network, and starts no peer.
-    """
+    Reads a file of the home, needs no network, and starts no peer."""
     from swarm.look.health import examine
     from swarm.settings import load_settings
     from swarm.terminal.output import plain, print_json

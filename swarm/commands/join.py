@@ -152,8 +152,7 @@ def join(
     """Join the run of an invite link.
 
     Shows the run and its owner, checks this machine, writes the settings to peer.toml in the home,
-    and starts the peer. The same command, or swarm peer --config, goes on after a stop.
-    """
+    and starts the peer. The same command, or swarm peer --config, goes on after a stop."""
     from swarm.commands.start import start
 
     found = prepare(link, home or PeerSettings().home_path)

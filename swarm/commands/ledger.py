@@ -37,8 +37,7 @@ def ledger(
 ) -> None:
     """Show one peer's credits and receipts, each in its validator's log, which is checked.
 
-    The evidence against the peer is computed again from the logs.
-    """
+    The evidence against the peer is computed again from the logs."""
     if context.invoked_subcommand is None:
         _show_record(peer, home, bootstrap, run, source, last, as_json=as_json)
 

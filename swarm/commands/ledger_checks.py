@@ -41,8 +41,7 @@ def verify(
 
     With FILE, works offline. A proof is checked with the run manifest in it, which its owner
     signed: give --owner, or compare the id that is printed. With --from or --bootstrap it is also
-    held against the log as it is now, by the seals if the entry is pruned.
-    """
+    held against the log as it is now, by the seals if the entry is pruned."""
     if file is not None and file.suffix == ".json":
         archive = _archive(source, bootstrap, run, owner) if source or bootstrap else None
         return _verify_proof(file, owner, archive, as_json=as_json)
@@ -153,8 +152,7 @@ def prove(
 ) -> None:
     """Write the proof, kept by the worker, that a verdict on its work is in its validator's log.
 
-    `swarm ledger verify FILE.json` checks it offline. The validator may have deleted the entry.
-    """
+    `swarm ledger verify FILE.json` checks it offline. The validator may have deleted the entry."""
     from swarm.ledger.proof_file import file_of
     from swarm.look.archives import kept_proof
 
@@ -172,8 +170,7 @@ def export(
 ) -> int:
     """Write the entries of all logs, signed heads and verdicts, and credits as lines of JSON.
 
-    Each row has the signed or hashed bytes, so `swarm ledger verify FILE` can check it again.
-    """
+    Each row has the signed or hashed bytes, so `swarm ledger verify FILE` can check it again."""
     from swarm.look.archives import write_export
 
     check_writable("--out", out, (".jsonl",))
@@ -222,8 +219,7 @@ def asked(
     """The logs and, from the network, the run's state now.
 
     `home`: of the peer whose last bootstrap addresses are asked. `worker`: whose signed verdicts to
-    fetch from the network, all by default.
-    """
+    fetch from the network, all by default."""
     from swarm.look.archives import fetch_archive, find_archive
     from swarm.look.onlooker import status_of
     from swarm.node.local import last_bootstrap, visit

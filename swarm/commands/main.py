@@ -2,8 +2,7 @@
 
 Anyone can add a command: a function that typer can call, or a `typer.Typer` for a group, named in
 an entry point of the group `swarm.commands`. A dot puts one into a group: `ledger.audit` is
-`swarm ledger audit`.
-"""
+`swarm ledger audit`."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ GROUP = "swarm.commands"
 class Deferred(TyperCommand):
     """A command that is imported when it is called or its own help is asked for.
 
-    `inner` are the entry points of commands inside it, by their names in it.
-    """
+    `inner` are the entry points of commands inside it, by their names in it."""
 
     def __init__(self, name: str, entry: EntryPoint, inner: dict[str, EntryPoint]) -> None:
         super().__init__(name, help=summary(entry))
@@ -89,8 +87,7 @@ class Commands(TyperGroup):
 def summary(entry: EntryPoint) -> str:
     """What a command is for, read from its file without importing it.
 
-    The docstring of its function; for a group, the first sentence of its module, after a colon.
-    """
+    The docstring of its function; for a group, the first sentence of its module, after a colon."""
     if entry.pattern.match(entry.value) is None:
         return f"cannot be loaded: {entry.value} names no module"
     top, *rest = entry.module.split(".")

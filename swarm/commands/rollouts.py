@@ -1,7 +1,6 @@
 """`swarm rollouts`: read the rollouts of a run.
 
-Imports pyarrow lazily, to start without it.
-"""
+Imports pyarrow lazily, to start without it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The life of one peer process.
 
 The peer makes its key on first use, joins the network through the bootstrap peer, finds the run,
-is admitted, and works until Ctrl-C.
-"""
+is admitted, and works until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ LEAVING = "leaving…"
 def become_rank(names: Sequence[str]) -> None:
     """Replace this process by its role's `rank_module` if `torchrun` gave it a rank above 0.
 
-    Only rank 0 is a peer; the other ranks obey it. Raises `UserError`.
-    """
+    Only rank 0 is a peer; the other ranks obey it. Raises `UserError`."""
     rank = os.environ.get("RANK", "0")
     if rank == "0":
         return

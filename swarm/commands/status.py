@@ -101,8 +101,7 @@ def status_lines(status: RunStatus, listed_max: int = PEERS_LISTED) -> list[Text
     """Format the status as lines of text: the run, then two lines per peer.
 
     Ids are complete, so that they can be copied. With more than `listed_max` peers, the run is
-    followed by a summary of them.
-    """
+    followed by a summary of them."""
     from rich.text import Text
 
     told = status_object(status)

@@ -30,8 +30,7 @@ def why(
 ) -> None:
     """Explain what happened to a submission or a peer.
 
-    The answer is in the ledger. Of the network it also asks what a peer does now.
-    """
+    The answer is in the ledger. Of the network it also asks what a peer does now."""
     from swarm.look import why as words
     from swarm.look.prefixes import peers_beside
 

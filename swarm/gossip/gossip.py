@@ -113,8 +113,7 @@ class Gossip:
     def listen(self, message_type: type[Message], listener: Listener) -> None:
         """Call `listener` once for every new envelope of this type, own ones included.
 
-        Raises `UserError` for a type that does not travel by gossip.
-        """
+        Raises `UserError` for a type that does not travel by gossip."""
         if message_type not in frames.TOPICS:
             raise UserError(
                 f"{message_type.__name__} messages do not travel by gossip; listen to one of "
@@ -151,8 +150,7 @@ class Gossip:
     def publish(self, envelope: envelopes.Envelope) -> None:
         """Spread an own envelope, or one received outside gossip.
 
-        A duplicate does nothing, nor does an envelope above its sender's rate.
-        """
+        A duplicate does nothing, nor does an envelope above its sender's rate."""
         try:
             self._gate.admit(envelope.raw)
         except envelopes.Dropped as dropped:
@@ -357,8 +355,7 @@ class Gossip:
     async def _write(self, neighbour: Neighbour) -> None:
         """Send queued frames until none is left.
 
-        The task ends then: thousands of idle tasks would take most of a simulation's memory.
-        """
+        The task ends then: thousands of idle tasks would take most of a simulation's memory."""
         try:
             while (frame := self._next_frame(neighbour)) is not None:
                 await neighbour.stream.send(frames.encode(frame))
@@ -372,8 +369,7 @@ class Gossip:
     def _next_frame(self, neighbour: Neighbour) -> frames.Frame | None:
         """The frame to send next: queued frames, then news, then answers.
 
-        Envelopes that the store has dropped meanwhile are skipped.
-        """
+        Envelopes that the store has dropped meanwhile are skipped."""
         if neighbour.outbox:
             return neighbour.outbox.popleft()
         served = neighbour.answer_bytes > 0 or self._slots.trusts(neighbour.peer)
@@ -481,8 +477,7 @@ class Gossip:
 
         Announcements just requested from a trusted neighbour are postponed: all neighbours offer
         the same ones to a peer that returns. Requests to untrusted neighbours do not postpone any,
-        since these may never answer.
-        """
+        since these may never answer."""
         now = self._world.now()
         trusted = self._slots.trusts(neighbour.peer)
         wanted = []

@@ -1,7 +1,6 @@
 """Gossip slots: which peers get one, and which side starts a conversation.
 
-A `Neighbour` is a peer with an open gossip stream.
-"""
+A `Neighbour` is a peer with an open gossip stream."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class Neighbour:
     def sweep(self, kept: Callable[[bytes], object | None]) -> None:
         """Forget that it knows announcements that `kept` finds no more: they are never sent again.
 
-        Only after as many were added as were left, so a digest costs constant time.
-        """
+        Only after as many were added as were left, so a digest costs constant time."""
         if len(self.knows) > self._sweep_at:
             for digest in [digest for digest in self.knows if kept(digest) is None]:
                 del self.knows[digest]
@@ -185,8 +183,7 @@ class Slots:
         """Whether a peer that has just greeted gets a slot.
 
         If none is free, a neighbour of lower rank loses its slot, or an admitted neighbour from an
-        address range with at least two more neighbours than the newcomer's.
-        """
+        address range with at least two more neighbours than the newcomer's."""
         ranks = {neighbour.peer: self.rank(neighbour) for neighbour in self.neighbours.values()}
         rank, crowd = self.rank(newcomer), Counter(n.range for n in self.neighbours.values())
         # Even while slots are free: identities cost nothing, and each neighbour costs work.

@@ -86,8 +86,7 @@ class Store:
         """Digests of the announcements that a neighbour should hold, by topic.
 
         The newest states come first, then lasting events, then other events. Events are newest
-        first, since the oldest are worth least.
-        """
+        first, since the oldest are worth least."""
         wall_ms = int(self._world.wall_time() * 1000)
         digests = [digest for _, digest in sorted(self._newest.items())]
         digests += [*reversed(self._lasting), *reversed(self._events)]

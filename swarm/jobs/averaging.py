@@ -2,8 +2,7 @@
 
 The library runs in a child process under a Python of its own (`peers.outer.backends`). Large data
 lies in files that the jobs name: an *update* is the file of a trainer's contribution, a *state*
-that of an outer state. Swarm computes both, and takes the outer step.
-"""
+that of an outer state. Swarm computes both, and takes the outer step."""
 
 from typing import Annotated, ClassVar, Protocol
 
@@ -76,8 +75,7 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     """What came of `Meet` or `AverageRound`.
 
     The trainer's next state follows from the received state, or else its own, by a step along the
-    average, if there is one; it is the state after `round`.
-    """
+    average, if there is one; it is the state after `round`."""
 
     round: Annotated[int, Meta(ge=0)]
     trainers: Annotated[int, Meta(ge=1)] = 1

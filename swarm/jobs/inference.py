@@ -79,8 +79,7 @@ class Generate(Job, frozen=True, kw_only=True):
     """Generate one submission with its proofs and write it durably to `path`.
 
     Of several calls, the completions of the later submission begin as those of the earlier one
-    finish, or once all have finished. Proofs and files are made beside.
-    """
+    finish, or once all have finished. Proofs and files are made beside."""
 
     patience_seconds: ClassVar[float] = 600.0
     """Every step of an engine reports progress; the first one may compile kernels. An engine that

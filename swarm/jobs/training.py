@@ -155,8 +155,7 @@ class TrainStep(TrainingJob, frozen=True, kw_only=True):
 class ScoreAhead(TrainingJob, frozen=True, kw_only=True):
     """Read accepted submissions, and score them under fixed policies, before their step.
 
-    The step gives the same results without it. Unreadable submissions are left to the step.
-    """
+    The step gives the same results without it. Unreadable submissions are left to the step."""
 
     submissions: list[AcceptedSubmission]
 
@@ -186,8 +185,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 class BeginSave(SavingJob, frozen=True, kw_only=True):
     """Copy the policy and the state that an exact resume needs, and begin to write them.
 
-    Training may go on meanwhile. An empty folder: that part is not written.
-    """
+    Training may go on meanwhile. An empty folder: that part is not written."""
 
     state: str = ""
     policy: str = ""

@@ -132,8 +132,7 @@ class InspectionService(Protocol):
         """An environment that is not installed or draws no task fails the check "environment".
 
         Raises `UserError` when the tokenizer is missing, `OSError` when the file is missing or its
-        hash differs.
-        """
+        hash differs."""
         ...
 
     async def grade(self, job: Grade) -> Graded:
@@ -165,8 +164,7 @@ class Judge(Job, frozen=True, kw_only=True):
 class ProofFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How well the proofs fit the recomputed hidden states.
 
-    One proof covers one chunk; means are over chunks.
-    """
+    One proof covers one chunk; means are over chunks."""
 
     chunks: int
     chunks_passed: int

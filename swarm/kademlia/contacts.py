@@ -3,8 +3,7 @@
 A request to another peer is a stream, the message, the answer, and one deadline for all of it.
 
 Streams are kept for the next request, since opening one costs a round trip. A peer that closes its
-stream after each message (some generic nodes do) costs a new stream per request, nothing else.
-"""
+stream after each message (some generic nodes do) costs a new stream per request, nothing else."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Requests:
         """Send a request and return its answer.
 
         Raises `ConnectError`, `StreamError`, `WireError`, or `DeadlineError` after
-        `REQUEST_SECONDS_MAX`: all of them `PeerError`.
-        """
+        `REQUEST_SECONDS_MAX`: all of them `PeerError`."""
         with trio.move_on_after(REQUEST_SECONDS_MAX):
             return await self._ask(to, message)
         raise self._late(to, message)
@@ -62,8 +60,7 @@ class Requests:
     async def tell(self, to: Neighbour, message: Message) -> None:
         """Send a message without an answer (ADD_PROVIDER).
 
-        Returns once the peer has closed or reset the stream. Raises the same errors as `ask`.
-        """
+        Returns once the peer has closed or reset the stream. Raises the same errors as `ask`."""
         with trio.move_on_after(REQUEST_SECONDS_MAX):
             stream = await self._open(to)
             try:
@@ -250,8 +247,7 @@ class Contacts:
         addresses. Raises `PeerError`.
 
         `proven` addresses, given by a person, are kept even if the peer does not name them: a
-        router may forward its port.
-        """
+        router may forward its port."""
         self._checked[neighbour.peer] = self.world.now()
         try:
             answer = await self.requests.ask(

@@ -55,8 +55,7 @@ class Kademlia(Publisher):
     `validators` are by namespace (`"swarm-run"` for keys `/swarm-run/…`). With `server=False` the
     peer is a client: it makes requests and publishes, but serves nobody. So it never enters the
     table of another peer, which takes only peers that answered on a stream opened *to* them. A
-    server becomes a client while `serving` is false.
-    """
+    server becomes a client while `serving` is false."""
 
     def __init__(
         self,
@@ -83,8 +82,7 @@ class Kademlia(Publisher):
 
         Returns the number of contacts. `others` are contacted later, during maintenance. Raises
         `ValueError` for an address without a peer id, and `ConnectError`, naming each address and
-        its reason, when no peer answers.
-        """
+        its reason, when no peer answers."""
         neighbours = [_parse(address) for address in addresses]
         self._bootstrap_addresses = tuple(dict.fromkeys([*others, *addresses]))
         reasons: list[str] = []
@@ -109,8 +107,7 @@ class Kademlia(Publisher):
 
         If the peer serves the DHT and answers, these are the addresses that it names itself.
         Otherwise they are those that others name, the most frequent first: unproven until a
-        connection is made.
-        """
+        connection is made."""
         if peer == self.peer_id:
             return tuple(self._transport.addresses())
         own_word: list[tuple[str, ...]] = []
@@ -175,8 +172,7 @@ class Kademlia(Publisher):
         """At most `limit` providers of `key`, each once, those named by most holders first.
 
         The lookup ends early only when `limit` providers were named by two holders each, so that
-        one liar cannot fill the answer.
-        """
+        one liar cannot fill the answer."""
         named: dict[PeerId, Neighbour] = {}
         votes: Counter[PeerId] = Counter()
 
@@ -237,8 +233,7 @@ class Kademlia(Publisher):
 
         A bootstrap peer that restarts knows nobody, and the peers that join through it would form
         a separate network. In a large network each peer does this more rarely, so that the total
-        rate stays the same.
-        """
+        rate stays the same."""
         for neighbour in map(_parse, self._bootstrap_addresses):
             known = neighbour.peer == self.peer_id or neighbour.peer in self._transport.connected()
             my_turn = self._world.random.random() * len(self.table) < BUCKET_SIZE
@@ -381,8 +376,7 @@ class Server:
         """Store a record unless a better one is held; returns the record then held under its key.
 
         The answer shows the sender whether its record was stored. (Go and JavaScript nodes compare
-        it with the record that they sent.)
-        """
+        it with the record that they sent.)"""
         record = message.record
         if record is None or record.key != message.key:
             self._emit("dht.record_refused", other=sender, reason="the record has another key")

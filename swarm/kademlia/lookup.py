@@ -4,8 +4,7 @@ The nearest contacts are distributed to d paths. Each path asks the nearest peer
 learned of, and no two paths ask the same peer, so a liar can mislead one path but not all. A path
 is done when the k nearest peers it knows have been asked. A peer that is slow to answer does not
 hold up its path; a late answer still counts (the Kademlia paper, 2.3). Peers beyond the first two
-of one /24 come after all others, so invented neighbours from one network do not fill the answer.
-"""
+of one /24 come after all others, so invented neighbours from one network do not fill the answer."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ class Publisher:
 
         A later `put` under the key replaces it. Returns the number of peers that hold it now,
         perhaps this one included. Raises `InvalidRecord` when our own validator refuses it,
-        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
-        """
+        `StoreFull` beyond `OWN_RECORDS_MAX` keys."""
         held = self.records.validate(key, value)
         if len(self._published) >= OWN_RECORDS_MAX and key not in self._published:
             raise StoreFull(f"this peer publishes {len(self._published)} records already")
@@ -78,8 +77,7 @@ class Publisher:
         """Announce this peer as a provider of `key`, and again until `stop_providing`.
 
         `key` is a multihash (`provider_key`). Returns the number of peers notified. Raises
-        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
-        """
+        `StoreFull` beyond `OWN_RECORDS_MAX` keys."""
         if len(self._provided) >= OWN_RECORDS_MAX and key not in self._provided:
             raise StoreFull(f"this peer provides {len(self._provided)} keys already")
         self._provided[key] = self.soon(1.0)
@@ -137,8 +135,7 @@ class Publisher:
     def keep(self, source: PeerId, key: bytes, value: bytes) -> Held | None:
         """Hold a record unless a better one is held; returns the better one.
 
-        Reports a record that is refused and returns None.
-        """
+        Reports a record that is refused and returns None."""
         try:
             return self.records.store(key, value, republish_at=self.soon(1.5))
         except (InvalidRecord, StoreFull) as error:
@@ -174,8 +171,7 @@ class Publisher:
         """Give new contacts the records that they should hold (the Kademlia paper, 2.5).
 
         A peer that looks for these records asks the newcomers, not the peers that were nearest
-        before.
-        """
+        before."""
         async for peer in self._contacts.newcomers:
             for held in self._owed_to(peer):
                 contact = self._contacts.table.get(peer)

@@ -3,8 +3,7 @@
 Values that peers sign, in a namespace of the DHT for networks of one's own nodes.
 
 The key is `/swarm-value/<peer id>/<name>`: only that peer can put the value, anybody can read it,
-and a later one replaces an earlier one. The peers of a run do not keep such values.
-"""
+and a later one replaces an earlier one. The peers of a run do not keep such values."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class Held:
 def namespace_of(key: bytes) -> str:
     """The namespace of a key: `swarm-run` for `/swarm-run/…`.
 
-    Raises `InvalidRecord` for a key of another form.
-    """
+    Raises `InvalidRecord` for a key of another form."""
     parts = key.split(b"/", 2)
     if len(parts) != 3 or parts[0] or not parts[1] or not parts[2]:
         raise InvalidRecord(f"a record's key is /<namespace>/<name>, not {key[:80]!r}")
@@ -118,8 +116,7 @@ class RecordStore:
         """Validate and keep a record unless a better one is held; returns the better one.
 
         `republish_at` (world's clock) is when this peer should republish the record unless it is
-        stored again before. Raises `InvalidRecord` or `StoreFull`.
-        """
+        stored again before. Raises `InvalidRecord` or `StoreFull`."""
         offered = self.validate(key, value)
         namespace = namespace_of(key)
         slots = self._slots[namespace]

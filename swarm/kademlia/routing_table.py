@@ -2,8 +2,7 @@
 
 A peer becomes a contact only after it has *answered* a request on a stream that we opened. So
 neither peers that liars invent nor peers that only make requests (clients) become contacts. Against
-eclipse attacks, a bucket holds at most two contacts of one /24 (IPv4) or /64 (IPv6).
-"""
+eclipse attacks, a bucket holds at most two contacts of one /24 (IPv4) or /64 (IPv6)."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def node_id(peer: PeerId) -> int:
 def bucket_of(own: int, other: int) -> int:
     """The bucket of an id: the length of the common prefix, 0 (far) to 255 (near).
 
-    The ids must differ.
-    """
+    The ids must differ."""
     return ID_BITS - (own ^ other).bit_length()
 
 
@@ -59,8 +57,7 @@ def bucket_of(own: int, other: int) -> int:
 def _group_of(address: str) -> tuple[bool, str] | None:
     """(is public, network) of a multiaddr; None for loopback and for addresses without a host.
 
-    For a relayed address it is the relay's network, where the traffic goes.
-    """
+    For a relayed address it is the relay's network, where the traffic goes."""
     parts = address.split("/")
     if len(parts) < 3:
         return None
@@ -80,8 +77,7 @@ def _group_of(address: str) -> tuple[bool, str] | None:
 def groups_of(addresses: tuple[str, ...]) -> tuple[str, ...]:
     """The networks of a peer, sorted.
 
-    Private ones count only when it has no public one: many households are 192.168.1.0/24.
-    """
+    Private ones count only when it has no public one: many households are 192.168.1.0/24."""
     groups = [group for group in map(_group_of, addresses) if group is not None]
     public = any(is_public for is_public, _ in groups)
     return tuple(sorted({name for is_public, name in groups if is_public or not public}))
@@ -146,8 +142,7 @@ class RoutingTable:
 
         It is refreshed or added, or kept as a replacement if its bucket (or its network's share of
         the bucket) is full. Returns the oldest contact if the bucket is full and this contact is
-        stale: the caller then pings it and reports `answered` or `failed`.
-        """
+        stale: the caller then pings it and reports `answered` or `failed`."""
         if peer == self.own:
             return None
         where = tuple(addresses)[:ADDRESSES_PER_PEER_MAX]
@@ -199,8 +194,7 @@ class RoutingTable:
         """Note that a request to `peer` failed; returns whether the contact was dropped.
 
         It is dropped at once if a replacement fits, else after two failures in a row, so that a
-        short outage of our own line does not empty the table.
-        """
+        short outage of our own line does not empty the table."""
         if peer == self.own:
             return False
         bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
@@ -269,8 +263,7 @@ class RoutingTable:
         """All contacts in groups, each of which is nearer to `target` than the next.
 
         First comes the bucket of `target`, then all buckets nearer to us together, then the farther
-        buckets one by one (their contacts are as far from `target` as from us).
-        """
+        buckets one by one (their contacts are as far from `target` as from us)."""
         indices = sorted(self._buckets, reverse=True)
         own = bucket_of(self.own_id, target) if target != self.own_id else ID_BITS
         if own in self._buckets:

@@ -103,8 +103,7 @@ def _classes() -> tuple[type[Any], type[Any]]:
     """The protobuf classes of a message and of a peer in it, from `wire.textproto`.
 
     libp2p's own would import all of libp2p (300 modules, 2 s). Peers are bytes here, so that their
-    translations can be cached.
-    """
+    translations can be cached."""
     file = FileDescriptorProto()
     text_format.Parse(Path(__file__).with_suffix(".textproto").read_bytes(), file)
     pool = DescriptorPool()

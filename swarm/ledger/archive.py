@@ -1,8 +1,7 @@
 """Copies of all logs of a run: from the network, from a trusted peer's home, or from an export.
 
 An archive can be written to a table, one row for each manifest, head, entry and verdict. Each row
-has the bytes that were signed or hashed, so that whoever reads the table can check it again.
-"""
+has the bytes that were signed or hashed, so that whoever reads the table can check it again."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class LogCopy:
 class Archive:
     """Copies of the logs of a run's trusted peers.
 
-    `records` and `state` are computed once, when the logs are complete.
-    """
+    `records` and `state` are computed once, when the logs are complete."""
 
     signed: Envelope
     """The run manifest."""

@@ -1,8 +1,7 @@
 """Checking copies of logs: signatures, contents, and whether all signed heads fit one history.
 
 A kept receipt is held against its validator's log as it is now. What the log has pruned it still
-commits to by the hashes that it keeps, for signed heads that are not older than these.
-"""
+commits to by the hashes that it keeps, for signed heads that are not older than these."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -46,8 +45,7 @@ class Audited:
 def audit(archive: Archive) -> list[Audited]:
     """Check the copies of all trusted peers' logs.
 
-    The manifest's own signature was checked when it was opened.
-    """
+    The manifest's own signature was checked when it was opened."""
     manifest = archive.manifest
     accused: dict[str, list[Envelope]] = {}
     for evidence in archive.forks:
@@ -233,8 +231,7 @@ class Anchor:
 def anchor(proven: Proven, archive: Archive) -> Anchor:
     """Hold a receipt, whose own proof is checked already, against copies of the logs.
 
-    Raises `ValueError` for malformed entries.
-    """
+    Raises `ValueError` for malformed entries."""
     receipt = proven.receipt
     owner, index = receipt.envelope.sender, receipt.index
     if proven.signed.body.run != archive.run:

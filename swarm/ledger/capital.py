@@ -11,8 +11,7 @@ difference to the balance of the step. A stake is then the sum of a hundred rows
 verdicts the window holds, and a restart has nothing to compute.
 
 The summands depend on the manifest's validators and rules, which the table `authority` holds. When
-the owner changes them, all balances are computed again.
-"""
+the owner changes them, all balances are computed again."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ class Capitals:
     def add(self, evidence: Evidence) -> None:
         """Add the evidence of the next verdict.
 
-        A second opinion that confirms the first has no bets: each submission is bet on once.
-        """
+        A second opinion that confirms the first has no bets: each submission is bet on once."""
         if evidence.sampler:
             for name in PROCESSES:
                 self.of[name].add(getattr(evidence, name))
@@ -221,8 +219,7 @@ def _records(connection: sqlite3.Connection, number: tuple[str, int, int]) -> li
 def forget(connection: sqlite3.Connection, sealed: Frontier) -> None:
     """Delete the balances of sealed submissions.
 
-    A step that a rollback repeats has verdicts in both lineages, of which one may be sealed.
-    """
+    A step that a rollback repeats has verdicts in both lineages, of which one may be sealed."""
     connection.execute("DELETE FROM balances WHERE step <= ?", (sealed.step,))
     rows = connection.execute(f"{_PLACES} WHERE p.step <= ? {_BY_NUMBER}", (sealed.step,))
     _settle_all(connection, rows, stored(connection), sealed)

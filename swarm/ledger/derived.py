@@ -2,8 +2,7 @@
 
 The transaction that appends an entry also updates them: signed verdicts, workers' balances
 (`swarm.ledger.capital`), submissions refused for all, the evidence against each worker, used
-submissions, and signed evictions and reinstatements.
-"""
+submissions, and signed evictions and reinstatements."""
 
 from __future__ import annotations
 
@@ -178,8 +177,7 @@ def prune(
     derived from them; return how many entries.
 
     What stays in force is in the seal's block. `receipts`: this is the log of this peer itself,
-    which keeps signed verdicts.
-    """
+    which keeps signed verdicts."""
     covered = seal.log(log.owner)
     start = log.start(connection)
     if covered is None or covered.first <= start:
@@ -236,8 +234,7 @@ def _keep_capitals(connection: sqlite3.Connection, owner: str, position: int, se
 def deriving(owner: str, entries: Sequence[Entry], *, anew: bool = False) -> Also:
     """Return the work that updates the derived tables with new entries of `owner`'s log.
 
-    `anew`: the log begins with them, after pruned entries that are not here.
-    """
+    `anew`: the log begins with them, after pruned entries that are not here."""
 
     def derive(connection: sqlite3.Connection, first: int) -> None:
         if anew:

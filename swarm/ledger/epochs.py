@@ -2,8 +2,7 @@
 
 A seal is a block of entries at the end of a log: the `Carried` entries of the epoch that stay in
 force, one `SealedWorker` for each worker, and `Sealed`. It follows from the entries before it, so
-whoever holds them finds the same bytes. Submissions are sealed once their credit is final.
-"""
+whoever holds them finds the same bytes. Submissions are sealed once their credit is final."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ def capitals_before(log: Sequence[Record]) -> dict[str, list[entries.SealedCapit
 def base_of(logs: Iterable[Sequence[Record]], trusted: Sequence[str]) -> Base:
     """The newest sealed state on which more than half of the trusted peers agree.
 
-    Empty if no log is pruned: then all that counts is in the entries.
-    """
+    Empty if no log is pruned: then all that counts is in the entries."""
     held = [log for log in logs if log and log[0].owner in trusted]
     if all(log[0].index == 0 for log in held):
         return Base()
@@ -221,8 +219,7 @@ def _capitals(log: Sequence[Record], owner: str, first: int) -> dict[str, Capita
     """Each worker's capitals from the entries before `first`.
 
     They begin with the newest seal that does not go beyond `first`: after a rollback, a seal that
-    the peers did not agree on may name a later entry than the one that follows it.
-    """
+    the peers did not agree on may name a later entry than the one that follows it."""
     found: defaultdict[str, Capitals] = defaultdict(Capitals)
     start = 0
     for _, seal in reversed(seals_in(log)):

@@ -16,8 +16,7 @@ supermartingale however the logs interleave, and it depends only on the logs: wh
 finds the same figure.
 
 *Processes.* The worker's capital is the mean over its processes, and a process's the mean over its
-bets.
-"""
+bets."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ def evidence_in(records: Iterable[Record], worker: str) -> WorkerEvidence:
     """The evidence against a worker in validators' logs, each since its last reinstatement there.
 
     Other entries than verdicts, reinstatements and seals may be left out. Pruned verdicts count by
-    the seal that stands for them.
-    """
+    the seal that stands for them."""
     by_log: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: (record.owner, record.index)):
         by_log.setdefault(record.owner, []).append(record)

@@ -3,8 +3,7 @@
 The validator that evicts a worker for a proven fault keeps the file and the three signed messages
 that determine what the file should hold. It serves them to everyone (`swarm ledger check-eviction`
 runs the same checks again). The worker signed the digest of the file, so nobody can put another
-file in its place.
-"""
+file in its place."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class FaultRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     def opened(self) -> Fault:
         """The messages, with checked signatures; raises `ValueError` if they do not fit together.
 
-        The caller checks that the manifest is the owner's and trusts the signer of the order.
-        """
+        The caller checks that the manifest is the owner's and trusts the signer of the order."""
         try:
             announcement, order, manifest = map(
                 open_envelope, (self.announcement, self.order, self.manifest)
@@ -168,8 +166,7 @@ class FaultStore:
     def record(self, submission: bytes, worker: str) -> tuple[bytes, int]:
         """The encoded `FaultRecord` of a worker's submission, and its file's size.
 
-        Empty and 0 if unknown. Several workers may hand in the same file.
-        """
+        Empty and 0 if unknown. Several workers may hand in the same file."""
         rows = self._database.read(
             "SELECT record FROM proven_faults WHERE submission = ? AND worker = ? ORDER BY 1",
             (submission, worker),

@@ -2,8 +2,7 @@
 
 The oldest entries may be pruned. Then the log begins at a later index, and the largest complete
 subtrees before it stand for what is gone: roots of all larger sizes, and proofs between them, need
-no others.
-"""
+no others."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class Log:
     ) -> None:
         """Forget this log and begin at `start`; `peaks` stand for the entries before it.
 
-        Raises `ValueError` unless there are as many as `start` needs.
-        """
+        Raises `ValueError` unless there are as many as `start` needs."""
         places = merkle.peaks_of(start)
         if len(peaks) != len(places):
             raise ValueError(f"{len(peaks)} hashes for a log that begins at {start}")
@@ -147,8 +145,7 @@ class Log:
     def entries(self, start: int, count: int) -> list[bytes]:
         """Up to `count` encoded entries from index `start` on (`entries.decode` reads them).
 
-        Raises `Pruned` if the first of them is pruned.
-        """
+        Raises `Pruned` if the first of them is pruned."""
         self._check_kept(start)
         rows = self._database.read(
             "SELECT entry FROM entries WHERE owner = ? AND position >= ? AND position < ? "

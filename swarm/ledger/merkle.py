@@ -3,8 +3,7 @@
 A tree of n leaves is stored as its *complete* subtrees: node (level l, index i) is the hash of
 leaves [i * 2^l, (i + 1) * 2^l). Appending a leaf completes one node, plus one for each trailing
 1-bit of n. A root or a proof reads O(log n) nodes. Proofs are built as in RFC 6962 §2.1 and
-verified by the algorithms of RFC 9162 §2.1.3.2 and §2.1.4.2.
-"""
+verified by the algorithms of RFC 9162 §2.1.3.2 and §2.1.4.2."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ def inclusion_proof(index: int, size: int, node: Node) -> list[bytes]:
 def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
     """PROOF(old, D[new]): proves that the first `old` of `new` leaves did not change.
 
-    Empty when `old` is 0 or `new`; raises `ValueError` when `old` exceeds `new`.
-    """
+    Empty when `old` is 0 or `new`; raises `ValueError` when `old` exceeds `new`."""
     if not 0 <= old <= new:
         raise ValueError(f"a tree of {new} leaves does not extend one of {old}")
     if old in (0, new):

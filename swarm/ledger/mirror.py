@@ -26,8 +26,7 @@ _TABLES = (
 class Fork(SwarmError):
     """A trusted peer signed a head that contradicts an earlier one.
 
-    `evidence` holds the two heads, if this peer has both.
-    """
+    `evidence` holds the two heads, if this peer has both."""
 
     def __init__(self, reason: str, evidence: ForkEvidence | None = None) -> None:
         super().__init__(reason)
@@ -42,8 +41,7 @@ class LogMirror:
     """The copy of `owner`'s log, and the signed head that it is checked against.
 
     A newer head replaces that head only once the mirror holds all the old head's entries, so that
-    every head received is checked.
-    """
+    every head received is checked."""
 
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
@@ -78,8 +76,7 @@ class LogMirror:
 
         With an `origin` the copy begins there anew: whoever offers the log has pruned entries that
         this copy lacks. Then nothing is held that the head could contradict, so `WrongOrigin` is
-        raised instead.
-        """
+        raised instead."""
         if not isinstance(head.message, LogHead) or head.sender != self.log.owner:
             raise ValueError(f"not a head of the log of {self.log.owner}")
         target = head.message

@@ -1,8 +1,7 @@
 """Receipts as small JSON files that anyone can check offline: a verdict, proven to be in a log.
 
 A worker keeps the proofs of its own work in its database, where `swarm ledger prove` reads them.
-They stay when the validator has sealed and deleted the entries.
-"""
+They stay when the validator has sealed and deleted the entries."""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ async def receipts_from(
 
     An empty `worker` stands for all workers. Also returns the index at which the next page begins,
     None after the last. Raises `PeerError` when a receipt is invalid or the validator does not
-    answer.
-    """
+    answer."""
     peer, size = client.peer, head.expect(LogHead).size
     items = await client.verdicts(worker, start) if start < size else []
     if not items:

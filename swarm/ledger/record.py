@@ -117,8 +117,7 @@ class Work:
         """The stake before a submission for `step`.
 
         Steps after it count too: they are known only if an earlier step is judged late, or after
-        a rollback.
-        """
+        a rollback."""
         start, balances = step - rules.stake_steps, self.balances(rules)
         return max(0, sum(tokens for each, tokens in balances.items() if each > start))
 
@@ -137,8 +136,7 @@ class Work:
         """The standing of each credited submission.
 
         `evicted_at` is the step of the submission for which the worker was evicted, None if no
-        eviction is in force.
-        """
+        eviction is in force."""
         final = newest_step - rules.hold_steps
         voided = self._fined(rules)
         if evicted_at is not None:
@@ -174,8 +172,7 @@ def _place(entry: Judged) -> tuple[int, int, bytes]:
 def refutation(verdicts: Iterable[Judged], *, trained: bool) -> Judged | None:
     """The verdict that refuses a submission after recomputing it, if one is in force.
 
-    An acceptance outweighs it only if it was recomputed too and a step took a group (`trained`).
-    """
+    An acceptance outweighs it only if it was recomputed too and a step took a group (`trained`)."""
     recomputed = [entry for entry in verdicts if entry.recomputed]
     if trained and any(entry.outcome == "accepted" for entry in recomputed):
         return None

@@ -1,8 +1,7 @@
 """The use of invites according to all logs: derived tables in a trusted peer's database.
 
 Two trusted peers may redeem one invite for two peers at once. The earlier entry counts, which all
-of them find out when their logs meet; the other peer loses its lease.
-"""
+of them find out when their logs meet; the other peer loses its lease."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class RedeemedInvites:
 def is_valid(entry: Redeemed, owners: Sequence[str], run: str) -> bool:
     """Whether an entry holds the invite that it tells of, signed by one of a run's owners.
 
-    A trusted peer may log anything, but it has only the invites that peers showed it.
-    """
+    A trusted peer may log anything, but it has only the invites that peers showed it."""
     try:
         envelope = open_envelope(entry.envelope)
     except Dropped:

@@ -1,8 +1,7 @@
 """Which of several verdicts on one submission is final: one rule for all peers.
 
 Validators, trainers and readers of the ledger apply the same rule to the verdicts that they know,
-so that all of them reach the same state once they know the same verdicts.
-"""
+so that all of them reach the same state once they know the same verdicts."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def binds(opinion: Opinion) -> bool:
     """Whether a refusal binds all validators: it is a proven fault or rests on a recomputation.
 
     Any other refusal states a reason that may hold at one validator only, for example a file that
-    came too late there.
-    """
+    came too late there."""
     return opinion.outcome == "refused" and (opinion.proven_fault or opinion.recomputed > 0)
 
 
@@ -60,8 +58,7 @@ def final(opinions: Mapping[str, Opinion], ranked: Sequence[str], *, taken: bool
 
     In this order: an acceptance, if a step has taken groups of the submission; a proven fault; a
     refusal that rests on a recomputation; an acceptance that rests on one; any other acceptance;
-    any other verdict. Among equals the validator that comes first in `ranked` decides.
-    """
+    any other verdict. Among equals the validator that comes first in `ranked` decides."""
     order = {validator: place for place, validator in enumerate(ranked)}
     return min(
         opinions,
@@ -73,8 +70,7 @@ def contradictions(opinions: Mapping[str, Opinion]) -> list[tuple[str, str]]:
     """The pairs (refuses, accepts) of validators that contradict each other.
 
     Both have recomputed the submission, or one has found a fault that anyone can recompute. An
-    acceptance without a recomputation contradicts nothing, except a proven fault.
-    """
+    acceptance without a recomputation contradicts nothing, except a proven fault."""
     refuse = sorted(each for each, opinion in opinions.items() if binds(opinion))
     accept = sorted(each for each, opinion in opinions.items() if opinion.outcome == "accepted")
     return [

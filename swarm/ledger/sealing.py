@@ -10,8 +10,7 @@ if its first one is *lost*, and the peer that made the second one had seen that:
 epoch are never both made by more than half of the peers, as long as those in both halves follow
 the rule, and no peer alone can make another vote twice. (This is how Paxos keeps two values from
 being chosen: Lamport, "The Part-Time Parliament", 1998. The logs themselves are the record of who
-voted for what, and when.)
-"""
+voted for what, and when.)"""
 
 from __future__ import annotations
 
@@ -141,8 +140,7 @@ one with thousands would cost every other trusted peer seconds at each look."""
 class FalseSeal(SwarmError):
     """A trusted peer sealed something else than follows from the logs.
 
-    `owner` is the peer, `epoch` the number of its seal.
-    """
+    `owner` is the peer, `epoch` the number of its seal."""
 
     def __init__(self, owner: str, epoch: int, reason: str) -> None:
         super().__init__(reason)
@@ -191,8 +189,7 @@ class Books:
         """Entries of all logs together, of these sizes, that a seal does not cover.
 
         The seals' own blocks do not count: with many workers they alone would fill an epoch, and
-        each seal would make the next one due.
-        """
+        each seal would make the next one due."""
         covered = {log.owner: log.size for log in seal.logs} if seal is not None else {}
         found = sum(max(0, size - covered.get(owner, 0)) for owner, size in sizes.items())
         for owner, places in seals.items():
@@ -223,8 +220,7 @@ class Books:
     ) -> tuple[range, Sealed]:
         """Compute the epoch of another peer's seal, and append the own seal if both are the same.
 
-        Raises `FalseSeal`.
-        """
+        Raises `FalseSeal`."""
 
         def run(connection: sqlite3.Connection) -> tuple[range, Sealed]:
             seal = self._seal_within(connection, place)

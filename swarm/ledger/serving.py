@@ -130,8 +130,7 @@ class Rations:
     async def admit(self, peer: PeerId, reads: float) -> Sequence[TokenBucket]:
         """Wait for the rates; raises `ValueError` after `WAIT_SECONDS`.
 
-        Returns the buckets of which the answer's bytes are to be taken.
-        """
+        Returns the buckets of which the answer's bytes are to be taken."""
         share = self._admitted if self._admits(peer) else self._strangers
         network = self._network_of(peer)
         own = share.peers.of(peer), share.networks.of(network or peer)
@@ -214,8 +213,7 @@ class Answers:
 async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[None]:
     """Serve the logs held here inside the block; once per transport.
 
-    Peers that are not trusted get their `Rations`.
-    """
+    Peers that are not trusted get their `Rations`."""
     rations = Rations(ledger.admits, transport.network_of)
     answers = Answers(ledger)
 

@@ -1,8 +1,7 @@
 """A run's state, computed as a pure function of the union of the trusted peers' logs.
 
 The order of the entries and repeated entries do not change the state. So no trusted peer has to
-agree with another before it writes.
-"""
+agree with another before it writes."""
 
 from __future__ import annotations
 
@@ -140,8 +139,7 @@ def ledger_state(
 
     `newest` is the newest (lineage, step) that is known besides the records. With a `base`,
     verdicts on sealed submissions are left out, and the totals begin with the sealed ones. `until`
-    leaves the submissions beyond it out of the totals.
-    """
+    leaves the submissions beyond it out of the totals."""
     base = base or Base()
     rank = {validator: index for index, validator in enumerate(authority.validators)}
     found = _sorted_out(records, rank, authority.trusted, base.frontier)
@@ -257,8 +255,7 @@ def _eviction_in_force(
 ) -> Envelope | None:
     """A worker's newest eviction, unless its newest reinstatement is newer.
 
-    An entry of a log may hold any bytes, so only the signed message says whom it is about.
-    """
+    An entry of a log may hold any bytes, so only the signed message says whom it is about."""
     # Sorted, and `>=` below: of two signed in the same millisecond all readers take the same one.
     newest: Envelope | None = None
     for raw in sorted(envelopes):
@@ -346,8 +343,7 @@ _FINALITY: dict[log_entries.Outcome, int] = {
 def _merge(consumed: dict[bytes, list[log_entries.Outcome]], entry: log_entries.Consumed) -> None:
     """Add an entry; of several outcomes of a group, the most final wins.
 
-    A group may be carried first and consumed later.
-    """
+    A group may be carried first and consumed later."""
     held = consumed.get(entry.submission, [])
     longest = max(len(held), len(entry.outcomes))
     consumed[entry.submission] = [

@@ -2,8 +2,7 @@
 
 A stream carries one request at a time. Requests and answers are msgpack arrays `[tag, fields…]`,
 one per frame. The client checks everything against a head that the log's owner signed. A trusted
-peer also serves its mirrors of the others' logs, so that a lost log can be restored.
-"""
+peer also serves its mirrors of the others' logs, so that a lost log can be restored."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ class ForkEvidence(msgspec.Struct, array_like=True, frozen=True):
     """Two signed `LogHead` envelopes of one log, in the order in which they were received.
 
     If the second has as many entries or fewer, the signatures alone prove the fork. If it has more,
-    whoever holds the entries of either head can prove it (`swarm.ledger.audit`).
-    """
+    whoever holds the entries of either head can prove it (`swarm.ledger.audit`)."""
 
     first: _Raw
     second: _Raw
@@ -141,8 +139,7 @@ class ConsistencyRequest(_Struct, frozen=True, tag="consistency"):
 class VerdictsRequest(_Struct, frozen=True, tag="verdicts"):
     """Receipts in the server's own log, in order, from log index `start` on.
 
-    An empty worker stands for all workers.
-    """
+    An empty worker stands for all workers."""
 
     worker: _Owner
     start: Count

@@ -52,8 +52,7 @@ async def fetch_archive(node: Node, run: Run, worker: str = "") -> Archive:
     """Fetch all logs from their owners, with the heads that the others' mirrors hold.
 
     The log of a peer that does not answer is fetched from a mirror. `worker`: whose signed verdicts
-    to fetch, all by default.
-    """
+    to fetch, all by default."""
     archive = Archive(run.manifest_envelope)
     trusted = run.manifest.trusted_ids()
     mirrored: dict[str, dict[str, Envelope]] = {}
@@ -152,8 +151,7 @@ def learn_versions(home: Path, run: Run) -> None:
     """Bring a run to the newest version that the peer of a home has stored, if that is newer.
 
     A bootstrap peer may show an old one, with keys that the owner has replaced since. Raises
-    `UserError` if the home cannot be read.
-    """
+    `UserError` if the home cannot be read."""
     database = home / "peer.sqlite"
     if database.exists():
         stored = "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest"
@@ -194,8 +192,7 @@ def home_rows(database: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...
 def _reading(database: Path) -> Iterator[Rows]:
     """Read from a database in a home, all at one instant: its peer may append and prune meanwhile.
 
-    Raises `UserError`.
-    """
+    Raises `UserError`."""
     try:
         uri = f"{database.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
@@ -233,8 +230,7 @@ def read_export(path: Path) -> Archive:
 def kept_proof(home: Path, prefix: str) -> Proven:
     """The proof of the submission that a hexadecimal prefix names; raises `UserError`.
 
-    Of several validators' verdicts, the newest acceptance, else the newest.
-    """
+    Of several validators' verdicts, the newest acceptance, else the newest."""
     database = _proofs_in(home)
     names = {name for (name,) in home_rows(database, "SELECT lower(hex(submission)) FROM receipts")}
     if not names:

@@ -1,8 +1,7 @@
 """Whether a peer is well: a file that a running peer keeps fresh, and its reader.
 
 The peer touches the file from its event loop. A loop that hangs, a dead process and a disk that
-takes no more writes therefore look alike to the reader: the file grows old.
-"""
+takes no more writes therefore look alike to the reader: the file grows old."""
 
 from __future__ import annotations
 
@@ -127,8 +126,7 @@ def examine(home: Path, *, ready: bool) -> tuple[Health, float]:
     """Return what the peer with this home says of itself, and the seconds since.
 
     Raises `Unwell` if it has given no sign of life for `SILENT_SECONDS` or, with `ready`, takes no
-    part in a run yet.
-    """
+    part in a run yet."""
     try:
         age = time.time() - (home / HEALTH).stat().st_mtime
         health = msgspec.json.decode((home / HEALTH).read_bytes(), type=Health)

@@ -27,8 +27,7 @@ async def from_peers(
     The base of an adapter is fetched with it, into a folder in `out`.
 
     `deadline` is in seconds. Raises `UserError` if `digest` is given and differs from the digest of
-    the policy's manifest. Also raises the errors of `Policies.get`.
-    """
+    the policy's manifest. Also raises the errors of `Policies.get`."""
     folder.check_out(out)
     with folder.writing(out) as disk:
         held, base = await _newest_policy(
@@ -49,8 +48,7 @@ async def _newest_policy(
 ) -> tuple[Held, Held | None]:
     """Fetch the newest policy of a run into the checkpoint store of a peer at `home`.
 
-    Returns its base, too, if it is an adapter.
-    """
+    Returns its base, too, if it is an adapter."""
     held: Held | None = None
     base: Held | None = None
     with trio.move_on_after(deadline) as scope:

@@ -1,8 +1,7 @@
 """A run seen from outside: its status.
 
 An onlooker asks all trusted peers at once, over the ledger protocol. It needs no admission. It
-checks the answers as if they had come by gossip.
-"""
+checks the answers as if they had come by gossip."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -154,8 +153,7 @@ async def ask_all(
     """Ask several trusted peers at once, without this one.
 
     Adds one sentence to `problems` for each that does not answer, or whose answer `ask` refuses
-    with a `PeerError`.
-    """
+    with a `PeerError`."""
 
     async def reach_and_ask(peer: PeerId) -> None:
         try:

@@ -14,8 +14,7 @@ PREFIX_MIN = 4
 def resolve(prefix: str, names: Iterable[str], what: str, where: str = "the ledger") -> str:
     """The only name that begins with a prefix or, if none does, that ends with it.
 
-    Logs write `…` before the end of an id. Raises a `UserError` that names near ones.
-    """
+    Logs write `…` before the end of an id. Raises a `UserError` that names near ones."""
     names, how = list(names), "begin"
     shown, prefix = prefix.startswith("…"), prefix.removeprefix("…")
     found = sorted({name for name in names if name.startswith(prefix) and not shown})

@@ -1,7 +1,6 @@
 """What each failed check means for the contributor, and what to do: `swarm why`.
 
-docs/troubleshooting.md has the same words. Names of checks are those in verdicts.
-"""
+docs/troubleshooting.md has the same words. Names of checks are those in verdicts."""
 
 from dataclasses import dataclass
 

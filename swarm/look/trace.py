@@ -1,8 +1,7 @@
 """One submission's way through the swarm, from the logs that its peers wrote (`--json-logs`).
 
 The events that name a submission become spans. The trace's id is the beginning of the submission's
-hash, so the spans of all peers join although no message carries a trace.
-"""
+hash, so the spans of all peers join although no message carries a trace."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,8 +48,7 @@ LINE_BYTES_MAX = 1 << 20
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events in a log that `--json-logs` wrote, or in all logs of a folder.
 
-    Skips lines that are no events: a log may end within one. Raises `UserError`.
-    """
+    Skips lines that are no events: a log may end within one. Raises `UserError`."""
     try:
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         for file in files:
@@ -69,8 +67,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 def trace_of(events: Iterable[Mapping[str, Any]], prefix: str) -> tuple[str, list[Span]]:
     """The whole hash of a submission, and its spans in order of their ends; raises `UserError`.
 
-    Clocks of different machines may differ; a span never begins after its end.
-    """
+    Clocks of different machines may differ; a span never begins after its end."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     short = prefix.lower().removeprefix("…")
     for event in events:
@@ -141,8 +138,7 @@ def trace_lines(submission: str, spans: list[Span]) -> list[str]:
 def as_otlp(submission: str, spans: list[Span]) -> dict[str, Any]:
     """The spans as OTLP/JSON, which OpenTelemetry's collector and Jaeger read from a file.
 
-    https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
-    """
+    https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding"""
     by_peer: dict[str, list[dict[str, Any]]] = {}
     for span in spans:
         trace_id, span_id = ids(submission, span)

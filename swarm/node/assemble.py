@@ -34,8 +34,7 @@ async def assemble(
 ) -> AsyncIterator[Node]:
     """Make a node from the parts of the seam; it serves its DHT and its manifests in the block.
 
-    `namespaces`: further ones that its DHT keeps records of, with their validators.
-    """
+    `namespaces`: further ones that its DHT keeps records of, with their validators."""
     database = disk.database("peer.sqlite")
     await database.transact(create_tables)
     validators = {**record_validators(world.wall_time), **(namespaces or {})}

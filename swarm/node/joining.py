@@ -78,8 +78,7 @@ async def join_network(
 
     Raises `PeerError` if none answers within `BOOTSTRAP_DEADLINE_SECONDS`, or within `room_seconds`
     if one is there and has no room, and `UserError` if no address is known and no other peer looks
-    for this one (`LOOKED_FOR`).
-    """
+    for this one (`LOOKED_FOR`)."""
     settings = node.settings
     attempt = Attempt(node, room_seconds)
     answered = await attempt.run(settings.bootstrap, await _peers_met(node))
@@ -130,8 +129,7 @@ class Attempt:
         returns those that answered.
 
         Waits for `BOOTSTRAP_DEADLINE_SECONDS`, or for room if that is longer and a peer is there
-        and has none, but only `ENTRY_GRACE_SECONDS` after the first answer.
-        """
+        and has none, but only `ENTRY_GRACE_SECONDS` after the first answer."""
         with trio.move_on_after(BOOTSTRAP_DEADLINE_SECONDS) as self._scope:
             async with trio.open_nursery() as nursery:
                 for peer, addresses in by_peer(named).items():
@@ -186,8 +184,7 @@ class Attempt:
 async def _peers_met(node: Node) -> EntryPoints:
     """Read the peers that this one was connected to before its restart.
 
-    Returns none if this peer then joined through other bootstrap peers.
-    """
+    Returns none if this peer then joined through other bootstrap peers."""
     last, met = [
         (await node.disk.read(name)).decode().split() if node.disk.exists(name) else []
         for name in (LAST_BOOTSTRAP, PEERS_MET)
@@ -243,8 +240,7 @@ async def runs_of(
 def is_outgrown(outgrown: Outgrown, known: Mapping[str, Envelope], wanted: str | None) -> bool:
     """Whether a run that needs a newer build is the one to join, as far as one can know.
 
-    An old version handed out again, or a stranger's run of the same name, keeps nobody out.
-    """
+    An old version handed out again, or a stranger's run of the same name, keeps nobody out."""
     held = known.get(outgrown.run)
     if held is not None and manifest_in(held).version >= outgrown.version:
         return False
@@ -261,8 +257,7 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     `DeadlineError` if peers were too busy to answer.
 
     With `looks_on`, this peer does not serve the DHT and does not search it for a newer manifest:
-    the trusted peers, which it asks next, have the newest.
-    """
+    the trusted peers, which it asks next, have the newest."""
     known = dict(node.manifests)
     problems: list[str] = []
     outgrown: list[Outgrown] = []

@@ -43,8 +43,7 @@ async def open_node(
 ) -> AsyncIterator[Node]:
     """Open a node on the real network; `namespaces` as of `assemble`.
 
-    Raises `UserError` for a wrong setting before anything starts.
-    """
+    Raises `UserError` for a wrong setting before anything starts."""
     for address in settings.bootstrap:
         require_peer(address)
     for address in settings.listen:
@@ -128,8 +127,7 @@ async def visit(
 ) -> AsyncIterator[tuple[Node, Run]]:
     """Open a node that has found a run, without joining it; arguments as of `visit_network`.
 
-    `looks_on`: see `find_run`.
-    """
+    `looks_on`: see `find_run`."""
     async with visit_network(bootstrap, run, home=home, listen=listen) as (node, entry_points):
         yield node, await joining.find_run(node, entry_points, looks_on=looks_on)
 
@@ -145,8 +143,7 @@ async def visit_network(
     """Open a node that is connected to bootstrap peers, those last used by default.
 
     `run` is for `find_run`. The node's key and state are in `home`, by default a temporary folder.
-    `listen`: where it listens; by default, nobody else can reach it.
-    """
+    `listen`: where it listens; by default, nobody else can reach it."""
     with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
         settings = PeerSettings(
             role=["observer"],
@@ -176,8 +173,7 @@ async def _say_that_it_waits(bootstrap: Sequence[str]) -> None:
 def last_bootstrap(home: Path | None = None) -> list[str]:
     """Read the bootstrap addresses that the peer with this home last joined through.
 
-    Raises `UserError` if there are none.
-    """
+    Raises `UserError` if there are none."""
     path = (home.expanduser() if home else PeerSettings().home_path) / joining.LAST_BOOTSTRAP
     try:
         found = path.read_text(encoding="utf-8").split()

@@ -90,8 +90,7 @@ class LogCopies:
 
         Raises `Fork` if this disk's log contradicts a head that this peer signed earlier, and
         `PeerError` if other peers have more entries of it and do not hand them over, or too few
-        answer within `COPIES_SECONDS`.
-        """
+        answer within `COPIES_SECONDS`."""
         others = self._others()
         answers: dict[PeerId, Envelope | None] = {}
         deadline = trio.current_time() + COPIES_SECONDS
@@ -238,8 +237,7 @@ class LogCopies:
     async def _pull(self, client: LedgerClient, head: Envelope) -> None:
         """Extend the copy of a log up to a head signed by its owner.
 
-        Raises `Fork` and `PeerError`.
-        """
+        Raises `Fork` and `PeerError`."""
         async with self._pulling[head.sender]:
             await self._pull_next(client, head)
 

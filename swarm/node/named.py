@@ -20,8 +20,7 @@ class NamedRoles:
     def take(self, role: str) -> None:
         """Take a role, one of `swarm.run.admission.TRUSTED_ROLES`.
 
-        Raises `UserError` if the newest manifest does not name this peer for it.
-        """
+        Raises `UserError` if the newest manifest does not name this peer for it."""
         is_named, field = self._is_named(role)
         if not is_named:
             raise UserError(

@@ -109,8 +109,7 @@ class Neighbours:
     async def meet(self) -> PeerId | None:
         """Connect to one more random peer of the run. Called when there is uplink to spare.
 
-        Returns None if no other peer is known or the drawn one cannot be reached.
-        """
+        Returns None if no other peer is known or the drawn one cannot be reached."""
         connected = set(self._node.transport.connected())
         others = [peer for peer in self.others() if peer not in connected]
         if not others:
@@ -127,8 +126,7 @@ class Neighbours:
 
         Only neighbours that take part in the run count. The trusted ones are wanted however many
         other peers connect, but in a large run they have slots for few: those that refuse are left
-        alone for a while. Runs until cancelled.
-        """
+        alone for a while. Runs until cancelled."""
         while True:
             members = gossip.members()
             near = sum(self._run.trusts(peer) for peer in members)
@@ -163,8 +161,7 @@ class Neighbours:
 
         A peer that others reach over IPv4 asks one relay, for those that have only IPv6, or only
         the web's ports; but not in a large network, where the slots are others'. Hole punching
-        later makes the connections direct. Runs until cancelled.
-        """
+        later makes the connections direct. Runs until cancelled."""
         if "relay" in self._node.settings.role:
             return
         transport = self._node.transport

@@ -189,8 +189,7 @@ class Node:
     def stored_versions(self, run: str) -> list[Envelope]:
         """Read the versions of a run that this peer stored before its restart, newest last.
 
-        Leaves out those that another version of Swarm stored and this one cannot read.
-        """
+        Leaves out those that another version of Swarm stored and this one cannot read."""
         rows = self.database.read(
             "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest", (run,)
         )
@@ -263,8 +262,7 @@ class Node:
         """Connect to a peer unless connected: by its known addresses, else by those in the DHT,
         which is not searched again for a while after a search in vain.
 
-        Raises a `PeerError` that names the peer.
-        """
+        Raises a `PeerError` that names the peer."""
         if peer not in self.transport.connected():
             search, began = self._searches.of(peer, Search), self.world.now()
             async with search.lock:
@@ -277,8 +275,7 @@ class Node:
     async def fetch_file(self, peer: PeerId, wanted: BlobReference, path: str) -> None:
         """Fetch a file by its hash from one peer, and put it at `path`. Not yet durable.
 
-        Raises a `PeerError` that names the peer.
-        """
+        Raises a `PeerError` that names the peer."""
         await self.reach(peer)
         record = self.record(peer)
         source = Source(peer, tuple(record.bulk_addresses) if record else ())
@@ -341,8 +338,7 @@ class Node:
     async def _remember_peers(self, trusted: Sequence[str]) -> None:
         """Write the addresses of up to `PEERS_MET_MAX` connected peers to disk, trusted ones first.
 
-        Does nothing while those on disk are still connected.
-        """
+        Does nothing while those on disk are still connected."""
         connected = {
             peer: addresses
             for peer in self.transport.connected()

@@ -4,8 +4,7 @@
 repeats the newest announcement only. In a run whose workers swap weights in flight
 (`Sampling.swaps_max`), a submission names older ones, too: a worker presents their announcements to
 its validator, and both keep them over a restart. A trainer and its standbys keep them, to
-find policies again that were deleted from their disks.
-"""
+find policies again that were deleted from their disks."""
 
 from __future__ import annotations
 
@@ -128,8 +127,7 @@ class Announced:
     def _is_kept(self) -> bool:
         """Without swaps, a submission names the policy of its step order only.
 
-        A later version of the manifest may allow them.
-        """
+        A later version of the manifest may allow them."""
         manifest = self._run.manifest
         return manifest.sampling.swaps_max > 0 or manifest.may_train(self._node.peer_id)
 
@@ -164,8 +162,7 @@ class Policies:
     """Decides which policy of a run to fetch, and provides the newest complete one to others.
 
     A policy that a role needs (`get`) comes before the newest announced one (`follow`), so that a
-    newcomer can work as soon as its link allows.
-    """
+    newcomer can work as soon as its link allows."""
 
     def __init__(
         self,
@@ -216,8 +213,7 @@ class Policies:
         """Return up to `SOURCES_MAX` peers that may hold a checkpoint, in the order of their ids.
 
         It prefers neighbours that announce pieces, then other connected peers, then the DHT's
-        providers. The rest are drawn from the known peers at random, the same ones each time.
-        """
+        providers. The rest are drawn from the known peers at random, the same ones each time."""
         found: dict[PeerId, Source] = {
             peer: Source(peer, tuple(record.bulk_addresses))
             for peer, record in self._neighbours.others().items()
@@ -255,8 +251,7 @@ class Policies:
         """Return the folder of a policy on this peer's disk; fetch it before any other if missing.
 
         The base of an adapter is fetched with it, once. Raises the errors of `Fetcher.fetch`, and
-        `BadManifest` if the policy's tokenizer is not the run's.
-        """
+        `BadManifest` if the policy's tokenizer is not the run's."""
         if self._is_here(reference):
             return await self._fetch(reference, deadline_seconds)
         self._needed.set([*self._needed.value, reference])
@@ -349,8 +344,7 @@ class Policies:
         Pauses while a role needs another policy.
 
         `kept_in_memory` is the number of policies that this peer's role holds in memory at a time.
-        Raises `UserError` before the first fetch if they do not fit into this machine's memory.
-        """
+        Raises `UserError` before the first fetch if they do not fit into this machine's memory."""
         checked = False
         while True:
             checkpoint = self.newest()
@@ -417,8 +411,7 @@ class Policies:
         """Whether the DHT should name this peer as a source of a checkpoint.
 
         Trusted peers and relays always; in a large run only some of the others, since all of them
-        would send their provider records to the same twenty peers at once.
-        """
+        would send their provider records to the same twenty peers at once."""
         if (
             self._node.peer_id in self._run.manifest.trusted_ids()
             or "relay" in self._node.settings.role

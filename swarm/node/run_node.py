@@ -170,8 +170,7 @@ class RunNode:
         """Return the log and the other state that this peer's trusted roles share.
 
         Raises `UserError` if the manifest does not name this peer for `role`, one of
-        `swarm.run.admission.TRUSTED_ROLES`.
-        """
+        `swarm.run.admission.TRUSTED_ROLES`."""
         self._named.take(role)
         assert self._trusted is not None, "take_part asks for it before another version comes"
         return self._trusted
@@ -307,8 +306,7 @@ class RunNode:
         """Show an admission to bulk servers and neighbours.
 
         A new credential costs a new connection and proof at every source, and the one in use is
-        valid for a while. The newest is shown at once when nobody renews it.
-        """
+        valid for a while. The newest is shown at once when nobody renews it."""
         now = self.node.world.now()
         if admission is self._granted or now - self._credential_at >= CREDENTIAL_SECONDS:
             self.node.transport.set_credential(admission.raw)
@@ -339,8 +337,7 @@ class RunNode:
     async def joined(self) -> AsyncIterator[trio.Nursery]:
         """Take part in the run inside this block; the nursery owns all background tasks.
 
-        Raises `UserError` if the run refuses this peer.
-        """
+        Raises `UserError` if the run refuses this peer."""
         if self._trusted is not None:
             await self._trusted.open()
         await self.announced.open()

@@ -1,7 +1,6 @@
 """A trusted peer's part in sealing epochs: the first one seals, the others countersign, all prune.
 
-Nothing here is on the path of a step, so everything happens at the next look.
-"""
+Nothing here is on the path of a step, so everything happens at the next look."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ class Sealing:
     async def _countersign(self, place: Place, seals: Seals, authority: Authority) -> bool:
         """Seal what another has sealed, if this peer can check it and may; returns whether it did.
 
-        Raises `FalseSeal`.
-        """
+        Raises `FalseSeal`."""
         if not sealing.may_follow(seals, self._me, place, authority):
             return False
         previous = sealing.newest_agreed(seals, authority.trusted, before=place.epoch)

@@ -47,8 +47,7 @@ class States:
         """The states of an order's step; empty if it has none.
 
         Raises `PeerError` when no peer has them, or when they break a bound: the caller leaves
-        that work, and nobody but the trainer is at fault.
-        """
+        that work, and nobody but the trainer is at fault."""
         if not order.states:
             return []
         async with self._fetching:

@@ -20,8 +20,7 @@ counts as one that hangs."""
 class Status:
     """Fields of this peer's heartbeats. Its roles update them, and each update touches `changed`.
 
-    Policy and step are -1 until known.
-    """
+    Policy and step are -1 until known."""
 
     policy: int = -1
     step: int = -1
@@ -42,8 +41,7 @@ class Status:
     def rate(self, now: float) -> float:
         """Tokens per second, for others to read.
 
-        0 once nothing has been generated for a while, or a generation takes far too long.
-        """
+        0 once nothing has been generated for a while, or a generation takes far too long."""
         idle = self.idle_since is not None and now - self.idle_since > IDLE_SECONDS
         late = self.idle_since is None and now > self.late_from
         return 0.0 if idle or late else self.tokens_per_second

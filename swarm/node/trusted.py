@@ -1,8 +1,7 @@
 """The shared part of trainers and validators: logs, their mirrors, admissions, evictions.
 
 All durable state is in `ledger.sqlite`: this peer's log, its mirrors of the other trusted peers'
-logs, and tables derived from their entries.
-"""
+logs, and tables derived from their entries."""
 
 from __future__ import annotations
 
@@ -152,8 +151,7 @@ class TrustedPart:
         """Sign and append the verdict that `verdict_at` makes for its index in the log.
 
         One transaction makes the log entry and the envelope durable before the return, and with a
-        proven fault the eviction, so that no restart comes between them.
-        """
+        proven fault the eviction, so that no restart comes between them."""
         await self._restored.wait()
         async with self._appending:
             verdict = verdict_at(self._log.size())
@@ -260,8 +258,7 @@ class TrustedPart:
     def status(self) -> tuple[list[bytes], list[Present]]:
         """Return the newest manifest, checkpoint and step order, and the peers present.
 
-        Anyone may ask, so the status is made at most every `STATUS_SECONDS`.
-        """
+        Anyone may ask, so the status is made at most every `STATUS_SECONDS`."""
         now = self._node.world.now()
         made, status = self._status
         if now >= made + STATUS_SECONDS:
@@ -285,8 +282,7 @@ class TrustedPart:
     async def _head(self) -> Envelope:
         """Return the signed head of the own log.
 
-        It is signed again once the log has grown or half the signature's lifetime has passed.
-        """
+        It is signed again once the log has grown or half the signature's lifetime has passed."""
         size, root = self._log.head()
         head = LogHead(size=size, root=root)
         signed = self._signed_head
@@ -300,8 +296,7 @@ class TrustedPart:
     async def run(self) -> None:
         """Admit peers, serve the ledger, announce heads and mirror other logs, until cancelled.
 
-        Raises the errors of `LogCopies.restore`.
-        """
+        Raises the errors of `LogCopies.restore`."""
         async with serving_ledger(self._node.transport, self), trio.open_nursery() as nursery:
             nursery.start_soon(self.registrar.run)
             nursery.start_soon(self._copies.follow)
@@ -340,8 +335,7 @@ class TrustedPart:
     async def reinstate(self, raw: bytes) -> None:
         """Log and spread a reinstatement that anyone brings; it is durable on return.
 
-        Raises `ValueError` unless the owner of this run signed it.
-        """
+        Raises `ValueError` unless the owner of this run signed it."""
         try:
             envelope = open_envelope(raw)
         except Dropped as dropped:

@@ -61,8 +61,7 @@ class Versions:
     def publish(self) -> None:
         """Gossip the newest manifest.
 
-        Raises `UserError` if it has expired or is signed in the future by this peer's clock.
-        """
+        Raises `UserError` if it has expired or is signed in the future by this peer's clock."""
         newest = self._run.manifest_envelope
         try:
             self._gossip.publish(newest)

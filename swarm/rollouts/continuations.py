@@ -2,8 +2,7 @@
 
 A state is a task and the first tokens of a completion of it. The trainer publishes a step's states
 as one blob, which the step's order names by hash. Worker and validator derive from the order which
-groups of a submission continue which states (VinePPO, arXiv 2410.01679).
-"""
+groups of a submission continue which states (VinePPO, arXiv 2410.01679)."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def whole(rollout: Rollout, prefix: int) -> Rollout:
     """The rollout of which `rollout` is the continuation, for its environment to grade.
 
     The last `prefix` tokens of the prompt become the first of the model's segment. It has no
-    log-probabilities.
-    """
+    log-probabilities."""
     if not prefix:
         return rollout
     prompt, model, *rest = rollout.segments
@@ -107,8 +105,7 @@ def states_of_groups(
     `nonce` is the worker's nonce, `first` the number of groups before these in the worker's earlier
     submissions of the step. The worker's k-th continued group, of the `share` of all its groups,
     continues the k-th state, counted from one that the nonce determines: a worker that makes fewer
-    groups than there are states repeats none.
-    """
+    groups than there are states repeats none."""
     drawn = digest("swarm/1/continuations", nonce, worker.encode())
     offset = int.from_bytes(drawn[:8], "big")
     found: list[int | None] = []

@@ -3,8 +3,7 @@
 A single-turn rollout is one prompt and one model segment. In an episode of several turns the
 environment answers each model segment except the last. The *position* of a sampled token is its
 index among the rollout's model tokens; noise, proofs and loss masks use this index. Masks,
-advantages and rewards are not stored in a rollout but computed from it.
-"""
+advantages and rewards are not stored in a rollout but computed from it."""
 
 from __future__ import annotations
 

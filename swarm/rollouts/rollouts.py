@@ -3,8 +3,7 @@
 The process that parses the hostile file writes them; the processes that recompute and train read
 them. Proof, reward and training therefore use the same token array.
 
-The parts of its rewards are here, too, as a verdict carries them for display.
-"""
+The parts of its rewards are here, too, as a verdict carries them for display."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ class Row:
 class Rollouts:
     """R rollouts. Lists of all rows are concatenated; row i has `offsets[i] : offsets[i + 1]`.
 
-    Every array of offsets is [R + 1] and begins with 0.
-    """
+    Every array of offsets is [R + 1] and begins with 0."""
 
     group: Integers
     """[R]."""

@@ -1,8 +1,7 @@
 """Hashes that determine what a worker must not choose: prompts, noise, assignments.
 
 Each is BLAKE3 over a domain string and length-prefixed fields, so that no two inputs collide by
-concatenation.
-"""
+concatenation."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def nonce_of(nonce: bytes, entry: bytes) -> bytes:
     """The nonce of one worker's step: the order's nonce and the entry of the worker's admission.
 
     An identity that is made to suit a known nonce thus draws from random bytes that it learns only
-    with its admission. A trusted peer has no entry.
-    """
+    with its admission. A trusted peer has no entry."""
     return digest("swarm/1/entered", nonce, entry) if entry else nonce
 
 
@@ -58,8 +56,7 @@ def task_seed(seed: bytes, group: int) -> bytes:
 def environment_of_group(seed: bytes, group: int, weights: Sequence[float]) -> int:
     """The index of the environment of a group's task, drawn in proportion to `weights`.
 
-    Raises `ValueError` unless the weights are finite and not negative and their sum is positive.
-    """
+    Raises `ValueError` unless the weights are finite and not negative and their sum is positive."""
     total = math.fsum(weights)
     if not math.isfinite(total) or total <= 0 or min(weights) < 0:
         raise ValueError(f"the environments' weights {list(weights)} are no shares of a whole")

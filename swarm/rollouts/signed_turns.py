@@ -1,8 +1,7 @@
 """Checks of an environment peer's signed turns, which worker and validator share.
 
 A turn's signature, seed, position and hash of all tokens before it bind it to one place in one
-episode of one worker: it cannot be forged, moved, left out, or used with another text.
-"""
+episode of one worker: it cannot be forged, moved, left out, or used with another text."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def open_turn(
 ) -> Turn:
     """Check a signed turn and return it. `before`: all tokens of the episode before it.
 
-    Raises `BadTurn`.
-    """
+    Raises `BadTurn`."""
     try:
         envelope = open_envelope(raw)
     except Dropped as dropped:
@@ -60,8 +58,7 @@ def open_turn(
 def is_answered(segments: Sequence[Segment], *, last: bool, max_new_tokens: int) -> bool:
     """Whether the environment is asked for a turn after the last of `segments`, a model segment.
 
-    `last`: whether the turn before that segment ends the episode with it.
-    """
+    `last`: whether the turn before that segment ends the episode with it."""
     written = [each.tokens for each in segments if each.kind == "model"]
     is_full = segments[-1].finish == "length" or not has_room(written, max_new_tokens)
     return not (last or is_full)
@@ -84,8 +81,7 @@ def check_turns(
 ) -> str:
     """Check the turns of one episode after its prompt.
 
-    Returns why the environment failed in it, usually nothing. Raises `BadTurn`.
-    """
+    Returns why the environment failed in it, usually nothing. Raises `BadTurn`."""
     if list(segments[0].tokens) != unpack(prompt.tokens):
         raise BadTurn("its prompt is not the signed one")
     given, last, before = iter(turns), prompt.last, list(segments[0].tokens)

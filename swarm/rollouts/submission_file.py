@@ -3,8 +3,7 @@
 Rows are ordered by (group, sample). The file is written without compression, dictionaries or
 statistics, for three reasons: proofs do not compress, equal content gives equal bytes, and the
 size of an uncompressed file bounds the cost of reading it. Files may be hostile, so they are read
-in a child process with a memory limit.
-"""
+in a child process with a memory limit."""
 
 from __future__ import annotations
 
@@ -176,8 +175,7 @@ def write(
     """Write a submission durably and return its BLAKE3-256 and its size in bytes.
 
     `turns`: [rows] signed turns, for a submission with served environments. The same rollouts,
-    header and turns give the same bytes (with the same pyarrow). Raises `OSError`.
-    """
+    header and turns give the same bytes (with the same pyarrow). Raises `OSError`."""
     raw = encode(rollouts, header, turns)
     with path.open("wb") as file:
         file.write(raw)
@@ -248,8 +246,7 @@ def read(path: Path, limits: ReadLimits, digest: bytes | None = None) -> Submiss
 def read_header(path: Path) -> Header:
     """Read a file's header alone, without a check of its rollouts.
 
-    Raises `BadSubmission`, and `OSError` when the file is missing.
-    """
+    Raises `BadSubmission`, and `OSError` when the file is missing."""
     with path.open("rb") as file:
         try:
             raw = _raw_header(_open(file).metadata)

@@ -1,7 +1,6 @@
 """Checks of a run manifest before it is signed: can the run work at all?
 
-Every problem is a `UserError` that names the field, its value and a remedy.
-"""
+Every problem is a `UserError` that names the field, its value and a remedy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Choosing a run to join.
 
 The owner's key is pinned on first use, so that a bootstrap peer cannot later hand out another run
-under the same name.
-"""
+under the same name."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def choose_run(
     """Choose the run to join: the one that `wanted` (`--run`) names, or the only one.
 
     `joined`: owners of the runs that this home has joined, by name; without `wanted`, the only one
-    among these. Raises `UserError`.
-    """
+    among these. Raises `UserError`."""
     names = ", ".join(run_id(envelope) for envelope in manifests[:NAMES_MAX]) or "none"
     if len(manifests) > NAMES_MAX:
         names += f" and {len(manifests) - NAMES_MAX} more (swarm runs lists them)"
@@ -94,8 +92,7 @@ def choose_run(
 async def pin_owner(disk: Disk, manifest: Envelope) -> bool:
     """Remember a run's owner on first use, and say whether this is it.
 
-    Raises `UserError` if the name has another owner.
-    """
+    Raises `UserError` if the name has another owner."""
     run = run_id(manifest)
     owner, _, name = run.partition("/")
     pins = await joined_runs(disk)
@@ -114,8 +111,7 @@ async def check_joined(disk: Disk, run: str, wanted: str | None) -> None:
     """Raise `UserError` for a run that the peer with this disk has not joined, if it joined others.
 
     Whoever can name this peer in a manifest of his own can show it that run. `wanted` (`--run`): a
-    run's full id is taken.
-    """
+    run's full id is taken."""
     pins = await joined_runs(disk)
     owner, _, name = run.partition("/")
     if pins and pins.get(name) != owner and wanted != run:

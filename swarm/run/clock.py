@@ -20,8 +20,7 @@ class TrustedClock:
     trusted peers that differ therefore both keep their clocks, since nothing shows which is right.
 
     This peer reports the trusted peers whose clocks differ. It extends the expiry of what they sign
-    by the difference.
-    """
+    by the difference."""
 
     def __init__(self, run: Run, world: World, events: Events, peer_id: PeerId) -> None:
         self._run = run

@@ -67,8 +67,7 @@ async def within(
 ) -> Finding:
     """The line of a check that asks other peers, at the latest after `seconds`.
 
-    `problem`: whether a check that fails or takes too long is a problem of this peer.
-    """
+    `problem`: whether a check that fails or takes too long is a problem of this peer."""
     text = f"no answer within {seconds:g} s"
     with trio.move_on_after(seconds):
         try:

@@ -21,8 +21,7 @@ def verdict_in(envelope: Envelope) -> Verdict:
 class HeardVerdicts:
     """Verdicts by submission and validator.
 
-    Whoever owns this calls `forget` for submissions that can no longer be trained on.
-    """
+    Whoever owns this calls `forget` for submissions that can no longer be trained on."""
 
     def __init__(self, ranked: Sequence[str]) -> None:
         """`ranked`: the validators whose verdicts come first among equals."""
@@ -108,8 +107,7 @@ def failed_check(checks: Sequence[Check], failed: str) -> Check | None:
 def nearest(checks: Sequence[Check]) -> str:
     """The statistical check that came nearest to its limit, as "activations 4.1 of 6".
 
-    Empty if nothing was recomputed.
-    """
+    Empty if nothing was recomputed."""
     found = [check for check in checks if check.name in STATISTICAL and check.threshold > 0]
     if not found:
         return ""

@@ -2,8 +2,7 @@
 
 An invite's token is text that the owner hands to a person. The first peer that shows it to a
 trusted peer redeems it, which that trusted peer logs. From then on the invite belongs to that peer,
-which may leave and return without it.
-"""
+which may leave and return without it."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ def check_token(token: str, run: Run) -> Envelope | None:
     """Return the invite that a peer's settings name, or None for no token.
 
     Raises `UserError` if it is malformed or for another run. An expired one may have been redeemed
-    by this peer before, so the trusted peers decide on that.
-    """
+    by this peer before, so the trusted peers decide on that."""
     if not token:
         return None
     envelope = invite_in(token)

@@ -60,8 +60,7 @@ class LeaseKeeper:
     async def keep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Obtain an admission, report the task as started, and renew it until cancelled.
 
-        Raises `NotAdmitted` with the reason if a trusted peer refuses for good.
-        """
+        Raises `NotAdmitted` with the reason if a trusted peer refuses for good."""
         started = False
         pause = RETRY_SECONDS_MIN
         while True:

@@ -4,8 +4,7 @@
 
 A run's id contains its owner's peer id, so a link pins the owner: a manifest that another key
 signed has another id. The checksum finds a link that was cut off or mistyped; it proves nothing. A
-link has one spelling, so that equal links are equal texts. (docs/decisions/0042-invite-links.md)
-"""
+link has one spelling, so that equal links are equal texts. (docs/decisions/0042-invite-links.md)"""
 
 import re
 from dataclasses import dataclass

@@ -77,8 +77,7 @@ class Outgrown(UserError):
 def check_manifest(raw: bytes, where: str) -> Envelope:
     """Open bytes as a signed manifest.
 
-    Raises `Outgrown`, or another `UserError` that begins with `where`.
-    """
+    Raises `Outgrown`, or another `UserError` that begins with `where`."""
     try:
         envelope = open_envelope(raw)
     except NeedsNewer as newer:

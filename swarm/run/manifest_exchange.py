@@ -1,8 +1,7 @@
 """Exchange of run manifests between peers.
 
 Over `/swarm/runs/2.0.0` a peer hands out the manifests that it knows, also an older version by its
-digest, and accepts newer ones.
-"""
+digest, and accepts newer ones."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def serve_manifests(
     content digest. `hear` accepts a manifest that a peer brings, and returns the newest known one
     of its run.
 
-    A peer whose network has used up `HOURLY_LISTS` gets no list: its stream is reset.
-    """
+    A peer whose network has used up `HOURLY_LISTS` gets no list: its stream is reset."""
     budgets = NetworkBudgets(HOURLY_LISTS)
 
     async def answer(stream: Stream) -> None:

@@ -44,8 +44,7 @@ class EnvelopeValidator:
     def validate(self, key: bytes, value: bytes) -> RecordInfo:
         """Return a record's version (a manifest's precedence, then sequence) and expiry.
 
-        Raises `InvalidRecord`.
-        """
+        Raises `InvalidRecord`."""
         try:
             envelope = open_envelope(value)
         except Dropped as dropped:

@@ -4,8 +4,7 @@ A peer asks one trusted peer for admission and then sends it a heartbeat every 1
 renews its *admission*, a signed lease of 60 s. A rendezvous hash ranks the trusted peers. If one is
 silent, the next in rank takes over without a handover: it knows the lease from the silent peer's
 digests, or from the admission that the peer shows. A peer is suspected after three missed
-heartbeats and gone after six. One further heartbeat brings it back.
-"""
+heartbeats and gone after six. One further heartbeat brings it back."""
 
 from __future__ import annotations
 
@@ -196,8 +195,7 @@ class Registrar:
     ) -> Member:
         """Make or update the member; a peer with a lease keeps its entry and its idleness.
 
-        Only a worker's slot has an entry: else ids could be tried out in the slots of helpers.
-        """
+        Only a worker's slot has an entry: else ids could be tried out in the slots of helpers."""
         now = self.me.world.now()
         kept = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
         before = self._members.own.get(peer)
@@ -289,8 +287,7 @@ class Registrar:
     def _make_room(self, worker: bool, network: str) -> str:
         """Make room for one more unproven worker, or one more helper.
 
-        Takes an idle member's slot if needed. Returns why there is no room, or an empty string.
-        """
+        Takes an idle member's slot if needed. Returns why there is no room, or an empty string."""
         admissions = self.me.run.manifest.admissions
         proven = self.me.run.manifest.thresholds.proven_tokens
         held = [
@@ -332,8 +329,7 @@ class Registrar:
         """Whether this trusted peer may give away one more of `bound` slots.
 
         New slots become known to the other trusted peers with the next digests. Until then each
-        gives away its share of the slots that were free before.
-        """
+        gives away its share of the slots that were free before."""
         trusted = self.me.run.manifest.trusted_ids()
         now = self.me.world.now()
         new = sum(

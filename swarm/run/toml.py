@@ -2,8 +2,7 @@
 
 Tables and keys are the fields of `swarm.wire.manifest.RunManifest`, without the hashes of the
 tokenizer and the environments, which are computed. `recipe` names published values for the rest
-(`swarm/run/recipes.py`).
-"""
+(`swarm/run/recipes.py`)."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
     """Make the manifest that a TOML file describes.
 
     Trusted peers are listed by peer id. Raises a `UserError` that names the field and its
-    value.
-    """
+    value."""
     description = describe_run(path)
     table = {**description.table, "tokenizer_hash": hashes.tokenizer}
     table["environments"] = [

@@ -25,8 +25,7 @@ def sign_manifest(
 ) -> Envelope:
     """Sign a run manifest. `run` is the run's id, unless the signer is its first owner.
 
-    Raises `UserError` if it is too large.
-    """
+    Raises `UserError` if it is too large."""
     complete = with_needs(manifest, f"run {manifest.name}")
     return _sealed(signer, complete, wall_time, run or f"{signer.peer_id}/{manifest.name}")
 
@@ -34,8 +33,7 @@ def sign_manifest(
 def sign_takeover(standby: Identity, held: Envelope, trainer: str, wall_time: float) -> Envelope:
     """Sign the version in which a standby has taken the place of a trainer of `held`.
 
-    Raises `UserError` if it is too large.
-    """
+    Raises `UserError` if it is too large."""
     new = taken_over(held, standby.peer_id, trainer)
     return _sealed(standby, new, wall_time, held.body.run)
 
@@ -74,8 +72,7 @@ def check_update(held: RunManifest, new: RunManifest, where: str) -> list[Change
     """List the changes from the signed version `held` to `new`, described in the file `where`.
 
     Raises `UserError` if peers would refuse `new`. An unchanged manifest of the same version is
-    allowed.
-    """
+    allowed."""
     found = changes(held, new)
     if new.version < held.version:
         raise UserError(
@@ -113,8 +110,7 @@ async def hand_over(
 ) -> list[PeerId]:
     """Hand a signed manifest to the connected ones of these peers; returns those that took it.
 
-    Raises `SwarmError` if none did.
-    """
+    Raises `SwarmError` if none did."""
     taken, problems = [], []
     named = dict.fromkeys(PeerId(address.rpartition("/p2p/")[2]) for address in bootstrap)
     for peer in named:

@@ -62,8 +62,7 @@ def receipt_in(run: Run, shown: Envelope, worker: str) -> Acknowledgement | Verd
     none.
 
     A verdict in no log shows nothing. It may follow a file with other bytes that the worker
-    delivered before it restarted, and then comes with that file's receipt.
-    """
+    delivered before it restarted, and then comes with that file's receipt."""
     named = shown.message
     if not isinstance(named, Acknowledgement | Verdict) or named.worker != worker:
         return None
@@ -74,8 +73,7 @@ def receipt_in(run: Run, shown: Envelope, worker: str) -> Acknowledgement | Verd
 def judges_of(validators: Sequence[str], nonce: bytes, worker: str, number: int) -> list[str]:
     """The validators in the order in which a worker has to ask them to judge a submission.
 
-    `nonce` is that of the step order.
-    """
+    `nonce` is that of the step order."""
     return rendezvous(validators, nonce, worker.encode(), number.to_bytes(8, "big"))
 
 
@@ -93,8 +91,7 @@ def submission_order(
     """The fields that determine a submission's content, all of them signed.
 
     `entry` is that of the worker's admission, `groups` the submission's (None: as the manifest
-    has it), `states` those that the step order names.
-    """
+    has it), `states` those that the step order names."""
     nonce = nonce_of(order.nonce, entry)
     if groups is None:
         groups = manifest.sampling.groups_per_submission

@@ -6,8 +6,7 @@ fetches the deltas instead of the pieces, and a child process makes the pieces f
 is checked as if it came over the network, and finally the SHA-256 of each file. Pieces that a delta
 cannot give (a file whose tensors changed shape, a delta that no peer has any more) are fetched in
 full. So no checkpoint depends on an older one: its manifest lists its full pieces, and peers that
-applied the delta serve them.
-"""
+applied the delta serve them."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ class Deltas:
         """Publish a folder (`CheckpointStore.publish`), with a delta against the newest older
         checkpoint if the delta is smaller than half. All is durable before this returns.
 
-        `adapts`: the base of an adapter, whose deltas lead from older adapters of that base.
-        """
+        `adapts`: the base of an adapter, whose deltas lead from older adapters of that base."""
         key = (lineage, step)
         known = self._store.held(key)
         links: list[DeltaLink] = []
@@ -116,8 +114,7 @@ class Deltas:
     ) -> list[DeltaLink]:
         """Publish the delta that leads to the checkpoint in `folder`.
 
-        Returns the chain of deltas for its manifest; empty if no delta was published.
-        """
+        Returns the chain of deltas for its manifest; empty if no delta was published."""
         base = self._base(key, adapts)
         if base is None or base.manifest.total_bytes < DELTA_CHECKPOINT_BYTES_MIN:
             return []
@@ -178,8 +175,7 @@ class Deltas:
     async def fill(self, held: Held, fetch: FetchDelta) -> None:
         """Make missing pieces of a checkpoint from the cheapest chain of deltas, if there is one.
 
-        A failure is reported as an event; pieces still missing then have to be fetched in full.
-        """
+        A failure is reported as an event; pieces still missing then have to be fetched in full."""
         chain = self._cheapest(held)
         if chain is None:
             return
@@ -210,8 +206,7 @@ class Deltas:
     def _cheapest(self, held: Held) -> tuple[Held, list[tuple[Key, DeltaLink]]] | None:
         """A complete base, and the deltas that lead from it, oldest first, with their keys.
 
-        The shortest chain is the cheapest: each further delta only adds bytes.
-        """
+        The shortest chain is the cheapest: each further delta only adds bytes."""
         missing = sum(held.manifest.pieces[index].size_bytes for index in held.missing())
         chain: list[tuple[Key, DeltaLink]] = []
         cost, step = 0, held.key[1]

@@ -23,8 +23,7 @@ After a small step nearly all differences are ±1, so the planes above the lowes
 nothing.
 
 This module needs numpy and runs in a child process (`DeltaService`); the network side is
-`swarm.shardcast.chain`.
-"""
+`swarm.shardcast.chain`."""
 
 import itertools
 import math
@@ -100,8 +99,7 @@ _decode_header = msgspec.msgpack.Decoder(_Header).decode
 def changed_positions(old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], word: int) -> Words:
     """Indices, in order, of the words of `word` bytes in which two equally long blocks differ.
 
-    Whole 8-byte words are compared first: where few weights changed, that is most of the work.
-    """
+    Whole 8-byte words are compared first: where few weights changed, that is most of the work."""
     whole = len(old) // 8 * 8
     old_wide, new_wide = old[:whole].view("<u8"), new[:whole].view("<u8")
     wide = np.flatnonzero(old_wide != new_wide)
@@ -203,8 +201,7 @@ def word_bytes_of(path: Path) -> int:
     """The word size in bytes for comparing a safetensors file; 0 for any other file.
 
     It is the narrowest word of its tensors, so that no word spans two of them. A wider value that
-    changes then counts as several changes, which is as exact.
-    """
+    changes then counts as several changes, which is as exact."""
     layout = _layout(path)
     if layout is None:
         return 0
@@ -220,8 +217,7 @@ def encode(
 
     Files that are no safetensors, or have other tensors than in the base, are left out: peers that
     apply the delta fetch them in full. The delta is given up, with `size_bytes` 0, if no file is
-    left or it would exceed `limit_bytes`. Needs a few megabytes of memory.
-    """
+    left or it would exceed `limit_bytes`. Needs a few megabytes of memory."""
     files = []
     for name in names:
         word = word_bytes_of(new / name)
@@ -341,8 +337,7 @@ def make(
 
     `base` and `target` are checkpoint folders; `deltas` are files that lead from one to the other,
     oldest first. Returns the indices of the right pieces; raises `BadDelta`. Memory: the largest
-    piece and a few megabytes.
-    """
+    piece and a few megabytes."""
     made = []
     buffer = np.empty(max((piece.size_bytes for piece in pieces), default=0), np.uint8)
     with ExitStack() as stack:

@@ -4,8 +4,7 @@ A manifest is a blob of msgpack, fetched by its BLAKE3 hash like any piece; the 
 hash (`swarm.wire.messages.Checkpoint`). Its pieces are exactly the files cut every `piece_size`
 bytes, in order, so a reader can check by itself that no pieces overlap and none is missing. A
 manifest may also name deltas, which lead to this checkpoint from earlier ones, and mirrors, which
-serve the pieces.
-"""
+serve the pieces."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ def digest_of(blob: bytes) -> bytes:
 def piece_size_for(total_bytes: int) -> int:
     """The power of two nearest to `total_bytes` / 2048, within 256 KiB to 32 MiB.
 
-    1 MiB for fewer bytes than that.
-    """
+    1 MiB for fewer bytes than that."""
     if total_bytes < limits.SMALL_BYTES:
         return limits.SMALL_BYTES
     wanted = total_bytes // limits.PIECES_WANTED
@@ -127,8 +125,7 @@ def piece_size_for(total_bytes: int) -> int:
 def cut(sizes: list[int], piece_size: int) -> Iterator[tuple[int, int, int]]:
     """(file index, offset, size in bytes) of every piece of files of these sizes, in order.
 
-    An empty file has no piece.
-    """
+    An empty file has no piece."""
     for index, size in enumerate(sizes):
         for offset in range(0, size, piece_size):
             yield index, offset, min(piece_size, size - offset)
@@ -266,8 +263,7 @@ async def build(
     """Hash a checkpoint folder: BLAKE3 of every piece, SHA-256 of every file, a few at once.
 
     `folder` is a path on `disk`; files with a leading dot are not part of the checkpoint.
-    Raises `BadManifest` when the folder is empty or a name in it cannot be published.
-    """
+    Raises `BadManifest` when the folder is empty or a name in it cannot be published."""
     names = _file_names(disk, folder)
     sizes = [disk.size_bytes(f"{folder}/{name}") for name in names]
     piece_size = piece_size_for(sum(sizes))

@@ -2,8 +2,7 @@
 
 Plane b is an integer whose bit i is bit b of the count of piece i. Adding a neighbour's pieces is
 a ripple carry over the planes, and one pass over the planes finds the rarest pieces of a set. Both
-cost a few operations on integers, whatever the number of pieces.
-"""
+cost a few operations on integers, whatever the number of pieces."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The bulk service of a peer, shared by all its roles: what others may fetch and push.
 
 It serves pieces and manifests of checkpoints in the store, and blobs that a role registered (for
-example a submission). Each is named by its hash, never by a path.
-"""
+example a submission). Each is named by its hash, never by a path."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ reader is slow, or wants to keep others out. The uplink is measured: bytes sent 
 the time in which anything was being sent.
 
 The publisher of a checkpoint sends no piece twice before it has sent each once: new pieces reach
-the network only through its line.
-"""
+the network only through its line."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ def crashes_reported(home: Path) -> Iterator[None]:
     """Raise `Crash` for an error that is neither a person's, another peer's nor the machine's.
 
     The traceback goes to a file in `home`: with nested groups it has hundreds of lines, of which
-    one says what happened.
-    """
+    one says what happened."""
     try:
         yield
     except Exception as error:
@@ -70,8 +69,7 @@ def foreign_package(error: BaseException) -> str:
 def _cause(error: BaseException) -> str:
     """The first unexpected error inside, and the line of ours that it came from.
 
-    Where it was raised in another package (a role of somebody's, say), that line, too.
-    """
+    Where it was raised in another package (a role of somebody's, say), that line, too."""
     cause = next(each for each in leaf_errors(error) if not is_expected(each))
     frames = traceback.extract_tb(cause.__traceback__)
     ours = [frame for frame in frames if PACKAGES.intersection(Path(frame.filename).parts)]

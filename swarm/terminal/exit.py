@@ -45,8 +45,7 @@ _MACHINE_ERRORS = {
 def exits(work: Callable[P, int | None]) -> Callable[P, None]:
     """Make a command of a function: it exits with the status that the function returns.
 
-    An expected error prints one sentence and exits with a status other than 0.
-    """
+    An expected error prints one sentence and exits with a status other than 0."""
 
     @functools.wraps(work)
     def command(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -97,8 +96,7 @@ def speak(command: Callable[[], object]) -> None:
     """Run a command line whose output may go anywhere.
 
     A character that the locale lacks is printed as `?`. A reader who has seen enough (`| head`)
-    ends the output, not the command.
-    """
+    ends the output, not the command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

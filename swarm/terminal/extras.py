@@ -1,7 +1,6 @@
 """The extras of the distribution: packages that only some commands and roles need.
 
-A relay or a bootstrap peer needs none of them.
-"""
+A relay or a bootstrap peer needs none of them."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ EXTRA_OF_ROLE = {"inference": "infer", "validator": "infer", "trainer": "train",
 def require_extra(extra: str, what: str) -> None:
     """Raise `UserError` unless all modules of an extra are installed.
 
-    `what` names the command or role that needs them.
-    """
+    `what` names the command or role that needs them."""
     missing = [module for module in EXTRAS[extra] if not _is_installed(module)]
     if missing:
         raise UserError(

@@ -32,8 +32,7 @@ def run_until_interrupted(
 
     Python's own handler would raise `KeyboardInterrupt` in the code that happens to run. Some code
     (a destructor, a library's callback) ignores exceptions, and the signal would be lost. Python's
-    handler is restored with the cancellation, so that a further signal ends a slow one.
-    """
+    handler is restored with the cancellation, so that a further signal ends a slow one."""
 
     scope = trio.CancelScope()
 

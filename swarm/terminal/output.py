@@ -90,8 +90,7 @@ def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = (
 def removed_on_failure(folder: Path, keep: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Remove a folder that did not exist before the block, and those made above it, if it fails.
 
-    `keep`: whether what is in the folder is worth keeping all the same.
-    """
+    `keep`: whether what is in the folder is worth keeping all the same."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         yield

@@ -1,7 +1,6 @@
 """Tables that people write, in TOML, and their conversion to typed structures.
 
-An unknown key, a missing key or a wrong value is a one-sentence error.
-"""
+An unknown key, a missing key or a wrong value is a one-sentence error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Text from other peers, made safe to print: it cannot control the terminal.
 
 All printed text that may come from a peer (an event's line, a table, an error) passes through here
-first. Tables of rich get it as `rich.text.Text`, which does not parse markup.
-"""
+first. Tables of rich get it as `rich.text.Text`, which does not parse markup."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ def printable(text: str, limit: int = TEXT_SHOWN_MAX) -> str:
     """Return `text` as one line of at most `limit` characters, without control characters.
 
     Characters that are not printable are written as escapes (`\\x1b`, `\\u202e`): escape sequences,
-    line ends, marks that reverse the direction of writing, and others.
-    """
+    line ends, marks that reverse the direction of writing, and others."""
     shown = "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text[: limit + 1]

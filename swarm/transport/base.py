@@ -171,8 +171,7 @@ class BaseTransport:
     def _admit_stream(self, peer: PeerId, protocol: str) -> Handler | None:
         """The handler for a stream that `peer` opened, or None to refuse the stream.
 
-        An admitted stream counts against the peer's limit until `_release_stream`.
-        """
+        An admitted stream counts against the peer's limit until `_release_stream`."""
         handler = self._handlers.get(protocol)
         if handler is None or self._is_banned(peer):
             return None
@@ -222,8 +221,7 @@ class BaseTransport:
 def _report(error: Exception, peer: PeerId, protocol: str) -> None:
     """Log the remote peer's fault as a debug line, our own as a traceback.
 
-    Neither ends this peer: what a stranger sends must not be able to stop it.
-    """
+    Neither ends this peer: what a stranger sends must not be able to stop it."""
     if _is_peer_fault(error):
         log.debug("%s with %s: %s", protocol, peer, error)
     else:

@@ -3,8 +3,7 @@
 Varints are unsigned LEB128, minimal, at most four bytes. A side ends the stream by ending its bytes
 after a whole frame; bytes that end otherwise were cut off. How much a sender may be ahead of the
 reader is the carrier's affair (yamux: a window of 256 KiB), since bytes are read only when a frame
-is wanted.
-"""
+is wanted."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def encode_varint(value: int) -> bytes:
 def decode_varint(buffer: bytes | bytearray, start: int) -> tuple[int, int] | None:
     """Decode a varint: (value, position after it), or None if more bytes are needed.
 
-    Raises `FrameError`.
-    """
+    Raises `FrameError`."""
     value = 0
     for index in range(VARINT_BYTES_MAX):
         if start + index >= len(buffer):
@@ -94,8 +92,7 @@ def take_frame(buffer: bytearray, frame_bytes_max: int) -> bytes | None:
 class FramedStream:
     """`swarm.transport.Stream` over any `ByteStream`. Any number of tasks may send, one receives.
 
-    `on_held` is called with each change of `held_bytes`, in bytes.
-    """
+    `on_held` is called with each change of `held_bytes`, in bytes."""
 
     def __init__(
         self,

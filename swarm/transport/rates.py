@@ -105,8 +105,7 @@ class NetworkBudgets:
     def take(self, peer: str, network: str, size_bytes: int, now: float) -> bool:
         """Take bytes for a peer out of all its budgets, or out of none; returns whether.
 
-        `network`: as `Transport.network_of` returns it.
-        """
+        `network`: as `Transport.network_of` returns it."""
         own = self._networks.of(network or peer)
         buckets = [own, self._all] if network else [own, self._all, self._unplaced]
         for number, bucket in enumerate(buckets):

@@ -4,8 +4,7 @@ A handshake competes only with other handshakes. A connection whose peer has pro
 competes only with other such connections. When all slots are taken, an existing connection is
 closed for the newcomer: one from the address range that has most of them, so that a flood displaces
 itself. Before it comes to that, a peer closes connections that nobody uses (`surplus`), least
-recently used first.
-"""
+recently used first."""
 
 from __future__ import annotations
 
@@ -188,8 +187,7 @@ def least_useful(
 
     A stranger's while strangers have at least `for_strangers` (`CONNECTIONS_FOR_STRANGERS`), else
     an idle one of a known peer: neither kind can shut the other out. Among these, the most crowded
-    range comes first, then an idle connection, then the least recently used.
-    """
+    range comes first, then an idle connection, then the least recently used."""
     connections = list(held)
     candidates = [c for c in connections if not c.vouched]
     if len(candidates) < (CONNECTIONS_FOR_STRANGERS if for_strangers is None else for_strangers):
@@ -208,8 +206,7 @@ def most_crowding(known: Iterable[_Known], newcomer: Known) -> _Known | None:
     Trusted peers keep theirs. Of the others, the range that has most comes first, then an idle
     connection, then the peer that has most: many identities of one owner, or one with many
     connections, displace themselves. One in use is closed only for a trusted peer, or one whose
-    range or itself has fewer, so that a crowd of one range is served to its end, in turn.
-    """
+    range or itself has fewer, so that a crowd of one range is served to its end, in turn."""
     candidates = [c for c in known if not c.trusted]
     ranges = Counter(c.origin.range for c in candidates)
     peers = Counter(c.peer for c in candidates)
@@ -235,8 +232,7 @@ def surplus(held: Iterable[_Held], kept: int) -> list[_Held]:
     """The idle connections to close so that `kept` are left, and strangers have some room too.
 
     Strangers' come first, then the least recently used. So no connection in use is closed, and
-    closing an idle one costs its peer no more than a new handshake.
-    """
+    closing an idle one costs its peer no more than a new handshake."""
     connections = list(held)
     strangers = sum(not c.vouched for c in connections)
     beyond = max(len(connections) - kept, strangers - kept_of(limits.CONNECTIONS_OF_STRANGERS_MAX))
@@ -278,8 +274,7 @@ class Door:
     def entered(self, host: str) -> Iterator[tuple[Caller, Held | None]]:
         """Hold a slot until the block ends; also the connection to close for it. Raises `NoRoom`.
 
-        The caller's `handshake` scope is cancelled when others need its slot more.
-        """
+        The caller's `handshake` scope is cancelled when others need its slot more."""
         caller = Caller(origin_of(host))
         displaced = self._displaced(caller.origin)
         if not self._rates.of(caller.origin.range).take(1, trio.current_time()):

@@ -3,8 +3,7 @@
 On the wire an envelope is a 64-byte Ed25519 signature and then the *body*, a msgpack array
 `[version, kind, run, sender, sequence, issued_ms, expires_ms, payload]`. The signature is over
 `"swarm/1/" + kind + 0x00 + body`, with the body bytes exactly as sent, so that a check re-encodes
-nothing. An envelope has at most 64 KiB.
-"""
+nothing. An envelope has at most 64 KiB."""
 
 from __future__ import annotations
 
@@ -249,8 +248,7 @@ def _check_needs(body: Body) -> None:
 class _Opened:
     """Opens envelopes and caches the last `count` of at most `bytes_max` bytes, by raw bytes.
 
-    Gossip and records deliver the same envelope many times.
-    """
+    Gossip and records deliver the same envelope many times."""
 
     def __init__(self, count: int, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -272,8 +270,7 @@ signature is valid does not depend on the caller."""
 def remembering_envelopes(count: int) -> Iterator[None]:
     """Cache the last `count` opened envelopes of any size inside the block.
 
-    For a process that simulates many peers, each of which would check the same signatures.
-    """
+    For a process that simulates many peers, each of which would check the same signatures."""
     token = _opened.set(_Opened(count, ENVELOPE_BYTES_MAX))
     try:
         yield
@@ -284,8 +281,7 @@ def remembering_envelopes(count: int) -> Iterator[None]:
 def open_envelope(raw: bytes) -> Envelope:
     """Decode an envelope and check its signature, but not its time, run or permission.
 
-    Raises `Dropped`.
-    """
+    Raises `Dropped`."""
     if len(raw) > ENVELOPE_BYTES_MAX:
         raise Dropped("too_large", f"{len(raw)} bytes")
     return _opened.get().open(bytes(raw))
@@ -295,8 +291,7 @@ class Sequencer:
     """Makes sequence numbers that always increase, across restarts and clock steps.
 
     The next number is max(last + 1, wall milliseconds). A bound `RESERVE` above it is stored before
-    use, so that not every number needs a write to disk.
-    """
+    use, so that not every number needs a write to disk."""
 
     RESERVE = 10_000
 
@@ -340,8 +335,7 @@ class Gate:
     either. Their states count by sequence long after they expire. Their events expire later
     by the known difference of their clock (`clock_off`, in seconds).
 
-    `outgrown` is called with each run manifest that needs a newer protocol version, of any run.
-    """
+    `outgrown` is called with each run manifest that needs a newer protocol version, of any run."""
 
     world: World
     run: str
@@ -371,8 +365,7 @@ class Gate:
     def admit(self, raw: bytes, kinds: Container[type[Message]] | None = None) -> Envelope:
         """Check one envelope and remember it.
 
-        Raises `Dropped` for an invalid envelope, a duplicate, or a kind that is not in `kinds`.
-        """
+        Raises `Dropped` for an invalid envelope, a duplicate, or a kind that is not in `kinds`."""
         try:
             return self._admit(raw, kinds)
         except Dropped as dropped:

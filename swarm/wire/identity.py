@@ -2,8 +2,7 @@
 
 A peer id is the base58btc encoding of the identity multihash of the protobuf-encoded public key
 (libp2p peer-ids spec): `00 24 08 01 12 20`, then the 32 key bytes. Anyone can therefore read the
-public key from the id, and no directory of keys is needed.
-"""
+public key from the id, and no directory of keys is needed."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def load_or_create(path: Path) -> Identity:
     """Load the identity in the key file `path`, or make the file on first use.
 
     The file has mode 0600 and contains 64 hex digits. Raises `UserError` if it cannot be read, is
-    readable by others, or contains no key.
-    """
+    readable by others, or contains no key."""
     try:
         if not path.exists():
             return _create(path)
@@ -139,8 +137,7 @@ def load_or_create(path: Path) -> Identity:
 def home_identity(home: Path, *, change: bool = False) -> Identity:
     """Load the identity of a home, and make one for a home that has had none.
 
-    Raises `UserError` for a home that has had another identity, unless it may `change`.
-    """
+    Raises `UserError` for a home that has had another identity, unless it may `change`."""
     if not change:
         check_home_identity(home)
     identity = load_or_create(home / KEY_FILE)

@@ -3,8 +3,7 @@
 A message is the payload of a signed envelope (`swarm.wire.envelope`). *State* messages are monotone
 per sender and kind: only the highest is valid. Each *event* message is valid by itself; events are
 deduplicated by hash, and their durable effects are keyed by content. Sizes are bounded here, at
-decoding, so that no later code meets a list longer than it expects.
-"""
+decoding, so that no later code meets a list longer than it expects."""
 
 from __future__ import annotations
 
@@ -211,8 +210,7 @@ class Admission(Message, frozen=True, kw_only=True):
 class AdmissionRefused(Message, frozen=True, kw_only=True):
     """The refusal of an admission, with its reason in one sentence.
 
-    A validator also refuses a submission with it while another validator comes first in rank.
-    """
+    A validator also refuses a submission with it while another validator comes first in rank."""
 
     peer: Key
     reason: Line
@@ -357,8 +355,7 @@ class Acknowledgement(Message, frozen=True, kw_only=True):
 
     It settles which file the worker's number stands for, so the worker's next number may follow.
     The trainer includes its groups in the batch forecast. The worker's own announcement is not
-    forwarded.
-    """
+    forwarded."""
 
     submission: Digest
     worker: Key
@@ -394,8 +391,7 @@ class Evidence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """What a recomputed submission adds to the evidence against its worker.
 
     Each list has the gains of a process's bets in thousandths of a nat
-    (`peers.validator.evidence`).
-    """
+    (`peers.validator.evidence`)."""
 
     tokens: Count = 0
     """Recomputed tokens; 0: the submission was not recomputed."""
@@ -430,8 +426,7 @@ class RewardParts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class Verdict(Message, frozen=True, kw_only=True):
     """A validator's judgement of a submission, which is also the worker's receipt.
 
-    The trainer uses no other rewards than those in verdicts.
-    """
+    The trainer uses no other rewards than those in verdicts."""
 
     submission: Digest
     size_bytes: Count
@@ -511,8 +506,7 @@ class Reinstatement(Message, frozen=True, kw_only=True):
 class LogHead(StateMessage, frozen=True, kw_only=True):
     """Signed head of a trusted peer's append-only log (RFC 6962).
 
-    The newest head is valid, not the largest, so that peers detect a log that shrank.
-    """
+    The newest head is valid, not the largest, so that peers detect a log that shrank."""
 
     size: Count
     root: Digest

@@ -5,8 +5,7 @@ requester chooses `id` and the reply repeats it. The first envelope of a request
 further ones support it, for example an admission. The peer at the other end of the stream must have
 signed the message, so that it cannot replay another peer's. A repeated event is handled again,
 because a peer whose reply was lost must be able to repeat its request. Handlers are keyed by
-content, so that a repetition does no harm.
-"""
+content, so that a repetition does no harm."""
 
 from __future__ import annotations
 
@@ -140,8 +139,7 @@ class Messenger:
         """Send a message to a connected peer and wait for its reply.
 
         Only the signatures of the reply are checked. Raises a `DeadlineError` that names the peer,
-        or `PeerError` if the stream breaks.
-        """
+        or `PeerError` if the stream breaks."""
         try:
             with trio.fail_after(deadline_seconds):
                 raws = await self._ask(peer, [envelope.raw for envelope in envelopes])

@@ -1,7 +1,6 @@
 """Version of the protocol: what this build speaks, and what a run may ask of its peers.
 
-`docs/decisions/0039-protocol-versions.md` says when a change needs a new version.
-"""
+`docs/decisions/0039-protocol-versions.md` says when a change needs a new version."""
 
 from __future__ import annotations
 

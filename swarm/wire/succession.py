@@ -9,8 +9,7 @@ owner's place, and carry what entitles them: the signed manifest that names them
 - A *successor* becomes the owner, and signs every later version. The run's id stays.
 
 Of two versions the one with the higher precedence counts, whatever their numbers. An owner's next
-version beats every takeover, and a successor's version all those of the owner before.
-"""
+version beats every takeover, and a successor's version all those of the owner before."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ def taken_over(delegation: Envelope, standby: str, trainer: str) -> RunManifest:
 def inherited(held: Envelope, signer: str, new: RunManifest) -> RunManifest:
     """A version to be signed by `signer` after `held`, with the delegation that this key needs.
 
-    Raises `UserError` if the key may not sign it.
-    """
+    Raises `UserError` if the key may not sign it."""
     before = ownership_of(held)
     if signer == before.owner:
         return msgspec.structs.replace(new, delegation=before.owner_delegation)

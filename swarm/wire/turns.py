@@ -3,8 +3,7 @@
 An environment peer renders a run's prompts and answers the model. It signs every turn, so that a
 submission shows which tokens came from it. An episode is named by the seed of its submission
 (`swarm.rollouts.seeds.submission_seed`), which no other worker, step or number has, its group and
-its sample.
-"""
+its sample."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ SegmentLengths = Annotated[
 class Turn(Message, frozen=True, kw_only=True):
     """An environment's turn in an episode, signed by an environment peer of the run.
 
-    Turn 0 is the prompt of a whole group (`sample` 0); turn i answers the model's i-th segment.
-    """
+    Turn 0 is the prompt of a whole group (`sample` 0); turn i answers the model's i-th segment."""
 
     seed: Digest
     """The submission's."""
@@ -79,8 +77,7 @@ class EpisodeTokens(Message, frozen=True, kw_only=True):
 class EpisodeRequest(Message, frozen=True, kw_only=True):
     """Base of requests about an episode. The tokens are those of all segments, one after another.
 
-    Those that do not fit follow in `EpisodeTokens`, in order.
-    """
+    Those that do not fit follow in `EpisodeTokens`, in order."""
 
     lineage: Count
     step: Count
@@ -97,8 +94,7 @@ class EpisodeRequest(Message, frozen=True, kw_only=True):
 class TurnRequest(EpisodeRequest, frozen=True, kw_only=True):
     """A worker asks for the prompt of a group, or for the turn after a segment of its model.
 
-    The environment's last signed turn, if it is not the prompt, stands beside the request.
-    """
+    The environment's last signed turn, if it is not the prompt, stands beside the request."""
 
     omitted: Count = 0
     """Tokens at the beginning that are left out: the environment peer that gave the last turn has
@@ -175,8 +171,7 @@ def packed_digest(packed: bytes) -> bytes:
 def divided(packed: bytes) -> list[bytes]:
     """Packed tokens in parts that fit a message each, the first of which may be empty.
 
-    Raises `ValueError` for more than a request can carry.
-    """
+    Raises `ValueError` for more than a request can carry."""
     parts = [
         packed[at : at + PACKED_BYTES_MAX] for at in range(0, max(1, len(packed)), PACKED_BYTES_MAX)
     ]

@@ -10,8 +10,7 @@ home that it reads, though they may not exist yet (`swarm.world.landlock`). A cl
 sandboxes, which need mounts.
 
 A service may have a method `run` without parameters, which works in the background until then, for
-example to keep children of its own; the child dies if it raises.
-"""
+example to keep children of its own; the child dies if it raises."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def limit_memory(limit_bytes: int) -> None:
     RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space and map files far beyond what they
     ever write (torch and transformers: 660 MB of address space, 230 MB of it writable, 250 MB
     resident). Since Linux 4.7, RLIMIT_DATA counts private mappings too: everything that malloc and
-    torch allocate.
-    """
+    torch allocate."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
         pages = int(file.read().split()[5])
     bound = pages * resource.getpagesize() + limit_bytes

@@ -291,8 +291,7 @@ class LocalCompute:
         """`fork_server`: path of its socket; by default the value of SWARM_FORK_SERVER.
 
         Emits `compute.child_started`, `compute.child_said` (a line of stderr),
-        `compute.child_died` and `compute.fork_server_missing`.
-        """
+        `compute.child_died` and `compute.fork_server_missing`."""
         self._events = events
         self._fork_server = fork_server or os.environ.get(FORK_SERVER_VARIABLE)
 

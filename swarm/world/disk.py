@@ -2,8 +2,7 @@
 
 Files that must survive a power cut are written to a temporary file, synced and renamed. Small
 operations run without a thread: a thread costs more (about 60 µs) than reading a few hundred
-kilobytes from the page cache. Large ones, and everything that syncs, run in threads.
-"""
+kilobytes from the page cache. Large ones, and everything that syncs, run in threads."""
 
 from __future__ import annotations
 
@@ -118,8 +117,7 @@ class LocalSink:
 class LocalDatabase:
     """SQLite with WAL and full sync: a transaction that returned survives a power cut.
 
-    Two connections, so that a read never sees half a transaction.
-    """
+    Two connections, so that a read never sees half a transaction."""
 
     def __init__(self, path: Path) -> None:
         """Raises `DamagedError`, as `read` and `transact` do, for a file that is no database."""
@@ -387,8 +385,7 @@ def _make_folder(folder: Path) -> None:
 def replace_file(path: Path, data: bytes, aside: Path | None = None) -> None:
     """Write a file whole and durably; it is never seen half written. Only this user may read it.
 
-    `aside` is where it is written first.
-    """
+    `aside` is where it is written first."""
     aside = aside or path.with_name(f"{path.name}.new")
     try:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -10,8 +10,7 @@ process, a fork 20 ms and what it writes. An owner connects and asks for one of 
 
 The owner gets a pidfd of the process and, when the process has ended, its wait status. When the
 owner goes, the process is killed. Peers use it for their children when the environment variable
-SWARM_FORK_SERVER names its socket, and start children without it while nobody listens there.
-"""
+SWARM_FORK_SERVER names its socket, and start children without it while nobody listens there."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class Program(msgspec.Struct, frozen=True):
 def _may_ask(owner: socket.socket) -> bool:
     """Whether a process may have others forked: not one that gave up rights which these would have.
 
-    Under Landlock, or in a sandbox, a process can gain no privileges; its owner still can.
-    """
+    Under Landlock, or in a sandbox, a process can gain no privileges; its owner still can."""
     raw = owner.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     asking, _, _ = _CREDENTIALS.unpack(raw)
     return _gains_privileges(asking) or not _gains_privileges(os.getpid())

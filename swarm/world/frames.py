@@ -1,8 +1,7 @@
 """Frames between a peer and its child process: a 4-byte big-endian length, then msgpack.
 
 The owner's first frame is an `Assignment`; every later one is a `Request`. The child's frames are
-`Response`s. The number in a frame names the call that it belongs to; 0 is the assignment.
-"""
+`Response`s. The number in a frame names the call that it belongs to; 0 is the assignment."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ def decode_request(body: bytes) -> Request:
 def decode_response(body: bytes) -> Response:
     """Decode a response from a child, which a hostile file may have compromised.
 
-    Raises `DECODE_ERRORS`.
-    """
+    Raises `DECODE_ERRORS`."""
     return _responses.decode(body)
 
 

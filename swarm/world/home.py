@@ -1,7 +1,6 @@
 """A peer's home folder: private, ignored by git, and used by one process at a time.
 
-A build opens a home of its own format, and refuses every other before it touches it.
-"""
+A build opens a home of its own format, and refuses every other before it touches it."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ HOME_FORMAT = 2
 def check_format(home: Path) -> None:
     """Raise `UserError` for a home of another format than this build's.
 
-    An empty or missing home has no format yet.
-    """
+    An empty or missing home has no format yet."""
     path = home / FORMAT_FILE
     try:
         found = json.loads(path.read_bytes())["format"]
@@ -61,8 +59,7 @@ HOLDER_BYTES_MAX = 200
 def make_home(home: Path) -> None:
     """Make a folder for keys and state, with mode 0700 and ignored by git.
 
-    A folder that is not empty is left unchanged.
-    """
+    A folder that is not empty is left unchanged."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not any(home.iterdir()):
         (home / ".gitignore").write_text("*\n", encoding="ascii")
@@ -72,8 +69,7 @@ def make_home(home: Path) -> None:
 def sole_user(home: Path, roles: str) -> Iterator[None]:
     """Lock a home for this process inside the block; `UserError` names the process that holds it.
 
-    The operating system releases the lock however the process ends, even if it is killed.
-    """
+    The operating system releases the lock however the process ends, even if it is killed."""
     # Not inherited by children: a child that outlives its peer must not hold the lock.
     descriptor = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

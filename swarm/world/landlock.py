@@ -2,8 +2,7 @@
 
 Landlock lists what stays readable, by folders. So all of the machine is listed but the closed
 files: on the way to each, every neighbour by itself. What is made later in a folder on that way is
-closed, too; folders that exist keep all that comes into them.
-"""
+closed, too; folders that exist keep all that comes into them."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def reading_in_home(
 ) -> Callable[[T], T]:
     """Say of a function that opens a child's service what a class has as attributes.
 
-    `folders` are those of the home that it reads; see `swarm.world.child`.
-    """
+    `folders` are those of the home that it reads; see `swarm.world.child`."""
 
     def named(opens: T) -> T:
         for name, value in (("reads_in_home", folders), ("before_keys_close", before_keys_close)):
@@ -72,8 +70,7 @@ def close_keys(folders: Iterable[str]) -> None:
     are those of the home that it reads and that may not exist yet. Raises `OSError`.
 
     Where the folder of temporary files, or the user's own, holds a home, what is made in it later
-    would be closed: temporary files go into the home then, and the caches' folders are made now.
-    """
+    would be closed: temporary files go into the home then, and the caches' folders are made now."""
     user = Path("~").expanduser()
     homes = [user / ".swarm"]
     installed = os.environ.get(INSTALLED_VARIABLE)

@@ -43,8 +43,7 @@ def most_memory_bytes() -> int | None:
     """The private memory that any one process may take: most of the machine's.
 
     So a child that grows without end fails with `MemoryError`, before the kernel chooses which
-    process of the machine to kill. None with a GPU: CUDA reserves addresses beyond all memory.
-    """
+    process of the machine to kill. None with a GPU: CUDA reserves addresses beyond all memory."""
     if any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
         return None
     pages = os.sysconf("SC_PHYS_PAGES")

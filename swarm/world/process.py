@@ -3,8 +3,7 @@
 A process is held by its pidfd, so that no other is ever signalled. It runs in its own session, so
 Ctrl-C in a terminal reaches only its owner. A child holds what strangers wrote: weights, templates,
 rows, files. Whoever takes it over finds neither secrets in its variables nor the keys in its
-owner's memory.
-"""
+owner's memory."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def close_memory() -> None:
     """Forbid other processes of the same user to read or trace this one, which holds a key.
 
     They find its files in /proc closed, too, and the kernel writes no core of it. A process that
-    may trace any other, such as root's, still can.
-    """
+    may trace any other, such as root's, still can."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -117,8 +115,7 @@ class Process:
         """Ask a fork server for a process (see `swarm.world.fork_server`).
 
         `server` is a non-blocking connection, closed on failure. Raises `OSError`, `ValueError` or
-        `trio.TooSlowError` if the server does not answer.
-        """
+        `trio.TooSlowError` if the server does not answer."""
         try:
             socket.send_fds(server, [request], descriptors)
             with trio.fail_after(deadline_seconds):

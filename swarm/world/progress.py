@@ -53,8 +53,7 @@ current: ContextVar[Reporter | None] = ContextVar("current", default=None)
 def report() -> None:
     """Report progress of the current job: its caller's patience starts again.
 
-    Outside a child it does nothing.
-    """
+    Outside a child it does nothing."""
     reporter = current.get()
     if reporter is not None:
         reporter.report(cancellable=False)
@@ -63,8 +62,7 @@ def report() -> None:
 def checkpoint() -> None:
     """Report, and raise `trio.Cancelled` if the caller has cancelled the job.
 
-    For work that may be stopped at this point. Cheap enough for every decoding step.
-    """
+    For work that may be stopped at this point. Cheap enough for every decoding step."""
     reporter = current.get()
     if reporter is not None:
         reporter.report(cancellable=True)

@@ -34,8 +34,7 @@ class Restarts:
     async def run(self, life: Callable[[], Awaitable[None]]) -> None:
         """Await `life`, which starts the child and uses it; await it again after each death.
 
-        Raises `ChildDied` after `DEATHS_MAX` deaths in a row.
-        """
+        Raises `ChildDied` after `DEATHS_MAX` deaths in a row."""
         while True:
             try:
                 return await life()

@@ -3,8 +3,7 @@
 The transport's tasks handle requests, and the transport outlives the component that answers them: a
 *lifetime* bounds them, which would go on with a closed database or nursery. A nursery's *first
 error* is raised as it is: callers that treat one kind of error specially, such as a child's death,
-need the error itself.
-"""
+need the error itself."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class Lifetime:
     """A block in which tasks of other components may work for this one.
 
     `async with Lifetime() as lifetime:` cancels the tasks in `lifetime.run` at its end and waits
-    for them.
-    """
+    for them."""
 
     def __init__(self) -> None:
         self._at_work: dict[trio.CancelScope, None] = {}  # ordered, so that runs are repeatable

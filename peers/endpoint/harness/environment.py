@@ -119,8 +119,7 @@ class _Runs:
 class Harness(OfRows, Episodes):
     """Plays each episode in a process of its own, which asks the model and posts the reward.
 
-    An episode that this process does not hold is played again with the model's texts.
-    """
+    An episode that this process does not hold is played again with the model's texts."""
 
     name = "harness"
     version = "1"
@@ -183,8 +182,7 @@ class Harness(OfRows, Episodes):
         """The reward that the harness posts.
 
         Raises `NotGradable` when it posts none, or says something else than in the transcript when
-        it is played again.
-        """
+        it is played again."""
         texts = [turn.text for turn in transcript.turns if turn.kind == "model"]
         turns = [Answered(text, "stop") for text in texts]
         if not transcript.finished:
@@ -244,8 +242,7 @@ class Harness(OfRows, Episodes):
     ) -> Run:
         """A run of a row that got these answers: `run`, which got the first of them, or a new one.
 
-        Raises `UserError`.
-        """
+        Raises `UserError`."""
         try:
             if run is None:
                 run = Run(self._program, row, self.rows.row(row))

@@ -1,8 +1,7 @@
 """A harness to begin with: two attempts at a task, rewarded by the share of right characters.
 
 It needs Python alone. With `pip install openai`, `OpenAI().completions.create(…)` takes the place
-of `post`: the client reads OPENAI_BASE_URL and OPENAI_API_KEY itself.
-"""
+of `post`: the client reads OPENAI_BASE_URL and OPENAI_API_KEY itself."""
 
 import http.client
 import json

@@ -1,8 +1,7 @@
 """One process of a harness, which plays one episode.
 
 Two sides meet here. Threads of the HTTP server call `ask` and `take_reward` for the harness; the
-environment's thread calls the rest. A request waits until the environment answers it.
-"""
+environment's thread calls the rest. A request waits until the environment answers it."""
 
 import json
 import os
@@ -189,8 +188,7 @@ class Run:
         """Give the model's text, and wait for the next request or the end.
 
         `form`: how calls of tools are read from it.
-        Raises `HarnessError`, also for a request that does not continue the conversation.
-        """
+        Raises `HarnessError`, also for a request that does not continue the conversation."""
         if self.ended is not None:
             raise HarnessError(
                 f"it ended after {len(self.turns)} turns of the model ({self.ended.words})"
@@ -257,8 +255,7 @@ def added(past: Said, given: Answered, said: Said, form: CallForm | None) -> Obs
     """What a request adds to the one before it and to the model's text.
 
     Raises `HarnessError` for a request that does not continue the conversation: the model's tokens
-    cannot be taken back.
-    """
+    cannot be taken back."""
     if isinstance(past, str) and isinstance(said, str):
         rest: Observation = said[len(past) + len(given.text) :]
         continues = said.startswith(past + given.text)

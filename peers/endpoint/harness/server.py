@@ -1,8 +1,7 @@
 """The endpoint that harnesses speak to: a small HTTP server on the loopback interface.
 
 It has no engine. A request waits until the environment has the model's text; the bearer key says
-whose episode it belongs to.
-"""
+whose episode it belongs to."""
 
 import re
 import threading

@@ -1,8 +1,7 @@
 """The check at start-up: vLLM must agree with the native engine before it hands in any work.
 
 vLLM has other kernels for every processor, model and version. A worker whose kernels are wrong here
-would be refused by every validator, so it finds out first, and says by how much they differ.
-"""
+would be refused by every validator, so it finds out first, and says by how much they differ."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ LIMITS = {
 def check_engine_agrees(engine: Engine, folder: Path) -> Agreement | None:
     """Compare an engine with the native one on the CPU; None if memory does not suffice for both.
 
-    Raises `UserError` when they differ by more than rounding.
-    """
+    Raises `UserError` when they differ by more than rounding."""
     capabilities = engine.capabilities
     hardware = Hardware(device="cpu", dtype=capabilities.dtype)
     need = need_of(folder, hardware, max(PROMPT_LENGTHS) + NEW_TOKENS)

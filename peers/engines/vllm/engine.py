@@ -1,8 +1,7 @@
 """vLLM behind the interface of engines: an `LLMEngine`, with Swarm's sampling in its workers.
 
 Imports vLLM only where an engine is made: `prepare` must set its environment variables first.
-Never run on a GPU by its authors so far; on a CPU `make test-vllm` runs it.
-"""
+Never run on a GPU by its authors so far; on a CPU `make test-vllm` runs it."""
 
 from __future__ import annotations
 
@@ -224,8 +223,7 @@ class VllmEngine:
         """Replace the weights, all that vLLM derives from them, and all caches.
 
         Adapters are merged first. vLLM's own (`LoRARequest`) belong to a request for all its life,
-        so that a request could not go on with a new policy.
-        """
+        so that a request could not go on with a new policy."""
         with merged_folder(folder, self._dtype) as whole:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(whole)})
         self._call("swarm_repair_head")

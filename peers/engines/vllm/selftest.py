@@ -1,7 +1,6 @@
 """The check at the end of an installation; runs under the interpreter of the environment.
 
-It makes a tiny model, and the engine compares itself with the native one on it.
-"""
+It makes a tiny model, and the engine compares itself with the native one on it."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ def make_tiny(
     """Save a random Qwen2 of two layers, with heads of 32 values, which vLLM takes on a CPU.
 
     `spread` is the weights' standard deviation; the default gives logits as spread as a trained
-    model's.
-    """
+    model's."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -58,8 +58,7 @@ class Sampled:
 class SeededSampling(LogitsProcessor):  # type: ignore[misc]
     """Adds the seed's Gumbel noise to logits / T; vLLM then takes the largest.
 
-    Records each row's hidden state and log-probability without noise.
-    """
+    Records each row's hidden state and log-probability without noise."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._device = device
@@ -175,8 +174,7 @@ class WorkerExtension:
     def swarm_install(self) -> bool:
         """Hook the head; returns whether this worker samples (the last stage of a pipeline).
 
-        From now on weights are read from files.
-        """
+        From now on weights are read from files."""
         self.model_runner.vllm_config.load_config.load_format = "safetensors"
         head = getattr(self.model_runner.model, "logits_processor", None)
         sampling = self._sampling()
@@ -201,8 +199,7 @@ class WorkerExtension:
         """Bring what vLLM derives from the head up to date with reloaded weights.
 
         On a CPU vLLM packs the head for its own matrix product; after a reload of a tied head the
-        packed copy is still the old one.
-        """
+        packed copy is still the old one."""
         head = getattr(self.model_runner.model, "lm_head", None)
         method = getattr(head, "quant_method", None)
         if method is not None:

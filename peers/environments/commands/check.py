@@ -1,8 +1,7 @@
 """What `swarm environment` does: `check` an environment for a run, and write a `new` one.
 
 A check runs its code in two child processes, which hash text differently, as two machines do: an
-environment that iterates over a set is found out.
-"""
+environment that iterates over a set is found out."""
 
 import keyword
 import os
@@ -31,8 +30,7 @@ REPEATED_MAX = 3
 async def check(setup: TrialSetup, tasks: int, graded: int) -> Tried:
     """Try an environment in two processes; raises `UserError` if it cannot be loaded.
 
-    Returns the findings of the first, and the faults of both.
-    """
+    Returns the findings of the first, and the faults of both."""
     job, where = TryEnvironment(tasks=tasks, graded=graded), f"environment {setup.environment!r}"
     first = await _try(setup, job, "1")
     if first.not_gradable:
@@ -148,8 +146,7 @@ TEMPLATES = Path(__file__).with_name("package")
 def write_package(name: str, folder: Path, built_in: Collection[str]) -> list[Path]:
     """Write a package with an environment `name` into a new folder; raises `UserError`.
 
-    It must not have the name of an environment in `built_in`.
-    """
+    It must not have the name of an environment in `built_in`."""
     module = name.replace("-", "_")
     if not NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
         raise UserError(

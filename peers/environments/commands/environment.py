@@ -90,8 +90,7 @@ def check_command(
 ) -> int:
     """Play an environment over its own answers and over junk, in two processes.
 
-    Exits with 1 if a run would fail in it.
-    """
+    Exits with 1 if a run would fail in it."""
     from peers.environments.commands.check import check, figures
     from swarm.jobs.environment import TrialSetup
 

@@ -1,7 +1,6 @@
 r"""What the text of an answer alone tells: how it is read, and what math-verify would get wrong.
 
-Texts here have at most `ANSWER_CHARACTERS_MAX` characters.
-"""
+Texts here have at most `ANSWER_CHARACTERS_MAX` characters."""
 
 import re
 
@@ -91,8 +90,7 @@ def by_text(gold: str, text: str) -> bool | None:
 
     A number with the index of its base, a word, a time of the day, and a list of whole numbers,
     which math-verify takes for a number, a product of letters, a ratio, and one number; and words
-    that it leaves out though they change the answer.
-    """
+    that it leaves out though they change the answer."""
     if not _changing(text) <= _changing(gold):
         return False
     bases = [_BASED.fullmatch(each) for each in (gold, text)]

@@ -1,7 +1,6 @@
 """The grader `code`: Python that a model wrote, run against hidden tests.
 
-The program runs in the sandbox, the comparison outside it.
-"""
+The program runs in the sandbox, the comparison outside it."""
 
 import json
 import re
@@ -75,8 +74,7 @@ def candidates(text: str) -> list[str]:
 
     The whole text if it is Python; else the last block that is tagged as Python, or one before it;
     else the same of blocks without a tag; else of blocks with another tag. A block that is never
-    closed is none.
-    """
+    closed is none."""
     text = _END_OF_LINE.sub("\n", text.removeprefix("\ufeff"))
     found = blocks(text)[-CANDIDATES_MAX:]
     kinds: tuple[Kind, ...] = ("python", "untagged", "other")
@@ -219,8 +217,7 @@ class Code(Grader):
         """See `Grader.grade`.
 
         Raises `UserError` where no sandbox works, and `SandboxError` where it fails: neither says
-        anything about the program.
-        """
+        anything about the program."""
         tests = self._tests(data)
         source = self._program(valid(text), tests.fn_name)
         if source is None:

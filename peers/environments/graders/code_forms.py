@@ -156,8 +156,7 @@ def _compared(test: ast.expr) -> Iterator[Case]:
 def _unpacked(text: str) -> str:
     """The JSON in base64 of zlib of a pickled text; raises `ValueError`.
 
-    The pickle's opcodes are read, never executed.
-    """
+    The pickle's opcodes are read, never executed."""
     import pickletools
 
     try:

@@ -81,8 +81,7 @@ def canonical(value: Any) -> str:
 def read_tests(data: Mapping[str, Any]) -> Tests:
     """The tests of a task, from the columns or keys of its record, in any form of `code_forms`.
 
-    Raises `NotGradable`.
-    """
+    Raises `NotGradable`."""
     try:
         cases = code_forms.cases_in(data)
         if not 1 <= len(cases) <= TESTS_MAX:

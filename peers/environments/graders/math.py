@@ -2,8 +2,7 @@
 
 What may cost time is bounded by what the answer looks like (`peers.environments.graders.math`), so
 that every validator decides alike. A clock decides nothing: an answer that passes these bounds and
-takes `CPU_SECONDS` all the same is not gradable.
-"""
+takes `CPU_SECONDS` all the same is not gradable."""
 
 import re
 from collections.abc import Mapping

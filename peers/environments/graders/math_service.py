@@ -1,7 +1,6 @@
 """The process behind the grader `math`: math-verify 0.9.0, without its own timeouts.
 
-Its timeouts use signals, which work in a main thread only; the owner kills this process instead.
-"""
+Its timeouts use signals, which work in a main thread only; the owner kills this process instead."""
 
 import logging
 import math
@@ -224,8 +223,7 @@ def _is_name(left: Any) -> bool:
     """Whether a side of an equation may be what the task asks for.
 
     A number is not, and neither is a polynomial of one symbol, such as 2x: that equation is not
-    solved.
-    """
+    solved."""
     if left.atoms(AppliedUndef):
         return True
     symbols = left.free_symbols

@@ -2,8 +2,7 @@
 
 Each loads its library once and answers one request at a time. One that misses its deadline or dies
 is replaced by the next request. The functions are synchronous and may be called from several
-threads.
-"""
+threads."""
 
 from __future__ import annotations
 
@@ -247,8 +246,7 @@ class _Process:
 def _confined() -> dict[str, str]:
     """Variables of a process: nothing of the owner's but where its modules lie.
 
-    Equal hash seeds let libraries that iterate over sets of texts do the same everywhere.
-    """
+    Equal hash seeds let libraries that iterate over sets of texts do the same everywhere."""
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # noqa: PTH100
     installed = os.environ.get(INSTALLED_VARIABLE)
     return {

@@ -18,8 +18,7 @@ class SyntaxService:
     def __call__(self, request: dict[str, Any]) -> int:
         """The index of the first text that is Python and does something; -1 for none.
 
-        One that defines the task's function is preferred to one that, say, only calls it.
-        """
+        One that defines the task's function is preferred to one that, say, only calls it."""
         programs = -1
         for index, source in enumerate(request["sources"]):
             tree = _program(source)

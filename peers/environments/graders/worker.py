@@ -4,8 +4,7 @@
 service is a callable object that turns a request into a reply, both JSON values. What it reads was
 written by a model. The process therefore has limited memory and ends by SIGPROF when one request
 takes more CPU time than it may. Unless the service needs them, it cannot open a network connection,
-reads no key (where Linux has Landlock), and writes no file beyond `FILE_BYTES_MAX`.
-"""
+reads no key (where Linux has Landlock), and writes no file beyond `FILE_BYTES_MAX`."""
 
 import ctypes
 import importlib

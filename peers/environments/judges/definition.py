@@ -10,8 +10,7 @@ high = 10
 [access]
 url = "https://judges.example/v1"
 key_file = "/etc/swarm/judge.key"
-```
-"""
+```"""
 
 import os
 import re
@@ -50,8 +49,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a judge is: equal definitions should give equal scores.
 
-    Its hash leaves out fields with their defaults, so that a new field changes no hash.
-    """
+    Its hash leaves out fields with their defaults, so that a new field changes no hash."""
 
     kind: Literal["openai"]
     model: Annotated[str, Meta(min_length=1, max_length=200)]

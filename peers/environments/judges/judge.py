@@ -220,8 +220,7 @@ class Known:
     def _access(self) -> Iterator[sqlite3.Connection]:
         """A transaction; raises `UserError` for a file that cannot be used.
 
-        Connections are not kept: calls come from several threads.
-        """
+        Connections are not kept: calls come from several threads."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             database = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
@@ -302,8 +301,7 @@ def _patiently(work: Callable[[], T]) -> T:
     """The result of work in another thread, with reports of progress meanwhile.
 
     Without them a validator would take its grading process for dead while a judge thinks. When the
-    job is cancelled, the work goes on until its own deadline.
-    """
+    job is cancelled, the work goes on until its own deadline."""
     found: Future[T] = Future()
 
     def run() -> None:

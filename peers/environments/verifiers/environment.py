@@ -134,8 +134,7 @@ class Verifiers(interface.Episodes):
     def grade(self, task: interface.Task, transcript: interface.Transcript) -> interface.Grade:
         """The package's own reward, scaled to [0, 1], with the parts that it names.
 
-        Raises `NotGradable` when its code fails or needs what a transcript does not have.
-        """
+        Raises `NotGradable` when its code fails or needs what a transcript does not have."""
         texts = [turn.text for turn in transcript.turns if turn.kind == "model"]
         episode = {"task": task.data["index"], "texts": texts, "finished": transcript.finished}
         try:

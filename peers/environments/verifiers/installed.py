@@ -1,8 +1,7 @@
 """The Pythons that have `verifiers`: virtual environments under a home, in `environments/`.
 
 `swarm environment install verifiers` makes one per version of the library: packages of the older
-interface need another than those of the 1.x interface.
-"""
+interface need another than those of the 1.x interface."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -70,8 +69,7 @@ def homes() -> list[Path]:
 def interpreter_for(version: str) -> Path:
     """The Python that has this version of `verifiers`.
 
-    Raises `UserError` when no home of `homes` has it, or it is half made.
-    """
+    Raises `UserError` when no home of `homes` has it, or it is half made."""
     recipe = recipe_of(version)
     problems = []
     for home in homes():
@@ -88,8 +86,7 @@ def install(
 ) -> Installed:
     """Make the environment of a version of `verifiers`, or finish it, and add packages.
 
-    Packages get the versions of everything that the environment already has. Raises `UserError`.
-    """
+    Packages get the versions of everything that the environment already has. Raises `UserError`."""
     recipe = recipe_of(version)
     for package in packages:
         if not package[:1].isalnum() and not Path(package).exists():

@@ -1,8 +1,7 @@
 """The checks of an announcement.
 
 An announcement costs nothing to make, so a refusal enters no log, and no verdict lists the checks
-that pass.
-"""
+that pass."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def admitted(evidence: Announcement) -> Finding:
     """The worker is a trusted peer or presents a valid admission as a worker.
 
     Admissions in other roles have slots of their own, more of them than workers, and no entry.
-    Figure: 1 for a trusted peer or a valid admission, else 0.
-    """
+    Figure: 1 for a trusted peer or a valid admission, else 0."""
     if evidence.worker in evidence.run.manifest.trusted_ids():
         return Finding(1, 1, passed=True)
     shown, problem = evidence.admission, "none was shown"
@@ -73,8 +71,7 @@ def entry(evidence: Announcement) -> Finding:
     """The submission was drawn with the entry of the worker's admission.
 
     So an identity that is made after the nonce is known cannot be chosen by its prompts and noise.
-    Figure: 1 for that entry, else 0.
-    """
+    Figure: 1 for that entry, else 0."""
     drawn = b""
     if evidence.worker not in evidence.run.manifest.trusted_ids():
         assert evidence.admission is not None
@@ -92,8 +89,7 @@ def entry(evidence: Announcement) -> Finding:
 def step(evidence: Announcement) -> Finding:
     """The step is known, not abandoned by a rollback, and recent enough to be trained on.
 
-    Figure: the step; threshold: the oldest step that is still trained on.
-    """
+    Figure: the step; threshold: the oldest step that is still trained on."""
     step, order = evidence.submission.step, evidence.order
     if order is None:
         return Finding(step, 0, passed=False, detail="no such step is known")
@@ -110,8 +106,7 @@ def step(evidence: Announcement) -> Finding:
 def version(evidence: Announcement) -> Finding:
     """The submission follows the version of the run manifest that its step order names.
 
-    Figure: the submission's version of the manifest (0: unknown); threshold: the order's.
-    """
+    Figure: the submission's version of the manifest (0: unknown); threshold: the order's."""
     submission, order = evidence.submission, evidence.step_order
     made_under = evidence.run.version(submission.run_digest)
     return Finding(
@@ -126,8 +121,7 @@ def version(evidence: Announcement) -> Finding:
 def policy(evidence: Announcement) -> Finding:
     """The submission was sampled from the policy that its step order names.
 
-    Figure: the submission's policy; threshold: the order's.
-    """
+    Figure: the submission's policy; threshold: the order's."""
     used, ordered = evidence.submission.policy, evidence.step_order.policy
     return Finding(used, ordered, used == ordered, "the step order names another policy")
 
@@ -136,8 +130,7 @@ def policy(evidence: Announcement) -> Finding:
 def number(evidence: Announcement) -> Finding:
     """The step order allows the submission number.
 
-    Figure: the submission number; threshold: the highest allowed number.
-    """
+    Figure: the submission number; threshold: the highest allowed number."""
     return at_most(
         evidence.submission.number,
         evidence.step_order.submissions_max - 1,
@@ -149,8 +142,7 @@ def number(evidence: Announcement) -> Finding:
 def groups(evidence: Announcement) -> Finding:
     """The submission has as many groups as the manifest says, so that none can be left out.
 
-    Figure: the number of groups announced.
-    """
+    Figure: the number of groups announced."""
     groups = evidence.submission.groups
     wanted = evidence.manifest.sampling.groups_per_submission
     detail = "another number of groups than the manifest says"
@@ -161,8 +153,7 @@ def groups(evidence: Announcement) -> Finding:
 def free_slot(evidence: Announcement) -> Finding:
     """The worker delivered no other file under this number of this step.
 
-    Figure: the submission number.
-    """
+    Figure: the submission number."""
     submission = evidence.submission
     free = evidence.slot_taken_by in (None, submission.digest)
     detail = "another file was delivered under this number"
@@ -173,8 +164,7 @@ def free_slot(evidence: Announcement) -> Finding:
 def in_turn(evidence: Announcement) -> Finding:
     """The preceding number is taken, so that a worker cannot skip a number it dislikes.
 
-    Figure: the submission number; threshold: the number before it.
-    """
+    Figure: the submission number; threshold: the number before it."""
     number = evidence.submission.number
     detail = f"submission {number - 1} of this step was not delivered yet"
     return Finding(number, number - 1, evidence.is_next, detail)
@@ -184,8 +174,7 @@ def in_turn(evidence: Announcement) -> Finding:
 def trial(evidence: Announcement) -> Finding:
     """A worker without verified work has one unjudged submission, which is its trial.
 
-    Figure: the worker's other unjudged submissions.
-    """
+    Figure: the worker's other unjudged submissions."""
     detail = "until work of this worker is verified, each submission waits for the last verdict"
     passed = not (evidence.on_trial and evidence.unjudged)
     return Finding(evidence.unjudged, 0, passed, detail)
@@ -195,8 +184,7 @@ def trial(evidence: Announcement) -> Finding:
 def pushed(evidence: Announcement) -> Finding:
     """The worker pushed the file before it announced the submission.
 
-    Figure: 1 for a pushed file, else 0.
-    """
+    Figure: 1 for a pushed file, else 0."""
     pushed = evidence.pushed_bytes is not None
     return Finding(int(pushed), 1, pushed, "the file was not pushed before it was announced")
 

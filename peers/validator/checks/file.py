@@ -1,7 +1,6 @@
 """The exact checks of a file.
 
-Anyone with the file, the step order and the manifest gets the same results.
-"""
+Anyone with the file, the step order and the manifest gets the same results."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ class Inspection:
 def schema(evidence: Inspection) -> Finding:
     """The file is sound Parquet with exactly a submission's columns, within every bound.
 
-    Figure: the first fault's, 0 without a fault. It may be a fault of the check `header`.
-    """
+    Figure: the first fault's, 0 without a fault. It may be a fault of the check `header`."""
     try:
         evidence.contents  # noqa: B018 - reads the file
     except BadSubmission as fault:
@@ -145,8 +143,7 @@ def schema(evidence: Inspection) -> Finding:
 def header_fields(evidence: Inspection) -> Finding:
     """The header agrees with the signed announcement, the step order and the manifest.
 
-    Figure: header fields that differ.
-    """
+    Figure: header fields that differ."""
     header, expected = evidence.contents.header, evidence.header
     wrong = [name for name, value in expected.items() if getattr(header, name) != value]
     detail = ""
@@ -160,8 +157,7 @@ def header_fields(evidence: Inspection) -> Finding:
 def counts(evidence: Inspection) -> Finding:
     """The file holds all announced groups, complete and in the seed's order.
 
-    Figure: the number of rows if that is wrong, else the number of rows out of order.
-    """
+    Figure: the number of rows if that is wrong, else the number of rows out of order."""
     rollouts, group_size = evidence.rollouts, evidence.group_size
     rows = np.arange(len(evidence.groups) * group_size)
     if len(rollouts) != len(rows):
@@ -175,8 +171,7 @@ def counts(evidence: Inspection) -> Finding:
 def prompts(evidence: Inspection) -> Finding:
     """Environments and prompts are the ones that the seed determines.
 
-    Figure: rows with another environment or prompt.
-    """
+    Figure: rows with another environment or prompt."""
     rollouts, group_size = evidence.rollouts, evidence.group_size
     wrong = [
         row
@@ -196,8 +191,7 @@ def tokens(evidence: Inspection) -> Finding:
 
     Figure: tokens outside the vocabulary, and those beyond the model's context.
 
-    All segments count: an environment that fails may leave its turns without a replay.
-    """
+    All segments count: an environment that fails may leave its turns without a replay."""
     tokens = evidence.rollouts.tokens
     outside = int(((tokens < 0) | (tokens >= evidence.vocabulary)).sum())
     lengths = np.diff(evidence.rollouts.token_offsets)
@@ -214,8 +208,7 @@ def spans(evidence: Inspection) -> Finding:
     """Every token was sampled from the policy that the step order names, or, where the run allows
     swaps, from later ones, each row's in order and at most `swaps_max` + 1 in the submission.
 
-    Figure: spans of another policy than allowed; else the number of policies.
-    """
+    Figure: spans of another policy than allowed; else the number of policies."""
     named, swaps_max = evidence.contents.header.policy, evidence.swaps_max
     policies, offsets = evidence.rollouts.span_policies, evidence.rollouts.span_offsets
     if not swaps_max:
@@ -244,8 +237,7 @@ def spans(evidence: Inspection) -> Finding:
 def ending(evidence: Inspection) -> Finding:
     """Every model segment ends at its first stop token or at the token limit.
 
-    Figure: rollouts with a segment that ends elsewhere or contradicts its finish reason.
-    """
+    Figure: rollouts with a segment that ends elsewhere or contradicts its finish reason."""
     rollouts, limits = evidence.rollouts, evidence.limits
     stops = np.isin(rollouts.tokens, list(limits.stop_ids))
     ends = np.cumsum(rollouts.segment_lengths, dtype=np.int64)
@@ -276,8 +268,7 @@ def ending(evidence: Inspection) -> Finding:
 def proof_format(evidence: Inspection) -> Finding:
     """Proofs have the right number and format; checking their content needs the policy.
 
-    Figure: rows with a malformed proof.
-    """
+    Figure: rows with a malformed proof."""
     rollouts = evidence.rollouts
     faults = []
     for row in range(len(rollouts)):
@@ -293,8 +284,7 @@ def signed_turns(evidence: Inspection) -> Finding:
     """The prompt and every turn of a served environment are signed by an environment peer for their
     place in this submission, after the tokens before them; none is missing.
 
-    Figure: groups with another prompt or turn.
-    """
+    Figure: groups with another prompt or turn."""
     turns = evidence.contents.turns or [[] for _ in range(len(evidence.rollouts))]
     faults = []
     for group, drawn in enumerate(evidence.groups):
@@ -345,8 +335,7 @@ def turns(evidence: Inspection) -> Finding:
 
     Figure: rows in which an environment's turn differs; none of a group over which it fails.
 
-    It runs the environment's code, which may not return; see `Inspection.hung`.
-    """
+    It runs the environment's code, which may not return; see `Inspection.hung`."""
     counts = evidence.rollouts.segment_counts().tolist()
     wrong = [row for row, count in enumerate(counts) if not _replays(evidence, row, count)]
     detail = ""

@@ -1,8 +1,7 @@
 """What a submission shows beside earlier ones: copied groups, implausible speed, rising evidence.
 
 None proves a fault. Two honest groups of an easy task may be the same, and a copy under another
-seed fails the recomputation. So each is only a reason to recompute this submission.
-"""
+seed fails the recomputation. So each is only a reason to recompute this submission."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Duplicates:
     """Recognises groups that any worker submitted before, while their policy may still be used.
 
     A copy of an older group is a fake like any other: it is drawn for recomputation with the share
-    of its worker's record, and fails there, since its noise and its policy are another's.
-    """
+    of its worker's record, and fails there, since its noise and its policy are another's."""
 
     def __init__(self, groups_max: int = DUPLICATE_GROUPS_MAX) -> None:
         self._groups_max = groups_max
@@ -48,8 +46,7 @@ class Duplicates:
         seed, so two honest submissions share a group only if both drew the same task (in the demo,
         one in a million) and sampled the same short answers. That is not a copy, and a group copied
         under another seed fails the sampling check anyway. So copies are a reason to recompute.
-        A submission that is judged again is not a copy of itself.
-        """
+        A submission that is judged again is not a copy of itself."""
         own = blake3.blake3(worker.encode() + b"".join(group_digests)).digest()
         held = self._first.setdefault(policy, OrderedDict())
         oldest_first = [self._first[each] for each in sorted(self._first)]
@@ -79,8 +76,7 @@ class Pace:
     def observe(self, tokens: int, now: float) -> float:
         """Add a submission received at `now` (seconds); returns tokens per second since the first.
 
-        The first submission gives 0, and a burst counts as if it had taken 1 s.
-        """
+        The first submission gives 0, and a burst counts as if it had taken 1 s."""
         if self.started == -math.inf:
             self.started = now
             return 0.0
@@ -92,8 +88,7 @@ class Pace:
 class History:
     """A submission, and the records of earlier submissions by its worker and by others.
 
-    Each figure is computed on first use, which also adds the submission to that record.
-    """
+    Each figure is computed on first use, which also adds the submission to that record."""
 
     worker: str
     policy: PolicyKey
@@ -133,8 +128,7 @@ def speed(evidence: History) -> Finding:
     Figure: completion tokens per second.
 
     Other machines may have helped, so a failure only withholds the submission, without credit. It
-    is recomputed first: no unchecked text is quarantined.
-    """
+    is recomputed first: no unchecked text is quarantined."""
     return at_most(
         evidence.tokens_per_second,
         WORKER_TOKENS_PER_SECOND_MAX,
@@ -170,8 +164,7 @@ def rising(evidence: Record) -> Finding:
 
     Figure: log10 of the odds against it. Far below the odds that evict, so that an honest worker
     whose engine rounds unusually learns of it in time, and nobody trains on a cheat's work. The
-    work is credited: by itself it may be good.
-    """
+    work is credited: by itself it may be good."""
     evicts = -math.log10(evidence.thresholds.eviction_p_value)
     return at_most(
         evidence.odds,

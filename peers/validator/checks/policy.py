@@ -1,8 +1,7 @@
 """The statistical checks, which need the policy.
 
 Rounding differs between machines, so none of them proves a fault. A failure refuses the
-submission; a worker is evicted only when chance cannot explain the evidence of all of them.
-"""
+submission; a worker is evicted only when chance cannot explain the evidence of all of them."""
 
 import math
 from collections.abc import Sequence
@@ -29,8 +28,7 @@ class Recomputation:
 def proofs(evidence: Recomputation) -> Finding:
     """The proofs fit the hidden states of the policy that the step order names (TOPLOC).
 
-    Figure: the share of chunks whose proof fits.
-    """
+    Figure: the share of chunks whose proof fits."""
     found, least = evidence.proofs, evidence.thresholds.proof_chunks_share_min
     return Finding(
         figure=found.chunks_passed / found.chunks,
@@ -45,8 +43,7 @@ def _pooled(evidence: Recomputation, bets: Sequence[int], what: str) -> Finding:
     """Whether honest rounding explains, over the whole submission, what the recomputation shows.
 
     The figure is log10 of the submission's own e-value, the odds against an honest one. If the
-    run's bounds on honest means hold, the e-value exceeds 1/p with a probability of at most p.
-    """
+    run's bounds on honest means hold, the e-value exceeds 1/p with a probability of at most p."""
     figure = bans(bets)
     limit = -math.log10(evidence.thresholds.refusal_p_value)
     odds = f"; the odds against honest rounding are 10^{figure:.1f} to 1"

@@ -1,8 +1,7 @@
 """The checks of conditions that may change after a submission's acknowledgement.
 
 They run before the submission is judged and when its verdict enters the log.
-They cost nothing, and a verdict lists one only if it fails.
-"""
+They cost nothing, and a verdict lists one only if it fails."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ def not_evicted(evidence: Eviction | None) -> Finding:
 def staleness(evidence: tuple[int, int]) -> Finding:
     """The policy is recent enough for its rollouts to be trained on.
 
-    Figure: the age of the policy, the number of policies published since; threshold: the most.
-    """
+    Figure: the age of the policy, the number of policies published since; threshold: the most."""
     return at_most(*evidence, "its policy is too old to be trained on")
 
 
@@ -31,6 +29,5 @@ def staleness(evidence: tuple[int, int]) -> Finding:
 def published(evidence: tuple[int, int]) -> Finding:
     """Every policy that the file names was published.
 
-    Figure: the newest of them; the threshold is the newest policy announced.
-    """
+    Figure: the newest of them; the threshold is the newest policy announced."""
     return at_most(*evidence, f"it names policy {evidence[0]}, which no trainer has announced")

@@ -12,8 +12,7 @@ distribution). Rounding may itself be slightly better for one outcome, since it 
 slightly worse. So the bet is placed against an honest tilt of at most `HONEST_TILT`, of the same
 sign: it multiplies its capital by the ratio of the two likelihoods. That ratio grows (falls, if θ
 is negative) with Y, and Y with the true tilt; so for every honest tilt it is at most 1 on average,
-and the capital is a supermartingale.
-"""
+and the capital is a supermartingale."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def gains(
 
     `ties` [groups][group size] has each rollout's near ties in the order of their positions, True
     for a mismatch; `outcomes` [kinds of outcome][groups][group size]. Bets on one kind of outcome
-    follow those on another.
-    """
+    follow those on another."""
     found = []
     for kind in outcomes:
         total = np.zeros(len(TILTS))

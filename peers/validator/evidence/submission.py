@@ -6,8 +6,7 @@ conditional mean of at most `mean`, given everything before it. A bet of stake �
 capital by 1 + λ(s − mean). While the mean holds, that factor is at most 1 on average, so the
 capital is a supermartingale: by Ville's inequality it ever reaches 1/α with probability at most α.
 No bet is best against every lie, so a process places a few, and the average of their capitals is a
-supermartingale too.
-"""
+supermartingale too."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def gains(scores: npt.NDArray[np.floating[Any]], mean: float) -> list[int]:
     """The growth of each bet's log capital over `scores`, in thousandths of a nat, rounded down.
 
     Rounding down keeps the capital a supermartingale. Raises `ValueError` for a score outside
-    [0, 1].
-    """
+    [0, 1]."""
     # Negated, so that NaN is refused too.
     if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
         raise ValueError("a score lies outside [0, 1]")

@@ -71,8 +71,7 @@ class Board:
 
     An alarm is raised once its kind's number of signs has come within a time, and cleared when no
     sign has come for another time, or when `well` proves that the cause is gone. So a figure that
-    swings about its limit does not ring again and again.
-    """
+    swings about its limit does not ring again and again."""
 
     def __init__(
         self, clock: Callable[[], float], changed: Callable[[str, str, State], None]

@@ -86,8 +86,7 @@ class History:
         """Count a verdict of the validator `by`; only the first on each submission counts.
 
         `order` is the trainer's newest. A refused submission may name any step and lineage, so it
-        counts for its step only if the trainer has opened that.
-        """
+        counts for its step only if the trainer has opened that."""
         first = order.step - STEPS_KEPT + 1
         refused = verdict.outcome == "refused"
         if refused and (verdict.step > order.step or verdict.lineage > order.lineage):
@@ -107,8 +106,7 @@ class History:
     def begin(self, verdicts: Sequence[Verdict], order: StepOrder) -> None:
         """Note where the reading of a log begins, by its first verdicts that are read.
 
-        Its older ones may be pruned, or too many to read.
-        """
+        Its older ones may be pruned, or too many to read."""
         # A refused submission may name any step.
         steps = [each.step for each in verdicts if each.outcome != "refused"]
         if steps:
@@ -119,8 +117,7 @@ class History:
         """Take a trainer's figures of the step that made a policy.
 
         The first entry of a lineage and step counts, so that no trainer changes another's. Steps
-        far from the one that is open are left out.
-        """
+        far from the one that is open are left out."""
         step = entry.step - 1
         first = order.step - STEPS_KEPT + 1
         if entry.figures is None and order.lineage == entry.lineage > max(self.begun, default=0):

@@ -161,8 +161,7 @@ def _is_asked_by_another_site(headers: Headers) -> bool:
     """Whether a browser says that a page of another site asks.
 
     It could not read the answer, but could fill the streams and ask what costs much. A link to the
-    page may stand anywhere.
-    """
+    page may stand anywhere."""
     other = headers.get("sec-fetch-site", "") in ("cross-site", "same-site")
     return other and headers.get("sec-fetch-dest", "") != "document"
 

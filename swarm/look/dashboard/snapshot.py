@@ -153,8 +153,7 @@ def snapshot_of(
 ) -> Snapshot:
     """The page's content now.
 
-    `problems` are sentences on peers that did not answer; `rollouts`: whether some can be read.
-    """
+    `problems` are sentences on peers that did not answer; `rollouts`: whether some can be read."""
     trusted = frozenset(status.run.manifest.trusted_ids())
     marks = {source_mark(peer): printable(peer) for peer in status.present}
     return Snapshot(

@@ -146,8 +146,7 @@ async def _published_from(
     """Fetch a page of `owner`'s log from index `start` on; also returns where the next one begins.
 
     Returns the policies with figures among the entries, and checks their proofs to `head`. Raises
-    `PeerError` when the answer does not hold.
-    """
+    `PeerError` when the answer does not hold."""
     raws, origin = await client.entries_or_origin(owner, start, head.size - start)
     start = origin.start if origin is not None else start  # the entries before are pruned
     found: dict[int, tuple[bytes, CheckpointPublished]] = {}

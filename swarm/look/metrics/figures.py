@@ -2,8 +2,7 @@
 
 docs/metrics.md lists them. Labels have few values, all from this program or the peer's settings:
 never a peer id, a hash or a text that another peer chose, because each value costs memory here and
-in Prometheus for good.
-"""
+in Prometheus for good."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
 """Rollouts as lines of a terminal.
 
-Each line of a rollout's text stands behind a bar, so that no text can pass for a line of ours.
-"""
+Each line of a rollout's text stands behind a bar, so that no text can pass for a line of ours."""
 
 from collections.abc import Iterable, Iterator
 
@@ -53,8 +52,7 @@ def text_of(turn: Turn) -> str:
 def lines(rollouts: Iterable[SeenRollout], width: int | None = None) -> Iterator[Text]:
     """The lines of some rollouts; a group's rollouts follow each other below its prompt.
 
-    Text is wrapped here, not by the terminal of `width` columns: each part stands behind a bar.
-    """
+    Text is wrapped here, not by the terminal of `width` columns: each part stands behind a bar."""
     group: tuple[str, int] | None = None
     for seen in rollouts:
         if seen.group_key != group:

@@ -39,8 +39,7 @@ class Turn:
 class SeenSubmission:
     """Origin of a submission's rollouts, and the verdict on them.
 
-    Groups of an accepted submission may be quarantined alone.
-    """
+    Groups of an accepted submission may be quarantined alone."""
 
     submission: str
     """Its BLAKE3-256, hexadecimal."""

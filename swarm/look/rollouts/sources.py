@@ -2,8 +2,7 @@
 
 A validator's home holds submissions as the workers sent them, until their step closes; a trainer's
 holds accepted rollouts in canonical form, until they are trained on. Verdicts come from the logs in
-the same home, or from a ledger that is given.
-"""
+the same home, or from a ledger that is given."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -145,8 +144,7 @@ class Source:
     def log_with(self, path: Path, digest: bytes) -> RunLog:
         """The logs that hold the verdict on a submission, those beside its file first.
 
-        A worker's home keeps files that only the validator's log speaks of.
-        """
+        A worker's home keeps files that only the validator's log speaks of."""
         beside = self.log_of(path)
         return next((log for log in (beside, *self.verdicts()) if digest in log.verdicts), beside)
 

@@ -49,8 +49,7 @@ class Decoder:
 def find_tokenizer(homes: Iterable[Path], wanted: bytes | None) -> Decoder | None:
     """The run's tokenizer, from a checkpoint in one of these homes.
 
-    `wanted`: BLAKE3-256 of its file in the run manifest; None accepts the newest checkpoint's.
-    """
+    `wanted`: BLAKE3-256 of its file in the run manifest; None accepts the newest checkpoint's."""
     for home in homes:
         checkpoints = home / "checkpoints"
         if not checkpoints.is_dir():

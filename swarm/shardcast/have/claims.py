@@ -3,8 +3,7 @@
 A claim only decides which source is asked for which piece. So a lie costs one refused request, and
 lowers the liar's success rate as a source.
 
-The frames in which neighbours announce their pieces (`/swarm/have/2.0.0`).
-"""
+The frames in which neighbours announce their pieces (`/swarm/have/2.0.0`)."""
 
 from __future__ import annotations
 
@@ -162,8 +161,7 @@ class Claims:
     def changed(self, peer: PeerId, manifests: Collection[bytes] | None = None) -> None:
         """Notify all tasks and callbacks that wait for claims.
 
-        `manifests` names the checkpoints whose claims may have changed; None: all.
-        """
+        `manifests` names the checkpoints whose claims may have changed; None: all."""
         self._heard.set()
         self._heard = trio.Event()
         for callback in self._on_change:
@@ -190,8 +188,7 @@ class Claims:
     def apply(self, peer: PeerId, entry: Entry) -> Claim | None:
         """Apply an entry to a neighbour's claims; returns the claim, unless it is withdrawn.
 
-        The oldest claims are forgotten where there are too many.
-        """
+        The oldest claims are forgotten where there are too many."""
         claims, digest = self._claims[peer], entry.manifest
         if isinstance(entry, Gone):
             if digest in claims:

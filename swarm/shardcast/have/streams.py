@@ -150,8 +150,7 @@ class HaveExchange:
         """Find more neighbours while fewer want pieces than the uplink can feed, or while this peer
         is late: new neighbours announce to it too.
 
-        A peer that announces nothing has neighbours only as sources.
-        """
+        A peer that announces nothing has neighbours only as sources."""
         while True:
             self._stirred = trio.Event()
             await self._stirred.wait()
@@ -189,8 +188,7 @@ class HaveExchange:
     def _newest(self) -> Held | None:
         """The newest checkpoint, if this peer has enough of its pieces to be useful to others.
 
-        A checkpoint of few pieces reaches every peer before more neighbours could help.
-        """
+        A checkpoint of few pieces reaches every peer before more neighbours could help."""
         held = next((one for one in reversed(self._store.all()) if not one.is_delta), None)
         if held is None:
             return None

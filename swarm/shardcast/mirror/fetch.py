@@ -46,8 +46,7 @@ class MirrorTransport(BlobTransport):
     async def first_index(self, roots: Sequence[str]) -> tuple[str, folder.Index]:
         """The first mirror that answers, and its `checkpoint.json`.
 
-        Raises `FetchError` or `UserError`.
-        """
+        Raises `FetchError` or `UserError`."""
         reasons = []
         for root in roots:
             base = root.rstrip("/")

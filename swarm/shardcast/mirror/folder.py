@@ -1,7 +1,6 @@
 """The output folder of a fetch: pieces arrive in a folder beside it, which is then renamed.
 
-The index of a mirror, `checkpoint.json`: which checkpoint it has.
-"""
+The index of a mirror, `checkpoint.json`: which checkpoint it has."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -137,8 +136,7 @@ def writing(out: Path) -> Iterator[LocalDisk]:
 async def move_out(disk: LocalDisk, held: Held, out: Path, base: Held | None = None) -> None:
     """Move a complete checkpoint to the folder `out`, durably, and remove the partial folder.
 
-    `base`: the complete checkpoint that it adapts, which becomes a folder in `out`.
-    """
+    `base`: the complete checkpoint that it adapts, which becomes a folder in `out`."""
     await disk.sync(held.folder)
     if base is not None:
         await disk.sync(base.folder)

@@ -28,8 +28,7 @@ async def export(
     """Write a checkpoint as plain files below `out`, an adapter with its base.
 
     Keeps existing blobs, so that an interrupted export resumes and checkpoints share equal pieces.
-    Checks every blob as it writes it; writes `checkpoint.json` last. Raises `UserError`.
-    """
+    Checks every blob as it writes it; writes `checkpoint.json` last. Raises `UserError`."""
     if _is_within(out, folder):
         raise UserError(f"--out {out} is in the checkpoint's own folder; choose another")
     manifest, blob = await describe(folder)
@@ -61,8 +60,7 @@ def _with_base(
 ) -> list[tuple[Path, manifests.CheckpointManifest, bytes]]:
     """A checkpoint, and its base if it is an adapter: folders, manifests and their blobs.
 
-    Raises `UserError` if the base is not on this disk: without it the adapter is of no use.
-    """
+    Raises `UserError` if the base is not on this disk: without it the adapter is of no use."""
     parts = [(folder, manifest, blob)]
     if manifest.base is not None:
         with suppress(OSError, ValueError, SwarmError):
@@ -118,8 +116,7 @@ async def serve(
     """Serve a folder as a mirror to all clients until cancelled, without copying it; an adapter
     with its base.
 
-    Starts with the port. Raises `UserError`.
-    """
+    Starts with the port. Raises `UserError`."""
     manifest, blob = await describe(folder)
     index = index_of(manifest, blob)
     parts = _with_base(folder, manifest, blob)
@@ -153,8 +150,7 @@ async def serve(
 async def describe(folder: Path) -> tuple[manifests.CheckpointManifest, bytes]:
     """The manifest of a folder, and its blob: the one in the folder, else a new one.
 
-    Raises `UserError` for an unusable folder.
-    """
+    Raises `UserError` for an unusable folder."""
     try:
         own = own_manifest(folder)
         if own is not None:
@@ -178,8 +174,7 @@ async def describe(folder: Path) -> tuple[manifests.CheckpointManifest, bytes]:
 def own_manifest(folder: Path) -> tuple[manifests.CheckpointManifest, bytes] | None:
     """The manifest in a folder, and its blob; None if it has none.
 
-    Raises `UserError` if the folder's files do not have the sizes that it states.
-    """
+    Raises `UserError` if the folder's files do not have the sizes that it states."""
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
     own = folder / manifests.MANIFEST_NAME

@@ -92,8 +92,7 @@ class Connection:
     async def response(self) -> tuple[int, int]:
         """Receive the next head (100 Continue included): its status and Content-Length.
 
-        Raises `FetchError`.
-        """
+        Raises `FetchError`."""
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.HEAD_BYTES_MAX)
         # h11 parses an answer only after a request; the bytes of this one are never sent.
         parser.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
@@ -118,8 +117,7 @@ class Connection:
     async def small_answer(self, size: int, bytes_max: int = limits.HEAD_BYTES_MAX) -> bytes:
         """Receive a body of `size` bytes.
 
-        Of a longer one, only the first `bytes_max`: then the connection is not kept.
-        """
+        Of a longer one, only the first `bytes_max`: then the connection is not kept."""
         body = await self.wire.small_body(min(size, bytes_max))
         if size <= bytes_max:
             self._unanswered -= 1
@@ -156,8 +154,7 @@ class BulkClient:
 
     A root is an `http://host:port` address; the peer behind it is None for a mirror. What asks a
     root raises `FetchError`, and `Unreachable` when no connection was made within
-    `connect_seconds`.
-    """
+    `connect_seconds`."""
 
     def __init__(
         self,
@@ -196,8 +193,7 @@ class BulkClient:
         """GET several blobs on one connection. `Unreachable` is raised only before the first.
 
         All are requested at once from a peer, but one after the other from a mirror, since some
-        mirrors mishandle pipelined requests.
-        """
+        mirrors mishandle pipelined requests."""
         async with self.connection(root, peer, connect_seconds) as connection:
             if peer is not None:
                 await connection.request_blobs([reference.digest for reference, _ in wanted])
@@ -255,8 +251,7 @@ class BulkClient:
     ) -> AsyncIterator[Connection]:
         """A connection on which this peer has proved its identity.
 
-        It is kept if every request made on it got a complete answer, even a refusal.
-        """
+        It is kept if every request made on it got a complete answer, even a refusal."""
         key = (root, peer, self._credential() if peer else b"")
         connection = self._reuse(key) or await self._open(root, peer, key[2], connect_seconds)
         try:
@@ -324,8 +319,7 @@ class BulkClient:
     ) -> Connection:
         """Connect and prove this peer's identity, within `connect_seconds`.
 
-        Raises `Unreachable`, `FetchError`.
-        """
+        Raises `Unreachable`, `FetchError`."""
         with trio.move_on_after(connect_seconds):
             stream = await self._connect(root, peer)
             connection = Connection(Wire(stream, self._traffic, self._buffers), root)

@@ -1,7 +1,6 @@
 """HTTP servers for this machine's own programs: their listening sockets and bearer keys.
 
-An error calls an option as `what` says, as the user writes it: `--listen`, or a key of a table.
-"""
+An error calls an option as `what` says, as the user writes it: `--listen`, or a key of a table."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def is_loopback(host: str) -> bool:
 def is_addressed_as_loopback(header: str) -> bool:
     """Whether a Host header names this machine alone.
 
-    A page in a browser on this machine reaches a server without a key by another name.
-    """
+    A page in a browser on this machine reaches a server without a key by another name."""
     if header.startswith("["):
         return is_loopback(header.partition("]")[0] + "]")
     return is_loopback(header.partition(":")[0])

@@ -85,8 +85,7 @@ class Clients:
     async def wait_turn(self, name: str) -> None:
         """Wait until an address or peer may make its next small request.
 
-        A flood of challenges, wrong proofs or unknown names slows only its sender.
-        """
+        A flood of challenges, wrong proofs or unknown names slows only its sender."""
         bucket, now = self._small_requests.of(name), trio.current_time()
         seconds = bucket.debt_seconds(now)
         bucket.borrow(1, now)

@@ -1,7 +1,6 @@
 """The parts of a piece server that HTTP and streams share.
 
-The connections of a piece server, by the rules of `swarm.transport.room`.
-"""
+The connections of a piece server, by the rules of `swarm.transport.room`."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Table:
     """Says who may stay.
 
     Each connection begins as a stranger's, and competes with strangers only. Once its peer has
-    proved its identity it competes with those of admitted peers.
-    """
+    proved its identity it competes with those of admitted peers."""
 
     def __init__(self, sizes: room.Sizes, per_peer: int) -> None:
         """`per_peer`: connections on which one peer may have proved its identity."""
@@ -49,8 +47,7 @@ class Table:
         """Hold a place until the block ends. Raises `NoRoom`.
 
         The block runs within the caller's `handshake` scope, which is cancelled when others need
-        the place more before the first request is complete.
-        """
+        the place more before the first request is complete."""
         with self._door.entered(host) as (caller, displaced):
             if displaced is not None:
                 cast(Guest, displaced).leave()

@@ -125,8 +125,7 @@ class Wire:
     async def plain_get(self, idle_seconds: float) -> bytes | None:
         """The digest that the next request asks for, if it is a peer's plain request for a piece.
 
-        None: it is another request, which `head` has yet to read. Raises `Broken`.
-        """
+        None: it is another request, which `head` has yet to read. Raises `Broken`."""
         await trio.lowlevel.checkpoint()  # give other connections their turn
         if not self._ahead:
             with trio.move_on_after(idle_seconds):
@@ -170,8 +169,7 @@ class Wire:
         """Receive a peer's plain answer to a GET; returns the size that it states.
 
         -1: it is another answer, which `head` has yet to read. `write` got the body if the size
-        is `size_bytes`.
-        """
+        is `size_bytes`."""
         if len(self._ahead) > PLAIN_HEAD_BYTES_MAX:
             return -1
         with self._buffers.borrowed() as buffer:
@@ -236,8 +234,7 @@ class Wire:
     ) -> None:
         """Receive the rest of a body whose first bytes are `buffer[start:filled]`.
 
-        `write` gets the whole body in large parts. Call this within `pace.scope`.
-        """
+        `write` gets the whole body in large parts. Call this within `pace.scope`."""
         if filled - start > size_bytes:
             self._ahead = bytes(buffer[start + size_bytes : filled])
             filled = start + size_bytes
@@ -269,8 +266,7 @@ class Wire:
     ) -> None:
         """Send a range of a file by sendfile, as long as `still()` is true.
 
-        Raises `Broken`, and `OSError` if the file cannot be opened.
-        """
+        Raises `Broken`, and `OSError` if the file cannot be opened."""
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         done = 0
         pace = Pace(size_bytes, still)

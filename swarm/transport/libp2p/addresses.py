@@ -1,7 +1,6 @@
 """Multiaddrs: parsing, resolving and expanding them, and explaining why dialling one failed.
 
-Addresses that a user lets a peer announce: a forwarded port, or a name.
-"""
+Addresses that a user lets a peer announce: a forwarded port, or a name."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ _FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_
 def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
     """Parse a TCP multiaddr that a person typed, and the peer id that it ends in, if any.
 
-    Raises `UserError`.
-    """
+    Raises `UserError`."""
     try:
         address = Multiaddr(text)
         protocols = [protocol.name for protocol in address.protocols()]
@@ -67,8 +65,7 @@ def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
 def check_port_free(host: str, port: int) -> None:
     """Raise `UserError` if this peer cannot listen on a port, usually since another process does.
 
-    libp2p would share the port silently. Port 0 checks only the host.
-    """
+    libp2p would share the port silently. Port 0 checks only the host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,8 +86,7 @@ def check_port_free(host: str, port: int) -> None:
 async def resolved(address: Multiaddr) -> list[Multiaddr]:
     """Replace the name in an address by each IP address that this machine finds for it.
 
-    libp2p itself would ask a DNS server and ignore `/etc/hosts`. Raises `socket.gaierror`.
-    """
+    libp2p itself would ask a DNS server and ignore `/etc/hosts`. Raises `socket.gaierror`."""
     protocol = next(iter(address.protocols())).name
     if protocol not in _FAMILIES:
         return [address]
@@ -236,8 +232,7 @@ def announced(
     """Check the settings `announce`, `announce_bulk` and `announce_detected` of a peer.
 
     `peer`: its id, or empty before it is known. Raises a `UserError` that names setting, value and
-    remedy.
-    """
+    remedy."""
     for name, given in (("announce", addresses), ("announce_bulk", bulk)):
         if len(given) > ANNOUNCED_MAX:
             raise UserError(f"{name} has {len(given)} addresses; give at most {ANNOUNCED_MAX}")

@@ -2,8 +2,7 @@
 
 libp2p's own (0.8.1) keeps one circuit per peer in a table, so that the end of any circuit of a peer
 ends another one too; it has no limit on its whole rate, and writes its reasons into the carried
-stream, where they are garbage.
-"""
+stream, where they are garbage."""
 
 from __future__ import annotations
 
@@ -161,8 +160,7 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
         """Whether a peer may have one more circuit from a source.
 
         As with reservations: when it has all, an admitted source takes the place of a stranger, and
-        strangers of one address range have at most a share of them.
-        """
+        strangers of one address range have at most a share of them."""
         newcomer = self._connection_of(source)
         if newcomer is None:
             return False

@@ -104,8 +104,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
     - An accepted connection keeps its inbound slot, a task and its socket object until the host
       ends, so a host stops accepting after `max_connections` connections in its whole life.
     - There is no limit per remote address, and a full table refuses newcomers.
-    - A peer cannot be refused by its id.
-    """
+    - A peer cannot be refused by its id."""
 
     def __init__(self, guard: Guard, tcp: TamedTCP, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, transports=[tcp], **kwargs)
@@ -337,8 +336,7 @@ class Host(BasicHost):  # type: ignore[misc]
     libp2p's own tells other peers to connect to 0.0.0.0 if it listens there.
 
     libp2p's own runs identify in a trio system task, in which an exception would end the process;
-    here the guard runs it.
-    """
+    here the guard runs it."""
 
     def __init__(self, swarm: TamedSwarm) -> None:
         super().__init__(swarm, negotiate_timeout=int(limits.STREAM_OPEN_DEADLINE_SECONDS))

@@ -1,7 +1,6 @@
 """Containment of the exceptions that a stranger's connection or stream causes in libp2p.
 
-Protocol negotiation (multistream-select) with limits; libp2p reads messages of any size.
-"""
+Protocol negotiation (multistream-select) with limits; libp2p reads messages of any size."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ class Guard:
     """Runs libp2p's tasks for connections and streams, and lets none of their exceptions out.
 
     A stream that failed is reset, a connection is closed. The fault is reported as the event
-    `transport.contained`, at most `STRANGERS_EVENTS_PER_MINUTE` times a minute.
-    """
+    `transport.contained`, at most `STRANGERS_EVENTS_PER_MINUTE` times a minute."""
 
     def __init__(self, events: Events | None) -> None:
         self.events = events
@@ -95,8 +93,7 @@ class Guard:
     ) -> None:
         """Run a task for `remote`, and `undo` if it raises. Raises nothing but cancellation.
 
-        `what` is "stream" or "connection".
-        """
+        `what` is "stream" or "connection"."""
         try:
             await task()
         except* Exception as errors:

@@ -4,8 +4,7 @@
 client: 1,200 modules and 55 MB for each peer, of which it uses 420 and 17, and half a second of
 processor time at its start. While libp2p is imported here, these parts are empty: any name can be
 imported from them, and whatever uses one raises `PartLeftOut`. Afterwards they can be imported as
-usual.
-"""
+usual."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Names of hosts are looked up in threads of their own.
 
 Strangers announce names as addresses. A lookup whose DNS server is silent holds its thread for up
 to half a minute, also after the dial was given up. In the threads that trio gives to all, a few
-dozen of such names would stop the disk of every peer that dials them.
-"""
+dozen of such names would stop the disk of every peer that dials them."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ async def open_libp2p(
     the same interfaces (0: any). `uplink_bytes_per_second`: a limit on all blobs sent.
     `announced`: addresses beside or instead of the detected ones. `circuit_limits`: how much a
     relay carries.
-    Raises `UserError` for a malformed address or a port in use.
-    """
+    Raises `UserError` for a malformed address or a port in use."""
     addresses = _listen_addresses(listen, bulk_port)
     # Any stranger can cause the errors that libp2p logs: `Guard` reports those events instead.
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)

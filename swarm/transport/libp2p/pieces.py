@@ -1,7 +1,6 @@
 """The piece plane of a libp2p peer: over HTTP, or over a stream where HTTP does not work.
 
-The piece plane over a stream, for peers without a usable HTTP address: both sides of it.
-"""
+The piece plane over a stream, for peers without a usable HTTP address: both sides of it."""
 
 from __future__ import annotations
 
@@ -288,8 +287,7 @@ class PiecePlane:
 
         Raises `Unreachable` when none can be reached, early enough for a stream to be tried. A
         root that did not answer lately is skipped if there is another root, or a connection to the
-        peer.
-        """
+        peer."""
         roots = source.addresses[: limits.DIAL_ADDRESSES_MAX]
         likely = [root for root in roots if self.client.may_reach(root, source.peer)]
         if likely or self._is_connected(source):

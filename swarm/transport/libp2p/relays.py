@@ -135,8 +135,7 @@ class Reservations(RelayResourceManager):  # type: ignore[misc]
     """The reservations of connected peers.
 
     When all slots are taken, an admitted peer takes a stranger's. Strangers of one address range
-    have at most `RELAY_STRANGERS_PER_RANGE_MAX`.
-    """
+    have at most `RELAY_STRANGERS_PER_RANGE_MAX`."""
 
     def __init__(
         self, limits: RelayLimits, host: Any, connection_of: Callable[[ID], Held | None]

@@ -304,8 +304,7 @@ class Libp2pTransport(BaseTransport, BlobTransport):
         """Try ways to a peer, each a moment after the one before or once that has failed, until one
         connects; whether this peer is connected then. One silent address delays no other.
 
-        A way is a direct address, or the addresses through one relay.
-        """
+        A way is a direct address, or the addresses through one relay."""
 
         async def attempt(way: Sequence[str], done: trio.Event) -> None:
             failure = await self._try_way(peer, way)
@@ -437,8 +436,7 @@ class Libp2pTransport(BaseTransport, BlobTransport):
     async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
         """Let a relay carry connections to this peer until the transport ends.
 
-        Raises `ConnectError` when the relay cannot be reached or declines now.
-        """
+        Raises `ConnectError` when the relay cannot be reached or declines now."""
         await self._relays.reserve(relay, addresses)
         self._nursery.start_soon(self._relays.keep_reservation, relay, addresses)
 

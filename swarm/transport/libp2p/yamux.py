@@ -16,8 +16,7 @@ streams beyond their number, and when it breaks the protocol.
 
 Small frames are read at a rate, those that open streams at a lower one, from each connection and
 from all strangers of one network. Beyond it nothing is read from them: a refusal would cost as much
-as the stream, and they would open the next one at once.
-"""
+as the stream, and they would open the next one at once."""
 
 from __future__ import annotations
 
@@ -167,8 +166,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
     async def write(self, data: bytes) -> None:
         """Write all of `data`, waiting for the other side to grant window.
 
-        If it is cancelled half way, the stream is reset: the rest of it would be garbled.
-        """
+        If it is cancelled half way, the stream is reset: the rest of it would be garbled."""
         view = memoryview(data)
         begun = False
         try:
@@ -266,8 +264,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
 class Yamux(IMuxedConn):  # type: ignore[misc]
     """The streams of one connection. `start` reads the connection until it ends.
 
-    `overrun(reason)` is called for each stream that was reset for holding too much.
-    """
+    `overrun(reason)` is called for each stream that was reset for holding too much."""
 
     def __init__(
         self,
@@ -392,8 +389,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         """Reset the stream that holds most.
 
         A separate task notifies the other side, since another connection's reader may be the
-        caller.
-        """
+        caller."""
         stream = max(self.streams.values(), key=lambda stream: len(stream.received))
         self._overran(f"it held {len(stream.received)} unread bytes when there was no more room")
         stream.drop()

@@ -80,8 +80,7 @@ class Episode:
         """The model's next text, for the environment; raises `EpisodeOver` when none follows.
 
         Raises `Unplayable` when `conversation` does not begin with what was said before: the model
-        has those tokens in its context, and they cannot be taken back.
-        """
+        has those tokens in its context, and they cannot be taken back."""
         known = len(self._conversation)
         if self.cut or list(conversation[:known]) != self._conversation:
             if self.cut:

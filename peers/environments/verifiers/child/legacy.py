@@ -1,8 +1,7 @@
 """Environments of the older interface: a package with `load_environment` (verifiers 0.3).
 
 The environment's own loop runs each episode and its rubric grades it; the client gives it the next
-text instead of calling an endpoint.
-"""
+text instead of calling an endpoint."""
 
 from __future__ import annotations
 

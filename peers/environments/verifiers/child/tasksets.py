@@ -3,8 +3,7 @@
 The package's own machinery runs each episode: its interception server, stop conditions, hooks and
 scoring. Two parts are Swarm's. The harness runs in this process and sends the conversation to the
 interception server, where the usual ones start a program. The client behind that server waits for
-the next text instead of calling an endpoint.
-"""
+the next text instead of calling an endpoint."""
 
 from __future__ import annotations
 
