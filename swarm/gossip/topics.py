@@ -108,6 +108,7 @@ STATES_FIRST = (
 LASTING = (messages.Eviction, messages.Reinstatement)
 """Events that newcomers must learn of, however long ago they happened."""
 
-ROUTINE = (messages.Checkpoint, messages.StepOrder)
-"""States that come with every step. A neighbour that gets them from others as early gets only their
-digests, at the next tick. All other messages are rare or urgent and always pushed."""
+ROUTINE = (messages.Checkpoint, messages.StepOrder, messages.Presence, OuterStatus)
+"""States that come with every step, or every few seconds. A neighbour that gets them from others as
+early gets only their digests, at the next tick. All other messages are rare or urgent, and always
+pushed."""
