@@ -54,9 +54,9 @@ def test_contributions_that_cannot_be_merged_are_left_out_by_everyone() -> None:
         assert agreement.events["outer.merged"] == 3
 
     run_virtual(main, seed=1, limit_seconds=1000.0)
-    too_large = "it has 2000088 bytes; a contribution to this model can have 1 to 1004096"
+    too_large = "bytes; a contribution to this model can have 1 to 1004096"
     assert ("good", "it holds NaN") in refused
-    assert any(peer == "good" and reason.startswith(too_large) for peer, reason in refused)
+    assert any(peer == "good" and reason.endswith(too_large) for peer, reason in refused)
 
 
 def test_a_replica_that_waits_for_others_shows_no_rate() -> None:
