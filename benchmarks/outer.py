@@ -1,18 +1,29 @@
-"""Share of the time that several trainers compute, with published timings and in the simulator.
+"""Share of the time that several trainers compute, and what they send, beside published figures.
 
-    python -m benchmarks.outer --trainers 8 --gigabits 4 10
+    python -m benchmarks.outer --trainers 3 8 14 30 --gigabits 1 4 10 --parameters 1e9 10e9
 
-Prints one JSON object. `published`: INTELLECT-1's 38 minutes of inner steps and its three times of
-synchronisation. `simulated`: trainers on seven continents' lines exchange contributions of
-`--gigabytes` (10: a model of 10 billion parameters in int8), for each speed of their lines. The
-production code runs in virtual time; contributions and lines are smaller by the same factor.
-Synchronisation lasts from a trainer's contribution to its next outer state. All trainers end their
-inner steps at once, so it holds no wait for a slower one.
+Prints one JSON object per line, as soon as it is known. `published`: INTELLECT-1's 38 minutes of
+inner steps and its three times of synchronisation. `simulated`: trainers on seven continents' lines
+exchange contributions in int8, 0.87 bytes per parameter, for each number of trainers, speed of
+their lines and size of the model, merged in one shard per trainer (`--shards` for another number;
+1: everyone merges everything). The production code runs in virtual time; contributions and lines
+are smaller by the same factor. Synchronisation lasts from a trainer's contribution to its next
+outer state. All trainers end their inner steps at once, so it holds no wait for a slower one.
+
+`bytes_per_parameter`: what a trainer receives and sends in the last round, of all files. `ring`:
+what synchronous training of the same number would send in the inner steps of a round, 2 (N − 1) / N
+gradients per step. `ring_of_int8`: INTELLECT-1's own average of int8 values, once a round.
+
+`python -m benchmarks.outer --run 60` runs the scenario of that many trainers instead, with deaths
+and a partition, and prints its CPU seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+import time
 from statistics import median
 from typing import Any
 
@@ -22,18 +33,25 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.lines import REGIONS, Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.scenarios.several_trainers import Agreement
+from simnet.simulate import simulate as run_scenario
 from simnet.simulation import Plan, Simulation
-from swarm.terminal.output import print_json
-from swarm.wire.manifest import Outer
+from swarm.wire.manifest import SHARDS_MAX, Outer
 
 COMPUTE_SECONDS = 38 * 60.0
 """Inner steps of a round of INTELLECT-1 (arXiv 2412.01152)."""
 
+INNER_STEPS = 100
+"""Of a round of INTELLECT-1."""
+
 PUBLISHED_SECONDS = {"united states": 103.0, "transatlantic": 382.0, "global": 469.0}
 """Its median times of synchronisation."""
 
+CODED = 0.87
+"""Bytes per parameter of a contribution in int8, as measured (docs/several-trainers.md)."""
+
+
 SIMULATED_BYTES = 40_000_000
-"""Size of a simulated contribution: 153 pieces. A real one of 10 GB has 2,400."""
+"""Size of a simulated contribution: 153 pieces. A real one of 8.7 GB has 2,100."""
 
 SIMULATED_COMPUTE_SECONDS = 30.0
 """Duration of the simulated inner steps, on which synchronisation does not depend."""
@@ -50,18 +68,37 @@ def utilisation(synchronisation_seconds: float) -> float:
     return COMPUTE_SECONDS / (COMPUTE_SECONDS + synchronisation_seconds)
 
 
-def simulate(trainers: int, gigabytes: float, gigabits: float, seed: int) -> dict[str, Any]:
+def ring(trainers: int, value_bytes: float) -> float:
+    """Bytes per parameter that one of a ring sends to average values of so many bytes."""
+    return 2 * (trainers - 1) / trainers * value_bytes
+
+
+def simulate(
+    trainers: int, parameters: float, gigabits: float, shards: int, seed: int
+) -> dict[str, Any]:
     """Run two rounds; return the second's synchronisation: the first opens the connections."""
-    scale = SIMULATED_BYTES / (gigabytes * 1e9)
+    shards = min(shards or trainers, SHARDS_MAX)
+    scale = SIMULATED_BYTES / (parameters * CODED)
     line = gigabits * 1e9 / 8 * scale
     machine = MACHINE_BYTES_PER_SECOND * scale
     names = [f"trainer-{number}" for number in range(trainers)]
     simulation = Simulation(seed, workload=Workload(model_bytes=SIMULATED_BYTES))
     agreement = Agreement(simulation)
+    received = list[dict[str, tuple[int, int]]]()
+
+    def moved() -> dict[str, tuple[int, int]]:
+        found = {}
+        for name in names:
+            part = simulation.peers[name].part
+            traffic = part.node.transport.traffic if part is not None else None
+            found[name] = (traffic.received, traffic.sent) if traffic is not None else (0, 0)
+        return found
 
     async def main() -> None:
         async with simulation.running():
-            outer = Outer(rounds=ROUNDS, grace_seconds=3600.0, deadline_seconds=7200.0)
+            outer = Outer(
+                rounds=ROUNDS, grace_seconds=3600.0, deadline_seconds=7200.0, shards=shards
+            )
             await start_bootstrap(simulation, trainers=names, validators=names[:1], outer=outer)
             hardware = Hardware(
                 step_seconds=SIMULATED_COMPUTE_SECONDS, load_bytes_per_second=machine
@@ -71,51 +108,71 @@ def simulate(trainers: int, gigabytes: float, gigabits: float, seed: int) -> dic
                 peer = simulation.add(Plan(name, ["replica"], place, hardware))
                 peer.disk.bytes_per_second = machine
                 await peer.start()
+            first = simulation.expect("outer.merged", names)
             done = simulation.expect("outer.run_complete", names)
+            await simulation.meet(first, VIRTUAL_SECONDS_MAX)
+            received.append(moved())
             await simulation.meet(done, VIRTUAL_SECONDS_MAX)
+            received.append(moved())
 
+    began = time.process_time()
     run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
-    seconds = agreement.synchronisation[-trainers:]
-    bits = gigabytes * 8
+    seconds = median(agreement.synchronisation[-trainers:])
+    before, after = received
+    each = [
+        median(after[name][way] - before[name][way] for name in names) / SIMULATED_BYTES * CODED
+        for way in (0, 1)
+    ]
     return {
         "trainers": trainers,
-        "gigabytes": gigabytes,
+        "parameters": parameters,
         "gigabits_per_second": gigabits,
-        "synchronisation_seconds": round(median(seconds), 1),
-        "transfer_seconds_least": round((trainers - 1) * bits / gigabits, 1),
-        "utilisation": round(utilisation(median(seconds)), 4),
+        "shards": shards,
+        "synchronisation_seconds": round(seconds, 1),
+        "utilisation": round(utilisation(seconds), 4),
+        "bytes_per_parameter": {"received": round(each[0], 3), "sent": round(each[1], 3)},
+        "ring_of_int8": round(ring(trainers, 1.0), 3),
+        "ring": {
+            name: round(INNER_STEPS * ring(trainers, size), 1)
+            for name, size in (("fp32", 4.0), ("bf16", 2.0))
+        },
         "violations": simulation.violations,
+        "cpu_seconds": round(time.process_time() - began, 1),
     }
+
+
+def say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
 
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trainers", type=at_least(2), default=8)
-    parser.add_argument("--gigabytes", type=float, default=10.0)
+    parser.add_argument("--trainers", type=at_least(2), nargs="+", default=[3, 14])
+    parser.add_argument("--parameters", type=float, nargs="+", default=[10e9])
     parser.add_argument("--gigabits", type=float, nargs="+", default=[4.0, 10.0])
+    parser.add_argument("--shards", type=at_least(0), default=0, help="0: one per trainer")
     parser.add_argument("--seed", type=at_least(0), default=1)
+    parser.add_argument("--run", type=at_least(2), help="trainers of the scenario to run instead")
     return parser.parse_args()
 
 
 def main() -> None:
     given = read_arguments()
-    print_json(
-        {
-            "compute_seconds": COMPUTE_SECONDS,
-            "published": [
-                {
-                    "where": where,
-                    "synchronisation_seconds": seconds,
-                    "utilisation": round(utilisation(seconds), 4),
-                }
-                for where, seconds in PUBLISHED_SECONDS.items()
-            ],
-            "simulated": [
-                simulate(given.trainers, given.gigabytes, gigabits, given.seed)
-                for gigabits in given.gigabits
-            ],
-        }
-    )
+    if given.run:
+        began = time.process_time()
+        report = run_scenario("several-trainers", peers=given.run, seed=given.seed)
+        cpu = round(time.process_time() - began, 1)
+        say({"cpu_seconds": cpu, **{k: report[k] for k in ("violations", "figures")}})
+        return
+    say({"compute_seconds": COMPUTE_SECONDS, "inner_steps": INNER_STEPS})
+    for where, seconds in PUBLISHED_SECONDS.items():
+        used = round(utilisation(seconds), 4)
+        say({"published": where, "synchronisation_seconds": seconds, "utilisation": used})
+    for trainers in given.trainers:
+        for parameters in given.parameters:
+            for gigabits in given.gigabits:
+                print(f"{trainers} trainers, {gigabits:g} Gb/s …", file=sys.stderr, flush=True)
+                say(simulate(trainers, parameters, gigabits, given.shards, given.seed))
 
 
 if __name__ == "__main__":

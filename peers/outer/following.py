@@ -13,6 +13,7 @@ from peers.outer.artifacts import state_key
 from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost, tokens_in
 from peers.outer.presence import OuterLoop, ask
 from peers.outer.rating import weights
+from peers.outer.sharing import Sharing
 from peers.outer.store import OuterState, OuterStore
 from swarm.errors import PeerError, SwarmError
 from swarm.jobs.outer import CheckState, Contributed, FirstState, MergeRound, OuterService
@@ -20,7 +21,7 @@ from swarm.shardcast.manifest import BadManifest, CheckpointManifest
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import CheckpointReference
-from swarm.wire.outer import GENESIS, Contribution, OuterStatus, RoundRecord
+from swarm.wire.outer import GENESIS, OuterStatus, RoundRecord
 from swarm.world import ChildDied
 from swarm.world.recent import Recent
 
@@ -66,8 +67,11 @@ class Disowned(BadRecord):
 class Following:
     """The outer state that this trainer holds, and its way to the heaviest chain's."""
 
-    def __init__(self, loop: OuterLoop, store: OuterStore) -> None:
+    def __init__(self, loop: OuterLoop, store: OuterStore, sharing: Sharing) -> None:
         self._loop = loop
+        self._sharing = sharing
+        self._wrong: Recent[bytes, set[bytes]] = Recent(ROUNDS_KEPT)
+        """By record, digests of outer states that had a wrong shard, which later records name."""
         self._store = store
         self._states: dict[bytes, OuterState] = {}
         """States on this disk, by record."""
@@ -313,6 +317,8 @@ class Following:
         """Keep to the heaviest chain until cancelled. Raises `ChildDied`."""
         while True:
             wanted = b""
+            while self._sharing.to_repeat:
+                await self._go_back(self._sharing.to_repeat.pop())
             try:
                 ahead = self._ahead()
                 if ahead is not None:
@@ -449,7 +455,8 @@ class Following:
     async def _merge(self, link: Link, child: OuterService) -> None:
         """Merge one record's contributions, and go to the state that follows."""
         before = self._states[link.record.parent]
-        if before.digest != link.record.state:
+        known_wrong = link.record.state in self._wrong.get(link.record.parent, ())
+        if before.digest != link.record.state and not known_wrong:
             # A merge gives everybody the same bits, so somebody computed or says something wrong:
             # what more trainers have is followed. Two alone would wait for each other for ever, so
             # the one that follows the record fetches the state that it names.
@@ -465,40 +472,26 @@ class Following:
             if ours == theirs and len(self._loop.presence.present()) > 2:
                 raise BadRecord(problem)  # until the others have merged that round too
             raise OtherState(problem)
-        parts: dict[str, Contributed] = {}
-        of_strangers = weights(link.record.rated)
-        failed: list[Exception] = []
-        artifacts = self._loop.artifacts
-
-        async def fetch(part: Contribution) -> None:
-            try:
-                folder = artifacts.local(await artifacts.fetch_contribution(part))
-                parts[part.trainer] = Contributed(
-                    trainer=part.trainer,
-                    folder=folder,
-                    tokens=part.tokens,
-                    weight=of_strangers.get(part.trainer),
-                )
-            except (SwarmError, OSError) as error:
-                failed.append(error)
-
-        async with trio.open_nursery() as nursery:
-            for part in link.record.contributions:
-                nursery.start_soon(fetch, part)
-        if failed:
-            raise failed[0]
+        parts: list[Contributed] = []
+        shards: list[str] = []
+        if self._sharing.count > 1:
+            shards = await self._sharing.collect(link, child)
+        else:
+            parts = await self._sharing.parts(link)
         trainers = [part.trainer for part in link.record.contributions]
         begun, outer = self._loop.peer.node.world.now(), self._loop.peer.run.manifest.outer
+        artifacts = self._loop.artifacts
         async with self._moving:
             state = self.folder(link.record.parent)
             assert state is not None
             job = MergeRound(
                 state=artifacts.local(state),
-                contributions=[parts[trainer] for trainer in trainers],
+                contributions=parts,
                 momentum=outer.momentum,
                 learning_rate=outer.learning_rate,
                 folder=artifacts.local(artifacts.new_state_folder(link.digest)),
                 strangers_share=outer.strangers_share,
+                shards=shards,
             )
             merged = await child.merge(job)
         await self._reach(OuterState(link.digest, link.round, merged.digest))
@@ -521,6 +514,23 @@ class Following:
                 reason=each.problem,
             )
         await self._forget_old()
+
+    async def _go_back(self, record: bytes) -> None:
+        """Forget the outer states since a record that was merged with a wrong shard: they are made
+        again from the state before, if that is still here."""
+        chain = self._loop.chain
+        link = chain.get(record)
+        doomed = [each for each in self._states if chain.path(record, each) is not None]
+        if link is None or not doomed or self.folder(link.record.parent) is None:
+            return
+        async with self._moving:
+            await self._reach(self._states[link.record.parent])
+            for each in doomed:
+                state = self._states.pop(each)
+                self._wrong.of(each, set).add(state.digest)
+                self._hashed.pop(each, None)
+                await self._loop.artifacts.drop_state(*state[:2])
+        self._events.emit("outer.repeated", round=link.round)
 
     async def _recover(self, target: bytes, child: OuterService) -> bool:
         """Fetch the newest outer state on the way to a record that another trainer offers.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import trio
 
 from peers.outer.presence import OuterLoop
+from peers.outer.sharing import TAKEOVER_SECONDS, Sharing, View
 from swarm.errors import SwarmError
 from swarm.jobs.outer import InspectContribution, OuterService
 from swarm.rollouts.seeds import rendezvous
@@ -17,10 +18,6 @@ from swarm.wire.manifest import Outer
 from swarm.wire.outer import Contribution
 from swarm.world import ChildDied
 from swarm.world.recent import Recent
-
-TAKEOVER_SECONDS = 15.0
-"""How much longer than the trainer before it in rank a trainer waits for a record: enough for a
-signature, a write to disk, and gossip across the world."""
 
 
 def ranking(trainers: Sequence[str], run: str, round: int) -> list[str]:
@@ -92,11 +89,18 @@ class Gathering:
 
     A trainer has at most one: its newest. A contribution is refused in one sentence, once; one of
     another branch counts after all if this trainer comes to follow that branch.
+
+    In a run with shards this trainer fetches and checks only those that it may have to merge. A
+    contribution is then ready when trainers that are present have all of its shards.
     """
 
-    def __init__(self, loop: OuterLoop) -> None:
+    def __init__(self, loop: OuterLoop, sharing: Sharing) -> None:
         self._loop = loop
+        self._sharing = sharing
+        self._since: Recent[bytes, float] = Recent(REFUSED_MAX)
+        """When each artifact was first covered."""
         self._ready: dict[str, tuple[Contribution, float]] = {}
+        """With shards, all that were announced and can count, and when."""
         self._busy: set[_Name] = set()
         """Contributions that are being fetched and checked."""
         self._refused: Recent[_Name, str] = Recent(REFUSED_MAX)
@@ -115,12 +119,23 @@ class Gathering:
 
         By trainer id; those of trainers that the run no longer names are left out.
         """
-        trusted = self._loop.peer.run.manifest.trainer_ids()
-        return {
+        trusted = set(self._loop.peer.run.manifest.trainer_ids()) - self._sharing.left_out
+        found = {
             trainer: held
             for trainer, held in sorted(self._ready.items())
             if trainer in trusted and self._loop.chain.refusal(held[0], head) is None
         }
+        if self._sharing.count == 1:
+            return found
+        view, now = self._view(head), self._loop.peer.node.world.now()
+        return {
+            trainer: (part, self._since.setdefault(part.artifact.digest, now))
+            for trainer, (part, _) in found.items()
+            if self._sharing.is_covered(part, view)
+        }
+
+    def _view(self, head: bytes) -> View:
+        return self._sharing.view(self._loop.chain.round_of(head) + 1)
 
     async def run(self, head: Callable[[], bytes], child: OuterService, bytes_max: int) -> None:
         """Fetch and check every announced contribution until cancelled.
@@ -131,10 +146,27 @@ class Gathering:
             while True:
                 for trainer, status in self._loop.presence.others().items():
                     contribution = status.contribution
-                    if contribution is not None and self._is_new(trainer, contribution, head()):
+                    if contribution is None or not self._is_new(trainer, contribution, head()):
+                        continue
+                    if self._sharing.count > 1:
+                        self.add(contribution)
+                    else:
                         self._busy.add(_name(contribution))
                         nursery.start_soon(self._take, contribution, child, bytes_max)
-                await self._loop.changed.wait_change()
+                if self._sharing.count == 1:
+                    await self._loop.changed.wait_change()
+                    continue
+                view = self._view(head())
+                for trainer, (contribution, since) in list(self._ready.items()):
+                    busy = trainer == self._loop.peer.peer_id
+                    if busy or _name(contribution) in self._busy:
+                        continue
+                    due = self._sharing.due(contribution, view, since)
+                    if due:
+                        self._busy.add(_name(contribution))
+                        nursery.start_soon(self._take, contribution, child, bytes_max, due)
+                with trio.move_on_after(TAKEOVER_SECONDS):
+                    await self._loop.changed.wait_change()
 
     async def take_stranger(
         self, contribution: Contribution, head: bytes, child: OuterService, bytes_max: int
@@ -180,6 +212,9 @@ class Gathering:
     def refuse(self, contribution: Contribution, why: str) -> None:
         """Refuse a contribution for good, whatever branch this trainer follows later."""
         self._refused[_name(contribution)] = why
+        held = self._ready.get(contribution.trainer)
+        if self._sharing.count > 1 and held is not None and held[0] == contribution:
+            del self._ready[contribution.trainer]
         self._report(contribution, why)
 
     def _report(self, contribution: Contribution, why: str) -> None:
@@ -190,7 +225,15 @@ class Gathering:
             reason=why,
         )
 
-    async def _take(self, contribution: Contribution, child: OuterService, bytes_max: int) -> None:
+    async def _take(
+        self,
+        contribution: Contribution,
+        child: OuterService,
+        bytes_max: int,
+        shards: Sequence[int] = (),
+    ) -> None:
+        """Fetch and check a contribution, or some of its shards."""
+        begun = self._loop.peer.node.world.now()
         try:
             if not 0 < contribution.total_bytes <= bytes_max:  # 0 would stand for any size
                 why = (
@@ -198,12 +241,14 @@ class Gathering:
                     f"have 1 to {bytes_max}"
                 )
             else:
-                artifacts = self._loop.artifacts
-                folder = await artifacts.fetch_contribution(contribution, contribution.total_bytes)
-                job = InspectContribution(contribution=artifacts.local(folder))
-                why = (await child.inspect(job)).problem
+                artifacts, size = self._loop.artifacts, contribution.total_bytes
+                folder = await artifacts.fetch_contribution(contribution, size, shards)
+                self._sharing.took(self._loop.peer.node.world.now() - begun)
+                why = await self._inspect(artifacts.local(folder), shards, child)
             if why:
                 self.refuse(contribution, why)
+            elif shards:
+                self._sharing.hold(contribution, shards)
             else:
                 self.add(contribution)
         except ChildDied:
@@ -218,3 +263,14 @@ class Gathering:
         finally:
             self._busy.discard(_name(contribution))
         self._loop.changed.touch()
+
+    async def _inspect(self, folder: str, shards: Sequence[int], child: OuterService) -> str:
+        """One sentence about what is wrong with a contribution, or with some of its shards."""
+        count = self._sharing.count
+        for shard in shards or [0]:
+            path = f"{folder}/{shard}" if shards else folder
+            job = InspectContribution(contribution=path, shard=shard, shards=count)
+            found = await child.inspect(job)
+            if found.problem:
+                return found.problem
+        return ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import trio
+from msgspec.structs import replace
 
 from peers.engines.doctor import compute_findings
 from peers.models.find import find_model
@@ -25,6 +26,7 @@ from peers.outer.chain import Chain, tokens_in
 from peers.outer.following import Following
 from peers.outer.gathering import Gathered, Gathering, ranking
 from peers.outer.presence import (
+    STATUS_GAP_SECONDS,
     STATUS_LIFETIME_SECONDS,
     STATUS_SECONDS,
     OuterLoop,
@@ -33,18 +35,12 @@ from peers.outer.presence import (
 )
 from peers.outer.rating import assignment, weights
 from peers.outer.settings import ReplicaSettings
+from peers.outer.sharing import Sharing
 from peers.outer.store import OuterState, OuterStore, Own
 from peers.outer.strangers import Strangers, keep_offering
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN, WORK
-from swarm.jobs.outer import (
-    ExportState,
-    MeasureState,
-    OuterService,
-    OuterSetup,
-    StartReplica,
-    TrainRound,
-)
+from swarm.jobs import outer as jobs
 from swarm.jobs.training import Figures
 from swarm.ledger.entries import CheckpointPublished, RoundFigures
 from swarm.node.run_node import RunNode
@@ -115,6 +111,12 @@ class ReplicaRole:
                 f"outer.rounds of run {self._run.id} is 0, so it has no outer loop; its owner "
                 "must set the number of rounds under [outer], or this peer be a trainer instead"
             )
+        if self._outer.is_scored and self._outer.shards > 1:
+            raise UserError(
+                f"outer.shards of run {self._run.id} is {self._outer.shards} and outer.admission "
+                '"scored", but strangers\' contributions are measured whole; its owner must choose '
+                "one shard, or named trainers"
+            )
         step_tokens = self._settings.batch_sequences * self._settings.sequence_tokens
         if step_tokens > self._outer.step_tokens_max:
             raise UserError(
@@ -130,8 +132,9 @@ class ReplicaRole:
             artifacts=Artifacts(peer),
             changed=Observable(None),
         )
-        self._gathering = Gathering(self._loop)
-        self._following = Following(self._loop, self._store)
+        self._sharing = Sharing(self._loop)
+        self._gathering = Gathering(self._loop, self._sharing)
+        self._following = Following(self._loop, self._store, self._sharing)
         self._strangers = Strangers(self._loop, self._gathering, lambda: self._following.state)
         self._restarts = Restarts(self._events, "replica")
         self._own: Own | None = None
@@ -165,6 +168,8 @@ class ReplicaRole:
 
     def _on_status(self, envelope: Envelope) -> None:
         if self._loop.presence.hear(envelope):
+            if envelope.sender != self._peer.peer_id and self._run.trusts(envelope.sender):
+                self._sharing.hear(envelope.sender, envelope.expect(OuterStatus))
             self._loop.changed.touch()
 
     def _on_record(self, envelope: Envelope) -> None:
@@ -192,12 +197,12 @@ class ReplicaRole:
         """Train while the child lives."""
         async with self._node.compute.child(
             SERVICE,
-            OuterSetup(hardware=self._settings.hardware),
+            jobs.OuterSetup(hardware=self._settings.hardware),
             name="replica",
             interpreter=self._settings.interpreter or None,
             start_deadline_seconds=START_DEADLINE_SECONDS,
         ) as process:
-            child = client(OuterService, process)
+            child = client(jobs.OuterService, process)
             self._peer.status.doing = "loading"
             own = self._store.own()
             started = await child.start(self._start())
@@ -211,7 +216,7 @@ class ReplicaRole:
                 self._own.contribution.artifact
             ):
                 self._gathering.add(self._own.contribution)
-            most = started.contribution_bytes_max
+            most = self._sharing.bytes_max = started.contribution_bytes_max
             async with open_guarded() as tasks:
                 head = self._head
                 tasks.start_soon(self._hear_records)
@@ -225,6 +230,7 @@ class ReplicaRole:
                 tasks.start_soon(lambda: self._following.run(child))
                 if not self._is_stranger:
                     tasks.start_soon(self._following.hash_states)
+                    tasks.start_soon(lambda: self._sharing.check(child))
                     tasks.start_soon(self._close_rounds)
                     tasks.start_soon(self._report_waiting)
                     if self._outer.is_scored:
@@ -232,9 +238,9 @@ class ReplicaRole:
                 await tasks.guard(lambda: self._train(child))
                 tasks.nursery.cancel_scope.cancel()
 
-    def _start(self) -> StartReplica:
+    def _start(self) -> jobs.StartReplica:
         manifest, settings = self._run.manifest, self._settings
-        return StartReplica(
+        return jobs.StartReplica(
             model=settings.model,
             trainer=self._peer.peer_id,
             seed=settings.seed,
@@ -243,6 +249,7 @@ class ReplicaRole:
             rounds=self._outer.rounds,
             trainers=() if self._is_stranger else tuple(manifest.trainer_ids()),
             compression=self._outer.compression,
+            shards=self._outer.shards,
             sharding=settings.sharding,
             dtype=settings.dtype,
             attention=settings.attention,
@@ -261,7 +268,7 @@ class ReplicaRole:
         disk = self._node.disk
         for name in disk.list(FOLDER):
             folder = f"{FOLDER}/{name}"
-            if name.startswith(("inner-", "state-")) and folder not in kept:
+            if name.startswith(("inner-", "state-", "shard-")) and folder not in kept:
                 await disk.remove(folder)
 
     def _head(self) -> bytes:
@@ -280,7 +287,7 @@ class ReplicaRole:
 
     # --- training ----------------------------------------------------------------------------
 
-    async def _train(self, child: OuterService) -> None:
+    async def _train(self, child: jobs.OuterService) -> None:
         """Contribute to every round that this trainer reaches, until the last one is merged."""
         while self._following.state.round < self._outer.rounds:
             base = self._following.state
@@ -358,7 +365,7 @@ class ReplicaRole:
                 return
             await self._loop.changed.wait_change()
 
-    async def _contribute(self, child: OuterService) -> None:
+    async def _contribute(self, child: jobs.OuterService) -> None:
         """Take the inner steps from the present state, and publish the pseudo-gradient."""
         base = self._following.state
         state = self._following.folder(base.record)
@@ -367,7 +374,7 @@ class ReplicaRole:
         known = self._known(base)
         mine = assignment(self._run.id, base.round + 1, base.record, self._peer.peer_id)
         if self._settings.validation_sequences:
-            loss = await child.measure(MeasureState(state=local(state)))
+            loss = await child.measure(jobs.MeasureState(state=local(state)))
             if loss is not None:
                 self._events.emit("outer.measured", round=base.round, loss=loss)
                 known["validation_loss"] = loss
@@ -377,7 +384,7 @@ class ReplicaRole:
         folder = f"{FOLDER}/contribution-{number}"
         status.begins(begun, self._seconds_made)
         try:
-            job = TrainRound(
+            job = jobs.TrainRound(
                 round=base.round + 1,
                 state=local(state),
                 inner_before=local(_inner(before.number)) if before is not None else "",
@@ -471,7 +478,7 @@ class ReplicaRole:
             assert self._trusted is not None
             await self._trusted.append([entry])
 
-    async def _finish(self, child: OuterService) -> None:
+    async def _finish(self, child: jobs.OuterService) -> None:
         """Export the last outer state once the others have it, too, or after a while.
 
         Two trainers may have signed a record of the last round: until all hold the same state, a
@@ -488,7 +495,7 @@ class ReplicaRole:
         source = self._following.folder(state.record)
         assert source is not None
         local = self._loop.artifacts.local
-        await child.export_state(ExportState(state=local(source), folder=local(folder)))
+        await child.export_state(jobs.ExportState(state=local(source), folder=local(folder)))
         self._events.emit(
             "outer.run_complete", round=state.round, state=state.digest, folder=folder
         )
@@ -611,12 +618,21 @@ class ReplicaRole:
     # --- announcing --------------------------------------------------------------------------
 
     async def _keep_announcing(self) -> None:
-        """Announce this trainer's status at each change and every `STATUS_SECONDS`."""
+        """Announce this trainer's status at each change and every `STATUS_SECONDS`. The shards that
+        it holds change with every contribution, so these news wait for each other."""
         while True:
             announced = await self._announce_status()
+            told_at = self._node.world.now()
+            apart = STATUS_GAP_SECONDS * max(1, len(self._run.manifest.trainers) / 8)
             with trio.move_on_after(STATUS_SECONDS):
-                while self._status() == announced:
+                while (status := self._status()) == announced:
                     await self._loop.changed.wait_change()
+                while replace(status, held=announced.held) == announced:
+                    with trio.move_on_at(told_at + apart) as scope:
+                        await self._loop.changed.wait_change()
+                    if scope.cancelled_caught:
+                        break
+                    status = self._status()
 
     async def _announce_status(self) -> OuterStatus:
         status = self._status()
@@ -635,6 +651,7 @@ class ReplicaRole:
             contribution=own.contribution if own is not None else None,
             leaving=self._leaving,
             stage=self._stage(),
+            **self._sharing.status(),
         )
 
     def _stage(self) -> Stage:

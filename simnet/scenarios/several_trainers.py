@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import trio
+from msgspec.structs import replace
 
 from simnet.compute.setting import Hardware, Workload
 from simnet.faults import AnyFault, Crash, Partition, befall
@@ -17,7 +18,7 @@ from simnet.lines import REGIONS, Line
 from simnet.scenarios.parts import start_bootstrap, start_over_time, summary
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.wire.manifest import Outer
+from swarm.wire.manifest import SHARDS_MAX, Outer
 
 PEERS = 14
 PEERS_MIN = 2
@@ -108,7 +109,8 @@ def faults(names: Sequence[str]) -> list[AnyFault]:
 async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     names = [f"trainer-{number}" for number in range(peers)]
     agreement = Agreement(simulation)
-    await start_bootstrap(simulation, trainers=names, validators=names[:1], outer=OUTER)
+    outer = replace(OUTER, shards=min(peers, SHARDS_MAX))
+    await start_bootstrap(simulation, trainers=names, validators=names[:1], outer=outer)
     members = [
         simulation.add(
             Plan(

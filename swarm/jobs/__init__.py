@@ -11,13 +11,13 @@ Tried, TryEnvironment; `evaluation`: *, Answer, DrawTasks, EVALUATION_START_SECO
 EvaluationSetup, NextSamples, PlayTasks, PromptMessage, RowsRead, Sample, TasksDrawn; `inference`:
 *, AskedTurn, GiveTurn, InferenceService, InferenceSetup, Loaded, Probe, SignedPrompt, Surveyed,
 Swap; `memory`: MemoryPart, MemoryPlan, Phase, fullest, total; `offline`: *, Reading; `outer`: *,
-CheckState, Contributed, ExportState, FirstState, Inner, InspectContribution, MeasureState,
-MergeRound, Offered, OuterService, OuterSetup, ScoreRound, Scored, StartReplica, TrainRound;
-`training`: *, AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow,
-PlanTraining, Record, RecordTo, Resume, RollBack, ScoreAhead, Sharding, StartTraining, StateValue,
-TrainStep, TrainingService, TrainingSetup, TrainingTerms; `validation`: *, Grade, Graded, Inspect,
-Inspected, InspectionService, InspectionSetup, Judge, Judged, PrefillService, PrefillSetup,
-ProofFigures, Report, SamplingFigures, ServedEpisode, UngradedGroup
+CheckState, Contributed, FirstState, Inner, InspectContribution, MergeRound, MergeShard, Merged,
+Offered, OuterService, OuterSetup, ScoreRound, Scored, StartReplica; `training`: *,
+AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow, PlanTraining, Record,
+RecordTo, Resume, RollBack, ScoreAhead, Sharding, StartTraining, StateValue, TrainStep,
+TrainingService, TrainingSetup, TrainingTerms; `validation`: *, Grade, Graded, Inspect, Inspected,
+InspectionService, InspectionSetup, Judge, Judged, PrefillService, PrefillSetup, ProofFigures,
+Report, SamplingFigures, ServedEpisode, UngradedGroup
 """
 
 from __future__ import annotations

@@ -197,13 +197,14 @@ class Run:
     def checkpoints_kept(self) -> int:
         """Policies that a peer keeps: all whose rollouts may still be trained on, since they must
         be checked. With an outer loop, also the outer states that contributions may begin from, and
-        the contributions of as many rounds."""
+        the contributions of as many rounds, and their merged shards."""
         policies = max(self.manifest.checkpoints_kept, self.max_staleness + 2)
         outer = self.manifest.outer
         if not outer.rounds:
             return policies
+        merged = outer.shards if outer.shards > 1 else 0
         contributors = len(self.manifest.trainers) + outer.strangers_max * outer.is_scored
-        return policies + (2 * outer.staleness_max + 4) * (1 + contributors)
+        return policies + (2 * outer.staleness_max + 4) * (1 + contributors + merged)
 
     def _entitles(self, sender: str, manifest: RunManifest) -> bool:
         try:

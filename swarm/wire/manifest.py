@@ -466,6 +466,10 @@ Compression = Literal["fp32", "int8"]
 """Form of a contribution. int8: one byte per parameter, with error feedback."""
 
 
+SHARDS_MAX = 64
+"""Most parts in which a round is merged."""
+
+
 class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The outer loop of several trainers (DiLoCo; defaults: the INTELLECT-1 recipe)."""
 
@@ -502,6 +506,13 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Most strangers whose contributions a trainer fetches, and a record lists, in a round."""
     strangers_share: Annotated[float, Meta(ge=0, le=0.9)] = 0.5
     """Largest part of a round's mean that strangers have together."""
+    shards: Annotated[int, Meta(ge=1, le=SHARDS_MAX)] = 1
+    """Parts in which a round is merged. 1: every trainer fetches and merges every contribution.
+    More: each part is merged by one trainer, from whom the others fetch the result, so the bytes do
+    not grow with the number of trainers; as many as there are trainers divide the work evenly."""
+    audit_share: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    """Share of the parts merged by others that each trainer merges again, drawn at random, to
+    compare the result."""
 
     @property
     def is_scored(self) -> bool:

@@ -7,13 +7,13 @@ envelope.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
 from swarm.wire.identity import SIGNATURE_BYTES, Identity, verify
-from swarm.wire.manifest import STRANGERS_MAX, TRAINERS_MAX
+from swarm.wire.manifest import SHARDS_MAX, STRANGERS_MAX, TRAINERS_MAX
 from swarm.wire.messages import CheckpointReference, Count, Digest, Key, Message, StateMessage
 
 GENESIS = bytes(32)
@@ -25,10 +25,35 @@ CONTRIBUTION_TOKENS_MAX = 1 << 44
 """Most tokens of one contribution, 17 million million, so that no sum of a run overflows."""
 
 
-class Contribution(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """A trainer's pseudo-gradient of one round, published like a checkpoint."""
+class _Signed(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Signed by the trainer that it names, over all its other fields and the run's id."""
 
+    purpose: ClassVar[bytes]
     trainer: Key
+
+    def signed(self, identity: Identity, run: str) -> Self:
+        """The same with its trainer's signature."""
+        signature = identity.sign(self._signed_bytes(run))
+        return msgspec.structs.replace(self, signature=signature)
+
+    def is_signed(self, run: str) -> bool:
+        """Whether the trainer that it names has signed it for this run."""
+        signature: bytes = msgspec.structs.asdict(self)["signature"]
+        return verify(self.trainer, self._signed_bytes(run), signature)
+
+    def _signed_bytes(self, run: str) -> bytes:
+        unsigned = msgspec.structs.replace(self, signature=b"")
+        return b"swarm/1/" + self.purpose + b"\x00" + msgspec.msgpack.encode((run, unsigned))
+
+
+class Contribution(_Signed, array_like=True, frozen=True, kw_only=True):
+    """A trainer's pseudo-gradient of one round, published like a checkpoint.
+
+    It is signed, so whoever signs a record can neither make up the contribution of another trainer
+    nor change one.
+    """
+
+    purpose = b"contribution"
     base: Digest
     """Record whose outer state the inner steps began from."""
     base_round: Count
@@ -39,21 +64,40 @@ class Contribution(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     tokens: Annotated[int, Meta(ge=1, le=CONTRIBUTION_TOKENS_MAX)]
     """Tokens that the inner steps trained on: its weight in the merge, which has bounds."""
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
-    """The trainer's, over all of the above and the run's id. So whoever signs a record can neither
-    make up the contribution of another trainer nor change one."""
 
-    def signed(self, identity: Identity, run: str) -> Contribution:
-        """The contribution with its trainer's signature."""
-        signature = identity.sign(self._signed_bytes(run))
-        return msgspec.structs.replace(self, signature=signature)
 
-    def is_signed(self, run: str) -> bool:
-        """Whether the trainer that it names has signed it for this run."""
-        return verify(self.trainer, self._signed_bytes(run), self.signature)
+Shard = Annotated[int, Meta(ge=0, lt=SHARDS_MAX)]
 
-    def _signed_bytes(self, run: str) -> bytes:
-        unsigned = msgspec.structs.replace(self, signature=b"")
-        return b"swarm/1/contribution\x00" + msgspec.msgpack.encode((run, unsigned))
+
+class MergedShard(_Signed, array_like=True, frozen=True, kw_only=True):
+    """The mean of one shard of a record's contributions, which a trainer has made and publishes.
+
+    It follows from the record alone, so whoever makes it again can prove a wrong one by this
+    signature.
+    """
+
+    purpose = b"merged-shard"
+    record: Digest
+    shard: Shard
+    artifact: CheckpointReference
+    total_bytes: Count
+    values: Digest
+    """BLAKE3-256 of what its file decompresses to: equal for all who merged rightly."""
+    signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
+
+
+class HeldShards(msgspec.Struct, array_like=True, frozen=True):
+    """Shards of a contribution that a trainer has fetched and checked."""
+
+    contribution: Digest
+    """Of its artifact."""
+    shards: Annotated[list[Shard], Meta(max_length=SHARDS_MAX)]
+
+
+MERGED_MAX = 2 * SHARDS_MAX
+"""Merged shards in a status, which has to fit in an envelope: about 270 bytes each."""
+
+DISPUTED_MAX = 4
 
 
 SCORE_MAX = 3000
@@ -111,6 +155,18 @@ class OuterStatus(StateMessage, frozen=True, kw_only=True):
     stage: Stage = "training"
     """Where joins are blocking. joining: it has not trained since its start. waiting: it holds the
     state, for whose inner steps it waits for others. training: it has begun them."""
+    held: Annotated[list[HeldShards], Meta(max_length=2 * TRAINERS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """Shards of other trainers' contributions that it could merge now."""
+    merged: Annotated[list[MergedShard], Meta(max_length=MERGED_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """Shards of the newest rounds that it has merged."""
+    disputed: Annotated[list[MergedShard], Meta(max_length=DISPUTED_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """Shards of others that it has found wrong, newest last."""
 
 
 class RoundRecord(Message, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from peers.outer.learning.service import FileJobs, Merging
 from peers.outer.learning.state import StateFile, shares
 from peers.outer.learning.tensor_file import Shapes
 from peers.outer.presence import OuterLoop, Presence
+from peers.outer.sharing import Sharing
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware
 from simnet.faults import AnyFault, ClockStep, Crash, FullDisk, befall
@@ -35,9 +36,10 @@ from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.jobs.outer import Contributed, Merged, MergeRound
 from swarm.shardcast.manifest import BadManifest
+from swarm.wire.envelope import Envelope
 from swarm.wire.manifest import Outer, RunManifest
 from swarm.wire.messages import CheckpointReference
-from swarm.wire.outer import Contribution, RoundRecord
+from swarm.wire.outer import Contribution, MergedShard, OuterStatus, RoundRecord
 from swarm.world.observable import Observable
 from tests.outer.records import TRAINERS, contribution, record
 from tests.simnet.test_versions import signed
@@ -187,7 +189,7 @@ def test_a_contribution_of_another_branch_counts_once_its_branch_is_followed() -
             assert part is not None
             mine = late.signed(TRAINERS[1], part.run.id)
             loop = OuterLoop(part, chain, Presence(part), Artifacts(part), Observable(None))
-            gathering = Gathering(loop)
+            gathering = Gathering(loop, Sharing(loop))
             for _ in range(2):
                 assert not gathering._is_new(mine.trainer, mine, ours.digest)
             assert len(said.named("outer.contribution_refused")) == 1
@@ -200,7 +202,7 @@ def test_a_contribution_of_another_branch_counts_once_its_branch_is_followed() -
             assert "it has 0 bytes" in gathering.reason(sized)
             with pytest.raises(BadManifest, match="not named by its trainer and its base"):
                 await Artifacts(part).fetch_contribution(mine)
-            gathering = Gathering(loop)
+            gathering = Gathering(loop, Sharing(loop))
             made_up = late.signed(TRAINERS[2], part.run.id)
             assert not gathering._is_new(made_up.trainer, made_up, theirs.digest)
             assert "has not signed it" in said.named("outer.contribution_refused")[-1]["reason"]
@@ -301,6 +303,127 @@ def test_a_trainer_that_claims_too_many_tokens_contributes_nothing() -> None:
     assert len(refused) == 1
     assert "it claims 17,592,186,044,416 tokens; the inner steps" in refused.pop()
     assert all(len(each["trainers"]) == 2 for each in said.named("outer.merged", "a"))
+
+
+# --- shards ----------------------------------------------------------------------------------
+
+
+def merged(
+    meanwhile: Callable[[Simulation, RunManifest], Awaitable[object]],
+    *,
+    stay: list[str] = NAMES,
+    rounds: int = 4,
+    seconds: float = 600.0,
+    bad: str = "",
+) -> Said:
+    """`outlast` with four shards, of which each trainer makes all others' again. Trainer c
+    fabricates `bad`. States may differ until the right shard counts; the last must not."""
+
+    async def main() -> Said:
+        simulation = Simulation(1, workload=WORKLOAD)
+        said = Said(simulation)
+        async with simulation.running():
+            outer = Outer(
+                rounds=rounds, grace_seconds=5.0, deadline_seconds=60.0, shards=4, audit_share=1.0
+            )
+            bootstrap = await start_bootstrap(
+                simulation, trainers=NAMES, validators=NAMES[:1], outer=outer
+            )
+            for name in NAMES:
+                plan = Plan(name, ["replica"], SERVER, Hardware(step_seconds=STEP_SECONDS))
+                plan.fabricates = bad if name == "c" else ""
+                await simulation.add(plan).start()
+            done = simulation.expect("outer.run_complete", stay)
+            manifest = bootstrap.plan.manifests[0].expect(RunManifest)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(meanwhile, simulation, manifest)
+                assert await simulation.meet(done, seconds)
+                nursery.cancel_scope.cancel()
+        ends = {each["state"] for name in stay for each in said.named("outer.run_complete", name)}
+        assert len(ends) == 1
+        return said
+
+    return run_virtual(main, seed=1, limit_seconds=2000.0)
+
+
+async def nothing(_: Simulation, __: RunManifest) -> None:
+    await trio.sleep_forever()
+
+
+def test_who_signs_a_wrong_shard_is_left_out_and_the_right_one_counts() -> None:
+    said = merged(nothing, stay=["a", "b"], bad="shards")
+    for name in "ab":
+        wrong = {each["trainer"] for each in said.named("outer.shard_wrong", name)}
+        assert len(wrong) == 1
+        assert said.named("outer.repeated", name), "its wrong shard had been used"
+        last = said.named("outer.merged", name)[-1]
+        assert last["round"] == 4 and len(last["trainers"]) == 2
+        # It believes its own results, and accuses the others.
+        assert {e["trainer"] for e in said.named("outer.accusation_false", name)} <= wrong
+
+
+async def status_of(
+    simulation: Simulation, name: str, merged_by: str
+) -> tuple[OuterStatus, MergedShard]:
+    """A trainer's newest status, and a shard that another one has merged, as soon as both are."""
+    await trio.sleep(0.75 * STEP_SECONDS)  # it joins
+    peer, heard = simulation.peers[name], dict[str, OuterStatus]()
+    assert peer.part is not None
+
+    news = Observable(None)
+
+    def hear(envelope: Envelope) -> None:
+        heard[envelope.sender] = envelope.expect(OuterStatus)
+        news.touch()
+
+    peer.part.gossip.listen(OuterStatus, hear)
+    other = simulation.peers[merged_by].id
+    while peer.id not in heard or other not in heard or not heard[other].merged:
+        await news.wait_change()
+    return heard[peer.id], heard[other].merged[-1]
+
+
+def test_a_trainer_that_signs_two_results_is_left_out() -> None:
+    """Whoever hears the second makes the shard again, and knows which is right."""
+
+    async def sign_two(simulation: Simulation, _: RunManifest) -> None:
+        status, mine = await status_of(simulation, "c", "c")
+        peer = simulation.peers["c"]
+        assert peer.part is not None
+        second = msgspec.structs.replace(mine, values=b"\x07" * 32)
+        second = second.signed(peer.identity, peer.part.run.id)
+        await peer.part.announce(msgspec.structs.replace(status, merged=[second]), 60.0)
+        await trio.sleep_forever()
+
+    said = merged(sign_two, stay=["a", "b"], rounds=5)
+    for name in "ab":
+        assert len(said.named("outer.shard_wrong", name)) == 1
+
+
+def test_a_false_accuser_is_ignored_from_then_on() -> None:
+    async def accuse(simulation: Simulation, _: RunManifest) -> None:
+        status, right = await status_of(simulation, "c", "a")
+        part = simulation.peers["c"].part
+        assert part is not None
+        await part.announce(msgspec.structs.replace(status, disputed=[right]), 60.0)
+        await trio.sleep_forever()
+
+    said = merged(accuse, rounds=5)
+    assert said.named("outer.accusation_false", "b")
+    assert not said.named("outer.shard_wrong")
+
+
+def test_a_run_goes_on_when_those_who_were_to_merge_are_gone() -> None:
+    """Two of three lose power: the third merges by itself what it has, and its own."""
+
+    async def vanish(simulation: Simulation, _: RunManifest) -> None:
+        await trio.sleep(2.0 * STEP_SECONDS)
+        for name in "bc":
+            await simulation.peers[name].kill()
+        await trio.sleep_forever()
+
+    said = merged(vanish, stay=["a"], rounds=4)
+    assert said.named("outer.run_complete", "a")
 
 
 SHAPES: Shapes = {"a.weight": (3, 700), "b.norm": (5,)}

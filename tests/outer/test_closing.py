@@ -7,7 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.outer.gathering import TAKEOVER_SECONDS, Gathered, ranking
+from peers.outer.gathering import Gathered, ranking
+from peers.outer.sharing import TAKEOVER_SECONDS
 from swarm.wire.manifest import Outer
 
 OUTER = Outer(quorum=2, grace_seconds=30.0, deadline_seconds=600.0)

@@ -26,9 +26,12 @@ from peers.outer.learning.contribution import (
 )
 from peers.outer.learning.service import FileJobs, Merging
 from peers.outer.learning.tensor_file import Shapes
+from peers.outer.sharing import lines
 from swarm.jobs.outer import Contributed, InspectContribution, MergeRound, MergeShard
 
 SHAPES: Shapes = {"a.weight": (3, 700), "b.norm": (5,), "c.weight": (4, 1024)}
+
+TRAINERS = tuple(f"trainer-{number:02}" for number in range(14))
 
 sizes = st.lists(st.integers(1, 5000), min_size=1, max_size=6)
 
@@ -44,6 +47,17 @@ def test_shards_are_everything_once_and_nearly_equal(sizes: list[int], shards: i
     assert all(part.start % BLOCK == 0 for each in found for _, part in each)
     blocks = [sum(-(-(part.stop - part.start) // BLOCK) for _, part in each) for each in found]
     assert max(blocks) - min(blocks) <= 1
+
+
+@given(shards=st.integers(1, 64), round=st.integers(1, 1000), gone=st.sets(st.integers(0, 12)))
+def test_who_goes_away_moves_only_its_own_shards(shards: int, round: int, gone: set[int]) -> None:
+    here = frozenset(TRAINERS) - {TRAINERS[number] for number in gone}
+    before = lines(TRAINERS, "run", round, frozenset(TRAINERS), shards)
+    after = lines(TRAINERS, "run", round, here, shards)
+    firsts = [line[0] for line in before]
+    assert max(map(firsts.count, TRAINERS)) - min(map(firsts.count, TRAINERS)) <= 1
+    for old, new in zip(before, after, strict=True):
+        assert new == tuple(trainer for trainer in old if trainer in here)
 
 
 @settings(max_examples=25)
