@@ -136,6 +136,24 @@ ELSEWHERE = [
             "tests/ledger/test_trusted.py",
         ),
         (
+            "validators", "who_signs_a_wrong_shard", "A trainer that merges its shard of a round "
+            "wrongly, signs and serves it.", "Caught where another trainer makes the shard again "
+            "(`outer.shard_wrong`): the others do too, the right one counts, and the states that "
+            "had it are made again. Nobody may draw it: with 2 % and 14 trainers, 77 % of the "
+            "rounds.", "one shard's merge for each trainer; the trainer's part in the run.",
+            "tests/outer/test_attacked.py",
+        ),
+        (
+            "validators", "a_trainer_that_signs_two_results", "A trainer that signs two results "
+            "for one shard.", "Caught by whoever hears both (`outer.shard_wrong`).",
+            "the same.", "tests/outer/test_attacked.py",
+        ),
+        (
+            "validators", "a_false_accuser", "A trainer that disputes right shards.",
+            "Harmless: each makes the shard again once, and does not hear that trainer's disputes "
+            "any more.", "one shard's merge for each trainer.", "tests/outer/test_attacked.py",
+        ),
+        (
             "network", "a_changed_byte", "Messages of kinds that the sender may not send, "
             "with a changed byte, expired, from the future, or of another run.",
             "Caught at the gate, and dropped.", "one signature check.",
