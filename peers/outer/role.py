@@ -230,7 +230,8 @@ class ReplicaRole:
                 tasks.start_soon(lambda: self._following.run(child))
                 if not self._is_stranger:
                     tasks.start_soon(self._following.hash_states)
-                    tasks.start_soon(lambda: self._sharing.check(child))
+                    if self._outer.shards > 1:
+                        tasks.start_soon(lambda: self._sharing.check(child))
                     tasks.start_soon(self._close_rounds)
                     tasks.start_soon(self._report_waiting)
                     if self._outer.is_scored:
