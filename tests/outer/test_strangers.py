@@ -69,9 +69,9 @@ def test_a_stranger_counts_by_its_record_and_noise_is_refused() -> None:
 def test_a_flood_of_keys_costs_a_bounded_number_of_fetches() -> None:
     """One in four of `strangers_max` is for peers without a record, however many they are."""
     flood = {f"key-{each}": "noise" for each in range(6)}
-    said, ids = run_with({"good": "", **flood}, rounds=3, strangers_max=4)
+    said, ids = run_with({"good": "", **flood}, rounds=6, strangers_max=4)
     for name in NAMED:
         scored = [each for each in said.named("outer.contribution_refused", name)]
-        assert 1 <= len(scored) <= 3, "one newcomer a round"
+        assert 1 <= len(scored) <= 6, "one newcomer a round"
     merged = said.named("outer.merged", "a")
     assert not {ids[name] for name in flood} & {each for one in merged for each in one["trainers"]}
