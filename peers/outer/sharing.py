@@ -306,7 +306,7 @@ class Sharing:
                     failed.append(error)
                 else:
                     tried.add(offer.signature)
-                    self._say("shard_refused", offer.trainer, link, shard, reason=str(error))
+                    self._say("outer.shard_refused", offer.trainer, link, shard, reason=str(error))
             busy.discard(shard)
             self._loop.changed.touch()
 
@@ -367,7 +367,7 @@ class Sharing:
 
     def _say(self, event: str, trainer: str, link: Link, shard: int, **more: str) -> None:
         events = self._loop.peer.node.events
-        events.emit(f"outer.{event}", trainer=trainer, round=link.round, shard=shard, **more)
+        events.emit(event, trainer=trainer, round=link.round, shard=shard, **more)
 
     async def _mean(self, link: Link, shard: int, child: OuterService, folder: str) -> Merged:
         """Merge a shard into a folder on this peer's disk."""
@@ -453,12 +453,12 @@ class Sharing:
                 signed.append(each)
                 if each.values == right and accuser not in {*self.false, self._me}:
                     self.false.add(accuser)
-                    self._say("accusation_false", accuser, link, shard)
+                    self._say("outer.accusation_false", accuser, link, shard)
         for each in signed:
             if each.values != right and each.trainer not in {*self.left_out, self._me}:
                 self.left_out.add(each.trainer)
                 self.disputed = [*self.disputed, each][-DISPUTED_MAX:]
-                self._say("shard_wrong", each.trainer, link, shard)
+                self._say("outer.shard_wrong", each.trainer, link, shard)
         if self._used.get(key, right) != right:
             del self._used[key]
             self.to_repeat.append(link.digest)
