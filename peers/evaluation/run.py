@@ -168,7 +168,7 @@ def _reference(name: str, options: dict[str, Any]) -> EnvironmentReference:
     return struct_from_mapping(EnvironmentReference, table, f"--tasks {name}")
 
 
-SERVICE = "peers.evaluation.service:jobs.EvaluationService"
+SERVICE = "peers.evaluation.service:EvaluationService"
 
 
 async def draw(child: Child, wanted: Evaluation) -> jobs.TasksDrawn:

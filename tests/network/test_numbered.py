@@ -12,7 +12,8 @@ from swarm.sentences import numbered, sentence
 from tests.commands.harness import swarm
 from tests.docs.pages import ROOT
 
-VERBS = {"does", "follows", "goes", "has", "includes", "is", "makes", "refuses", "this", "was"}
+VERBS = {"begins", "does", "follows", "goes", "has", "includes", "is", "makes", "refuses", "this"}
+VERBS |= {"waits", "was"}
 """What follows a value in the sentences of events and is no noun."""
 
 
