@@ -8,7 +8,7 @@ takes too long. Of what the others have merged, each trainer makes a random shar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -84,6 +84,10 @@ class View(NamedTuple):
     lines: tuple[Line, ...]
 
 
+def _mask(numbers: Iterable[int]) -> int:
+    return sum(1 << number for number in set(numbers))
+
+
 def _numbers(mask: int) -> list[int]:
     return [number for number in range(mask.bit_length()) if mask >> number & 1]
 
@@ -156,7 +160,7 @@ class Sharing:
     def hold(self, contribution: Contribution, shards: Collection[int]) -> None:
         """Note shards of a contribution that are here and checked."""
         digest = contribution.artifact.digest
-        self._held[digest] = self._held.get(digest, 0) | sum(1 << shard for shard in shards)
+        self._held[digest] = self._held.get(digest, 0) | _mask(shards)
         self._told = [HeldShards(of, _numbers(mask)) for of, mask in self._held.items()]
 
     def _holders(self, part: Contribution, present: Collection[str]) -> int:
@@ -201,9 +205,7 @@ class Sharing:
     def hear(self, trainer: str, status: OuterStatus) -> None:
         """Take over what a status says of shards."""
         run = self._loop.peer.run
-        self._held_by[trainer] = {
-            each.contribution: sum(1 << shard for shard in set(each.shards)) for each in status.held
-        }
+        self._held_by[trainer] = {each.contribution: _mask(each.shards) for each in status.held}
         before, now = self._merged.get(trainer, {}), {}
         for each in status.merged:
             key = (each.record, each.shard)

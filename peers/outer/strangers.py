@@ -120,12 +120,11 @@ class Strangers:
         known, most = self._known(), self._peer.run.manifest.outer.strangers_max
         heavy = {each for each, heavy in weights(list(known.values())).items() if heavy}
         newcomers = max(1, int(most * NEWCOMERS_SHARE)) - len(self._tried - heavy)
+        tokens = self._tokens()
         waiting = [
             each
             for each, made in self._offers.items()
-            if made.base == self._round
-            and each not in self._tried
-            and 2 * made.tokens >= self._tokens()
+            if made.base == self._round and each not in self._tried and 2 * made.tokens >= tokens
         ]
         # Who has shown least comes last, so that a flood of keys is paid for once per key.
         self._peer.node.world.random.shuffle(waiting)
