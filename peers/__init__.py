@@ -3,8 +3,6 @@
 The names below are the library's face (docs/library.md), loaded on first use.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The observer role: follow all announcements of a run and change nothing."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from swarm.gossip.topics import RUN, WORK

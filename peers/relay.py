@@ -1,7 +1,5 @@
 """The relay role: fetch and check every checkpoint, and forward each piece at once."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from swarm.gossip.topics import RUN

@@ -4,8 +4,6 @@
 for windows. It takes plain configs of the families in `FAMILIES` only; whatever else a config says,
 transformers' own module computes it (`general`), and nothing is lost but speed."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 A role's `doctor` calls this, for `swarm doctor` and for the start of a peer. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each episode goes on by itself: its next turn is submitted as soon as the environment has answered.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from functools import partial
 from itertools import count
 from threading import Event, Lock
 from time import perf_counter
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -149,7 +148,7 @@ class _Row:
             return not self.work.last
         return episodes_of(self.work[0]) is not None
 
-    def shares_prompt(self, other: _Row) -> bool:
+    def shares_prompt(self, other: Self) -> bool:
         """Whether another episode is about the same task."""
         mine, others = (w[1] if isinstance(w, tuple) else w for w in (self.work, other.work))
         return mine is others

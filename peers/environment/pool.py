@@ -3,8 +3,6 @@
 Each child plays one call at a time. A call that hangs, crashes or takes too much memory ends its
 child alone, which is replaced."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable

@@ -6,8 +6,6 @@ whole episode, except to the environment peer that gave the turn before and reme
 environment peer can answer: one that takes over plays the episode again. The environments' code
 runs in child processes (`pool`), never here."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Chat: options that any environment has, for prompts that the checkpoint's template renders."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Mapping

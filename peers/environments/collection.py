@@ -1,7 +1,5 @@
 """The environments of a run: each is loaded once, and each group draws its task from one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@ its letters, as Unicode names it, `language(NAME)` its ISO 639-1 code, or nothin
 is likely (by lingua, which the extra `languages` installs, from the first 2,000 characters); of
 messages, all three are those of all contents."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,7 +1,5 @@
 """The environment `dataset`: prompts and answers from a file of rows, graded by a grader's name."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

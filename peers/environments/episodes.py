@@ -3,8 +3,6 @@
 Worker and validator run the same functions. The environment's answer depends only on the tokens
 before it, so a validator that replays an episode must get the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

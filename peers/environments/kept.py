@@ -1,7 +1,5 @@
 """Tasks that `swarm dataset filter` kept, as options of any environment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -4,8 +4,6 @@ The reward is r_task − alpha · |target − length| (INTELLECT-2, arXiv 2505.0
 length counts every completion token, the stop token included, as the validator counts them. The
 target is drawn from a short list with the task's seed, so it is the same for a whole group."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Options of an option: `name=value` texts, because a run's options hold no tables."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -2,8 +2,6 @@
 
 Every failure, and a call that does not return, becomes a `UserError` that names the environment."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -1,7 +1,5 @@
 """The probe hash, which shows that two machines render an environment's tasks alike."""
 
-from __future__ import annotations
-
 import blake3
 
 from peers.environments.interface import Environment

@@ -2,8 +2,6 @@
 
 An environment's module is imported when a run names it, because it may need a heavy library."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import EntryPoint, entry_points

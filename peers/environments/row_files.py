@@ -1,7 +1,5 @@
 """Files of rows by index: JSON lines, a JSON list, Parquet."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from array import array

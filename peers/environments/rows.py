@@ -3,8 +3,6 @@
 Rows of JSON lines are read when they are asked for, and of Parquet the row groups in use are
 decoded, so a data set may be larger than memory. pyarrow is imported when a file needs it."""
 
-from __future__ import annotations
-
 import os
 from array import array
 from bisect import bisect_right
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Self
 
 from blake3 import blake3
 
@@ -42,7 +40,7 @@ class Rows:
             raise UserError(f"{where} has no rows; give a data set with at least one")
 
     @classmethod
-    def at(cls, path: str, split: str | None = None, subset: str | None = None) -> Rows:
+    def at(cls, path: str, split: str | None = None, subset: str | None = None) -> Self:
         """Open the files of `files_at`; raises `UserError`."""
         return cls(*cls.files_at(path, split, subset))
 

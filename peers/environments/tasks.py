@@ -1,7 +1,5 @@
 """Ready-made tasks of an environment: a list, rows, a generator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

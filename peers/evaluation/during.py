@@ -4,8 +4,6 @@ Trainers and validators may do this, and announce their results. Nothing waits f
 policy that comes while one runs is left to the next, and a child that dies or fails is a sentence
 in the log. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

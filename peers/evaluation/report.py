@@ -1,7 +1,5 @@
 """The figures of an evaluation and their intervals: as tables to read, and as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

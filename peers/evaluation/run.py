@@ -1,7 +1,5 @@
 """What to evaluate, by options and a run's file, and its run in a child process."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ JSON lines: first the checkpoint and the settings that the samples depend on, th
 sample, in the order in which they finished. Each line is written at once, and only complete lines
 count, so no finished sample is lost or counted twice."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

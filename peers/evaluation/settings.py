@@ -1,7 +1,5 @@
 """Settings of a role that evaluates policies during the run."""
 
-from __future__ import annotations
-
 import pydantic
 
 from swarm.settings import ComputeSettings

@@ -3,8 +3,6 @@
 A submission is pushed and announced to one validator after the other, in order of rank, until one
 has judged it. Delivery is idempotent."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

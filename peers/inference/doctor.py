@@ -1,7 +1,5 @@
 """What an inference peer would find on this machine, and whether the run takes its work."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

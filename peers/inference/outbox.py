@@ -4,8 +4,6 @@ A number is never generated twice with other bytes: a restarted peer goes on wit
 of the step, and delivers again what has no verdict yet. The rows are in the peer's database, the
 files in its folder `FOLDER`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import msgspec

@@ -2,9 +2,8 @@
 
 They begin, are kept and are delivered in the order of their numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
+from typing import Self
 
 import trio
 
@@ -34,7 +33,7 @@ class PendingSubmission:
     """What the child is asked for."""
     entry: bytes
     since: float
-    before: PendingSubmission | None = None
+    before: Self | None = None
     """The submission that was begun before; it is kept first."""
     generated: bool = False
     kept: trio.Event = field(default_factory=trio.Event)

@@ -4,8 +4,6 @@ Validators delete entries one epoch after they are sealed. This worker fetches t
 work a few seconds after each verdict, and once more before it leaves, and keeps them
 (`swarm.ledger.proof_file`): it has them when the entries, or the whole network, are gone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import trio

@@ -1,7 +1,5 @@
 """What an inference peer is told."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pydantic

@@ -1,7 +1,5 @@
 """Offers of newer policies to an engine that generates, where the run allows swaps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 

@@ -3,8 +3,6 @@
 Policy k is the weights after k rollout steps, so step s turns policy s into policy s + 1. A
 rollout of policy p that is trained on in step s has age s − p."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial

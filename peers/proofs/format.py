@@ -2,8 +2,6 @@
 
 `peers.proofs.toploc` explains the format."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

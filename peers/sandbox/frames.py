@@ -1,7 +1,5 @@
 """Frames between a process and one that it started: 4 bytes of length, then msgpack."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import time

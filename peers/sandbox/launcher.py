@@ -7,8 +7,6 @@ behind walls for it, and does nothing else: whoever takes the child over gets a 
 For each program the child passes one end of a new connection over the control socket
 (SCM_RIGHTS), writes a frame with a `Request` and reads one with a `Reply`."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

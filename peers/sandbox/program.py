@@ -1,7 +1,5 @@
 """What a sandbox runs, under which limits, and how it ended."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

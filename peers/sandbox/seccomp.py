@@ -4,8 +4,6 @@ It denies what a program that computes never needs: sockets other than a pair of
 tracing, mounts, kernel keys, new namespaces, and memory that no resource limit counts. A denied
 call fails with EPERM, so that an honest program sees an ordinary error."""
 
-from __future__ import annotations
-
 import errno
 import platform
 import struct

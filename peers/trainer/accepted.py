@@ -1,8 +1,6 @@
 """Accepted submissions on this disk: the pool, the batch taken from it, their files, and what
 becomes of them in the log."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Batches: what one step trains on, once enough of it has arrived."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field

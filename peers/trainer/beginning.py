@@ -1,7 +1,5 @@
 """Beginning: from the base policy, from a training state, or in another trainer's place."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn

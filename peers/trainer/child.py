@@ -1,7 +1,5 @@
 """The jobs of the trainer's child process that are filled in from several places."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

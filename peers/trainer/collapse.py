@@ -4,8 +4,6 @@ INTELLECT-2 (arXiv 2505.07291, §3.5) saw the gradient norm and the share of cli
 up, and the entropy rise again after its fall, steps before the policy collapsed. Every figure is
 the mean of the last few steps, so one bad batch raises no alarm."""
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Mapping

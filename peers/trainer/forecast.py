@@ -1,7 +1,5 @@
 """The forecast of what workers will hand in: submissions held by a validator but not judged yet."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -2,8 +2,6 @@
 
 That follows from the groups in the pool, and from the forecast of those already on their way."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

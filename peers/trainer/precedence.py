@@ -9,8 +9,6 @@ that it cannot reach, nor for one that acknowledged the submission and then had 
 stayed silent through several whole waits gets little time until it is heard again: otherwise it
 would delay every acceptance that it comes before, for the whole run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A run's progress: its lineage, its newest policy, and what follows from both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NoReturn
 

@@ -1,7 +1,5 @@
 """Pushing: every so many policies are uploaded to the Hugging Face hub, beside the training."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, field
 from functools import partial

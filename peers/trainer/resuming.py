@@ -3,8 +3,6 @@
 `Resumption` repeats the recorded steps that the state lacks. `Lineages` abandons them and goes on
 from the state in a new lineage."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

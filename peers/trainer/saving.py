@@ -1,7 +1,5 @@
 """Training states on disk: written when they are due; old ones are deleted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

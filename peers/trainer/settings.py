@@ -2,7 +2,7 @@
 
 Settings of the whole run (objective, batch, schedule) are in its manifest instead."""
 
-from __future__ import annotations
+from typing import Self
 
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -64,7 +64,7 @@ class TrainerSettings(TrainingSettings, EvaluationSettings):
     """Peak FLOP/s of one rank's device, in bf16, to compute its used share; 0: by its name."""
 
     @pydantic.model_validator(mode="after")
-    def _has_model(self) -> TrainerSettings:
+    def _has_model(self) -> Self:
         if not self.model:
             raise UserError(
                 "the trainer needs a base policy: set model under [trainer] in --config to a "

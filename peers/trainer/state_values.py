@@ -5,8 +5,6 @@ pool. Groups of the new step continue them (`swarm.rollouts.continuations`); the
 from accepted verdicts only, are the states' values. A rollout whose states have no value when its
 batch is due keeps the advantage of its group. Imports no torch."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Durable state of a trainer's network process, in SQLite: `trainer.sqlite`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 

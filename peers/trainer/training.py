@@ -1,8 +1,6 @@
 """Training: one step after the other. Each new policy is handed over, to be written and published
 beside the next step, and the step's figures are reported."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

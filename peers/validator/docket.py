@@ -1,7 +1,5 @@
 """The docket: step orders, the submission in each slot, and the known verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

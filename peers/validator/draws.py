@@ -1,7 +1,5 @@
 """What a validator draws for recomputation, with a secret that no worker knows."""
 
-from __future__ import annotations
-
 from random import Random
 
 from swarm.node.run_node import RunNode

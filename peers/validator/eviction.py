@@ -2,8 +2,6 @@
 
 A proven fault evicts by itself (`swarm.node.trusted.append_verdict`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from swarm.ledger.evidence import WORDS, Standing, WorkerEvidence

@@ -1,7 +1,5 @@
 """The examiner: runs the checks of a submission, some of them in child processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

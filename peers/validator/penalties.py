@@ -6,8 +6,6 @@ validator's may be its own fault. But it settles the number, so it must not be f
 cost nothing, since an honest worker meets a restart or an error now and then. Each further one
 doubles the pause in which nothing of the worker is accepted."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

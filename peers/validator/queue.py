@@ -3,8 +3,6 @@
 The messages of a case stay after its verdict, as long as its file does: for an audit, and for other
 validators that judge it too."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence

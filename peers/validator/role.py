@@ -7,8 +7,6 @@ in that order (`queue`), several workers' at a time (`lanes`). Two child process
 rewards; the other one, which the lanes share, recomputes activations and sampling. The verdict is
 durable in the log before it is published (`verdicts`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar, Literal
 

@@ -6,8 +6,6 @@ skipped this validator, although it comes before the judge in rank, is always ju
 worker gains nothing by choosing its validator, and a validator that accepts everything or refuses
 one worker is contradicted (`verdicts.contradict`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import trio

@@ -2,8 +2,6 @@
 
 It makes a tiny model, and the engine compares itself with the native one on it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 import tempfile

@@ -6,8 +6,6 @@ A request that vLLM computes again, after it preempted it or reset its cache, re
 position it had reached; a row whose prompt is not complete yet is recorded again at its position.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Those that need a foreign library call it in killable processes (`peers.environments.graders.pool`).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module

@@ -1,7 +1,5 @@
 """One judge of this machine: known scores first, then the judge itself, within its bounds."""
 
-from __future__ import annotations
-
 import math
 import re
 import sqlite3
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import httpx
 import msgspec
@@ -256,7 +254,7 @@ class Judge:
     remote: Remote
 
     @classmethod
-    def open(cls, name: str, wanted_hash: str) -> Judge:
+    def open(cls, name: str, wanted_hash: str) -> Self:
         """The judge NAME of this machine; raises `UserError`, `NotGradable` for another hash."""
         definition, access, path = read_definition(name)
         found = definition.digest().hex()

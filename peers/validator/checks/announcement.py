@@ -3,8 +3,6 @@
 An announcement costs nothing to make, so a refusal enters no log, and no verdict lists the checks
 that pass."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from peers.validator.checks.base import Finding, at_most, check

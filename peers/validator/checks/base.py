@@ -1,7 +1,5 @@
 """The interface of a check, and the functions that run checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

@@ -2,8 +2,6 @@
 
 Anyone with the file, the step order and the manifest gets the same results."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 None proves a fault. Two honest groups of an easy task may be the same, and a copy under another
 seed fails the recomputation. So each is only a reason to recompute this submission."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 They run before the submission is judged and when its verdict enters the log.
 They cost nothing, and a verdict lists one only if it fails."""
 
-from __future__ import annotations
-
 from peers.validator.checks.base import Finding, at_most, check
 from swarm.wire.messages import Eviction
 

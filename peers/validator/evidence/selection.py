@@ -14,8 +14,6 @@ sign: it multiplies its capital by the ratio of the two likelihoods. That ratio 
 is negative) with Y, and Y with the true tilt; so for every honest tilt it is at most 1 on average,
 and the capital is a supermartingale."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import chain

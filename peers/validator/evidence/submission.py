@@ -8,8 +8,6 @@ capital is a supermartingale: by Ville's inequality it ever reaches 1/α with pr
 No bet is best against every lie, so a process places a few, and the average of their capitals is a
 supermartingale too."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,14 +3,12 @@
 The environment's own loop runs each episode and its rubric grades it; the client gives it the next
 text instead of calling an endpoint."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import verifiers as vf
 from verifiers.types import ResponseMessage
@@ -90,7 +88,7 @@ class Legacy:
             ]
 
     @classmethod
-    def load(cls, package: str, arguments: dict[str, Any], tasks_max: int) -> Legacy:
+    def load(cls, package: str, arguments: dict[str, Any], tasks_max: int) -> Self:
         """Load a package; raises `Unplayable`."""
         os.environ.setdefault(JUDGE_KEY, NO_KEY)
         env = vf.load_environment(package, **arguments)

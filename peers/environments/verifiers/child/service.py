@@ -1,7 +1,5 @@
 """The service of the child process: plays the tasks of one package (`graders.worker` serves it)."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
