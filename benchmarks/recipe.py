@@ -250,7 +250,7 @@ def main(given: Sequence[str] | None = None) -> None:
         engine = functools.partial(NativeEngine, dtype=torch.float32)  # as workers on CPUs
         recipe = Recipe(
             title=of_run.name,
-            environments=tuple(of_run.environments),
+            environments=of_run.environments,
             sampling=of_run.sampling,
             schedule=of_run.schedule,
             optimiser=of_run.optimiser,

@@ -6,7 +6,7 @@ those of the second."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from peers.environments.registry import load_any
 from peers.environments.renderer import stop_ids_of
 from swarm.errors import UserError
 from swarm.jobs import TrainingJob
+from swarm.terminal.tables import read_toml, struct_from_mapping
 from swarm.wire.manifest import (
     Adapter,
     EnvironmentReference,
@@ -31,30 +32,9 @@ from swarm.wire.manifest import (
 )
 
 MODEL = "demo/qwen2-0.23m"
-ENVIRONMENT = EnvironmentReference(name="sort-digits", version="1")
-SAMPLING = Sampling(
-    temperature=1.0, max_new_tokens=8, stop_ids=[EOS_ID], group_size=8, groups_per_submission=4
-)
 OBJECTIVE = Objective(epsilon=0.2, delta=4.0, kl_coefficient=0.0, entropy_coefficient=0.0)
-OPTIMISER = Optimiser(
-    gradient_norm_max=0.1,
-    learning_rate=6e-4,
-    beta1=0.9,
-    beta2=0.99,
-    warmup_steps=10,
-    final_learning_rate_share=0.1,
-)
 THRESHOLDS = Thresholds(measured_tokens=2_229_646, measured_dtypes=["bfloat16", "float32"])
 """The defaults, which are this model's (docs/benchmarks.md, "Honest workers and cheats")."""
-SCHEDULE = Schedule(steps=250, groups_per_step=32, asynchrony=2, max_staleness=4, old="generation")
-CALCULATOR = EnvironmentReference(name="calculator", version="1", options={"digits": 2})
-
-TOOLS = EnvironmentReference(
-    name="tools",
-    version="1",
-    options={"statement": "bare", "digits": 2, "operations": 1, "must_call": True},
-)
-CODE = EnvironmentReference(name="code", version="2", options={"tests": 3})
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,18 +51,16 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     """Probability of the right answer at which to stop, mean over the prompts of the last `window`
     steps. Five seeds then have 0.205 to 0.223 on 4,096 held-out prompts."""
     window: int = 4
-    adapter: Adapter = Adapter()
-    """What is trained, and then merged into the weights; by default all of them are."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """What one demo trains on."""
 
     title: str
-    environments: tuple[EnvironmentReference, ...]
-    sampling: Sampling = SAMPLING
-    schedule: Schedule = SCHEDULE
-    optimiser: Optimiser = OPTIMISER
+    environments: list[EnvironmentReference]
+    sampling: Sampling
+    schedule: Schedule
+    optimiser: Optimiser
     adapter: Adapter = Adapter()
     thresholds: Thresholds = THRESHOLDS
     """Those of a model that is given are measured."""
@@ -120,52 +98,32 @@ class PreparationService(Protocol):
         ...
 
 
-RECIPES = {
-    "sort-digits": Recipe(
-        title="sort six digits", environments=(ENVIRONMENT,), system_prompt="Sort the digits."
-    ),
-    "calculator": Recipe(
-        title="arithmetic with a tool",
-        environments=(CALCULATOR,),
-        sampling=replace(SAMPLING, max_new_tokens=16),
-    ),
-    "tools": Recipe(
-        title="call a calculator",
-        environments=(TOOLS,),
-        sampling=replace(SAMPLING, max_new_tokens=28),
-    ),
-    "code": Recipe(
-        title="programs of one line, by hidden tests",
-        environments=(CODE,),
-        sampling=replace(SAMPLING, max_new_tokens=60),
-        schedule=replace(SCHEDULE, groups_per_step=16),
-        optimiser=replace(OPTIMISER, learning_rate=1e-3),
-        positions=96,
-        warmup=Warmup(batch=32, steps_max=1000, accuracy=0.25),
-    ),
-    "mixture": Recipe(
-        title="sort digits, and arithmetic with two kinds of tool",
-        environments=(ENVIRONMENT, CALCULATOR, TOOLS),
-        sampling=replace(SAMPLING, max_new_tokens=28),
-    ),
-}
+def _filled(table: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A table with what it leaves open from another one, and so each table in it."""
+    own = {
+        key: _filled(value, other[key]) if isinstance(value, dict) and key in other else value
+        for key, value in table.items()
+    }
+    return other | own
+
+
+def _recipes() -> dict[str, Recipe]:
+    where = "the demos' recipes"
+    tables = read_toml(Path(__file__).with_suffix(".toml"), where)
+    every = tables.pop("every")
+    every["sampling"]["stop_ids"] = [EOS_ID]
+    return {
+        name: struct_from_mapping(Recipe, _filled(table, every), f"{where}: {name}")
+        for name, table in tables.items()
+    }
+
+
+RECIPES = _recipes()
 """By the name that `swarm demo --environment` takes."""
-
-
-LORA = Adapter(rank=16, alpha=32.0)
-OF_MODEL = Recipe(
-    title="",
-    environments=(),
-    schedule=replace(SCHEDULE, steps=40, groups_per_step=8),
-    optimiser=replace(OPTIMISER, learning_rate=8e-4, gradient_norm_max=0.5, warmup_steps=3),
-    adapter=LORA,
-    thresholds=Thresholds(),
-    warmup=Warmup(
-        learning_rate=1e-3, warmup_steps=5, batch=16, steps_max=100, accuracy=0.15, adapter=LORA
-    ),
-    held_out=256,
-)
-"""Of a model that is given: SmolLM2-135M-Instruct then takes 15 minutes on two cores."""
+OF_MODEL = RECIPES.pop("model")
+SORTING = RECIPES["sort-digits"]
+ENVIRONMENT, SAMPLING = SORTING.environments[0], SORTING.sampling
+SCHEDULE, OPTIMISER, LORA = SORTING.schedule, SORTING.optimiser, OF_MODEL.adapter
 TEMPERATURE = 0.7
 """At which a model that is given is sampled."""
 TOKENS_MAX = 64
@@ -185,7 +143,7 @@ def recipe_of(
     known = RECIPES.get(name)
     if known is not None and model is None and not options:
         return known
-    environments = known.environments if known else (EnvironmentReference(name=name, version=""),)
+    environments = known.environments if known else [EnvironmentReference(name=name, version="")]
     given = dict(options or {})
     if model is not None and given.get("chat") is not False:
         try:
@@ -196,14 +154,14 @@ def recipe_of(
         told = {"system_prompt": known.system_prompt} if known and known.system_prompt else {}
         given = {"chat": True, **told, **given}
     loaded = [load_any(each.name, {**each.options, **given}) for each in environments]
-    begin = OF_MODEL if model is not None else known or Recipe(title="", environments=())
+    begin = OF_MODEL if model is not None else known or SORTING
     recipe = replace(
         begin,
         title=known.title if known else name,
-        environments=tuple(
+        environments=[
             replace(each, version=environment.version, options={**each.options, **given})
             for each, environment in zip(environments, loaded, strict=True)
-        ),
+        ],
     )
     folder = model or tokenizer
     assert folder is not None

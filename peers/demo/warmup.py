@@ -23,7 +23,7 @@ from peers.environments.episodes import demonstrate
 from peers.learning import adapters
 from peers.sandbox.launcher import start_launcher
 from swarm.rollouts.seeds import digest, environment_of_group
-from swarm.wire.manifest import Thresholds
+from swarm.wire.manifest import Adapter, Thresholds
 from swarm.world.progress import report
 from swarm.world.tasks import JobThread, in_job_thread
 
@@ -81,6 +81,7 @@ def prepare_base(
         [environments.of(reference) for reference in recipe.environments],
         seed,
         recipe.warmup,
+        recipe.adapter,
         weights=[reference.weight for reference in recipe.environments],
         begin=model,
         stop=recipe.sampling.stop_ids[0],
@@ -93,6 +94,7 @@ def warm_up(
     environments: Sequence[Environment],
     seed: int,
     recipe: Warmup | None = None,
+    adapter: Adapter | None = None,
     *,
     weights: Sequence[float] = (1.0,),
     begin: Path | None = None,
@@ -105,16 +107,17 @@ def warm_up(
     That is the expected accuracy of sampling, so the stopping rule needs no generation and has none
     of its noise.
 
+    `adapter`: what is trained, and then merged into the weights; by default all of them are.
     `weights`: the environments' shares of the prompts. `begin`: the folder with the policy, where
     it is another one."""
-    recipe = recipe or Warmup()
+    recipe, adapter = recipe or Warmup(), adapter or Adapter()
     begin = begin or folder
     renderer = Renderer(begin)
     model: Any = loading.load(begin).train()
-    stored, device = model.dtype, find_device("auto" if recipe.adapter.rank else "cpu")
-    if recipe.adapter.rank:
+    stored, device = model.dtype, find_device("auto" if adapter.rank else "cpu")
+    if adapter.rank:
         model = model.float()
-        adapters.adapt(model, recipe.adapter)
+        adapters.adapt(model, adapter)
         for name, value in model.named_parameters():
             if value.requires_grad:
                 value.data.copy_(adapters.initial(name, value.shape, seed))
@@ -133,7 +136,7 @@ def warm_up(
         rows = _batch(environments, renderer, seed, step, recipe.batch, weights, stop)
         tokens, labels = (each.to(device) for each in rows)
         # In bf16 a large model takes a third less time; the master weights stay in fp32.
-        with torch.autocast(device.type, torch.bfloat16, enabled=bool(recipe.adapter.rank)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bool(adapter.rank)):
             logits = model(tokens[:, :-1], use_cache=False).logits.float()
         targets = labels[:, 1:]
         surprise = _surprise(logits, targets)  # [batch, seq - 1]
@@ -146,7 +149,7 @@ def warm_up(
             recent.append(sampled.sum(-1).neg().exp().mean().item())
         if len(recent) == recipe.window and sum(recent) / recipe.window >= recipe.accuracy:
             break
-    if recipe.adapter.rank:
+    if adapter.rank:
         model = _merged(model).to("cpu", stored)
     policy_model.save(model, folder, tokenizer_from=begin)
     return step + 1

@@ -1,11 +1,11 @@
 """What a folder with a LoRA adapter says of it, read and checked. Imports no torch."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.engines.config import read_object
 from swarm.errors import UserError
 from swarm.shardcast.manifest import BASE_NAME
 from swarm.wire.manifest import ADAPTER_RANK_MAX, ADAPTER_TARGETS
@@ -79,16 +79,7 @@ def base_of(folder: Path) -> Path:
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Read and check `adapter_config.json`; raises `UserError`."""
     path = folder / CONFIG_FILE
-    try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise UserError(f"{path} has more than {CONFIG_BYTES_MAX} bytes; it is no adapter's")
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is not a JSON object")
+    found = read_object(path, "adapter", CONFIG_BYTES_MAX)
     if found.get("peft_type") != "LORA":
         raise UserError(f"{path}: peft_type is {found.get('peft_type')!r:.60}; it must be 'LORA'")
     for name in sorted(found.keys() - INERT):

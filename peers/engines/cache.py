@@ -69,17 +69,14 @@ R = TypeVar("R", bound=Cached)
 
 @dataclass(eq=False)
 class Copy:
-    """The positions of a row, copied out of the cache."""
+    """The first positions of a row, copied out of the cache."""
 
-    keys: list[Tensor]
-    """Per layer [H_kv, length, D]."""
-    values: list[Tensor]
-    states: Tensor
-    """[length, hidden]"""
+    parts: list[Tensor]
+    """Of each of `Bucket.caches` [..., length, width]."""
 
     @property
     def length(self) -> int:
-        return len(self.states)
+        return self.parts[0].shape[-2]
 
 
 class Bucket(Generic[R]):
@@ -97,6 +94,12 @@ class Bucket(Generic[R]):
         return len(self.states)
 
     @property
+    def caches(self) -> list[Tensor]:
+        """Keys and values per layer [capacity, H_kv, columns, D], and last the hidden states
+        [capacity, columns, hidden]."""
+        return [*self.keys, *self.values, self.states]
+
+    @property
     def bytes(self) -> int:
         return self.capacity * self.columns * self._shape.position_bytes
 
@@ -109,48 +112,34 @@ class Bucket(Generic[R]):
         """Remove a row; the last one takes its index."""
         last = self.rows.pop()
         if last is not row:
-            at, source, used = row.index, last.index, last.length
-            for cache in (*self.keys, *self.values):
-                cache[at, :, :used] = cache[source, :, :used]
-            self.states[at, :used] = self.states[source, :used]
+            at, used = row.index, last.length
+            for cache in self.caches:
+                cache[at, ..., :used, :] = cache[last.index, ..., :used, :]
             self.rows[at], last.index = last, at
         row.bucket, row.index = None, -1
 
     def resize(self, capacity: int) -> None:
         """Allocate memory for that many rows, at least those present."""
-        used = len(self.rows)
-        old = (self.keys, self.values)
-        keys, values, states = self._allocate(capacity)
-        if used:
-            for new, before in zip((keys, values), old, strict=True):
-                for target, source in zip(new, before, strict=True):
-                    target[:used] = source[:used]
-            states[:used] = self.states[:used]
-        self.keys, self.values, self.states = keys, values, states
+        used, old = len(self.rows), self.caches
+        self.keys, self.values, self.states = self._allocate(capacity)
+        for target, source in zip(self.caches, old, strict=True):
+            target[:used] = source[:used]
 
     def copy_in(self, row: R, copy: Copy) -> None:
         """Fill a row's first positions from a copy."""
-        index, length = row.index, copy.length
-        for layer, (key, value) in enumerate(zip(copy.keys, copy.values, strict=True)):
-            self.keys[layer][index, :, :length] = key
-            self.values[layer][index, :, :length] = value
-        self.states[index, :length] = copy.states
-        row.length = length
+        row.length = copy.length
+        for cache, part in zip(self.caches, copy.parts, strict=True):
+            cache[row.index, ..., : row.length, :] = part
 
     def copy_out(self, row: R, length: int) -> Copy:
         """Copy a row's first positions."""
-        index = row.index
-        return Copy(
-            [cache[index, :, :length].clone() for cache in self.keys],
-            [cache[index, :, :length].clone() for cache in self.values],
-            self.states[index, :length].clone(),
-        )
+        return Copy([cache[row.index, ..., :length, :].clone() for cache in self.caches])
 
     def share(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first positions of rows `sources` to as many rows `targets`."""
-        caches = (*self.keys, *self.values, self.states)
-        index = {each: upload([sources, targets], each) for each in {c.device for c in caches}}
-        for cache in caches:
+        devices = {cache.device for cache in self.caches}
+        index = {each: upload([sources, targets], each) for each in devices}
+        for cache in self.caches:
             source, target = index[cache.device]
             head = cache.narrow(-2, 0, length)
             head.index_copy_(0, target, head.index_select(0, source))
@@ -217,11 +206,8 @@ class Cache(Generic[R]):
             return False
         after, index, used = row.bucket, row.index, row.length
         assert after is not None
-        for source, target in zip(
-            (*before.keys, *before.values), (*after.keys, *after.values), strict=True
-        ):
-            target[index, :, :used] = source[at, :, :used]
-        after.states[index, :used] = before.states[at, :used]
+        for source, target in zip(before.caches, after.caches, strict=True):
+            target[index, ..., :used, :] = source[at, ..., :used, :]
         row.bucket, row.index = before, at
         before.remove(row)
         row.bucket, row.index = after, index

@@ -3,8 +3,6 @@
 What `architecture` describes the native engine computes itself. Any other model is transformers'
 own, and is checked by computing (`general`)."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -23,20 +21,23 @@ made before its weights are looked for."""
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's config.json; raises `UserError` when it is missing or broken."""
-    path = folder / "config.json"
+    return read_object(folder / "config.json", "model", CONFIG_BYTES_MAX)
+
+
+def read_object(path: Path, kind: str, most: int) -> dict[str, Any]:
+    """The JSON object in the config of a model or an adapter, of at most so many bytes; raises
+    `UserError`."""
     try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise UserError(
-                f"model config {path} has more than {CONFIG_BYTES_MAX} bytes; it is no model's"
-            )
-        config = json.loads(path.read_bytes())
+        if path.stat().st_size > most:
+            raise UserError(f"{kind} config {path} has more than {most} bytes; it is no {kind}'s")
+        found = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"model config {path} cannot be read ({error.strerror})") from error
+        raise UserError(f"{kind} config {path} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"model config {path} is not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise UserError(f"model config {path} is not a JSON object")
-    return config
+        raise UserError(f"{kind} config {path} is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{kind} config {path} is not a JSON object")
+    return found
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:

@@ -95,8 +95,6 @@ class Capabilities:
     in_flight: bool = False
     """Whether `load_weights` may be called while requests are being generated. Each row after it is
     what a prefill with the new policy gives: nothing computed with the old one is kept."""
-    prefills: bool = True
-    """Whether `prefill` and `logits` are supported, which a validator needs."""
 
     @property
     def engine_class(self) -> str:

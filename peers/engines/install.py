@@ -22,6 +22,7 @@ import msgspec
 
 from peers.engines import installed as recipes
 from swarm.errors import UserError
+from swarm.world.disk import replace_file
 from swarm.world.home import make_home
 
 Say = Callable[[str], None]
@@ -178,7 +179,5 @@ def _versions(recipe: recipes.Recipe, folder: Path) -> dict[str, str]:
 
 
 def _write(folder: Path, found: recipes.Installed) -> None:
-    """Write the record so that an interruption leaves the old one or the new one."""
-    new = recipes.record_of(folder).with_suffix(".new")
-    new.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-    new.replace(recipes.record_of(folder))
+    record = msgspec.json.format(msgspec.json.encode(found))
+    replace_file(recipes.record_of(folder), record)

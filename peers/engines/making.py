@@ -1,8 +1,10 @@
 """A submission in the making: the turns that it asks for, its finished rollouts, their proofs."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,30 +25,27 @@ class AskedQueue:
     """Turns that episodes ask for, in the job thread, and the role takes, in trio's."""
 
     def __init__(self) -> None:
-        self._asked: deque[AskedTurn] = deque()
-        self._news = trio.Event()
+        self._ask, self._asked = trio.open_memory_channel[AskedTurn](math.inf)
 
     def asking(self, seed: bytes) -> Callable[[int, Sequence[Segment]], None]:
         """A function for `peers.engines.episodes.ServedTask.ask`, for worker threads."""
 
         def ask(row: int, segments: Sequence[Segment]) -> None:
             tokens = [list(segment.tokens) for segment in segments]
-            self._asked.append(AskedTurn(seed=seed, row=row, segments=tokens))
-            trio.from_thread.run_sync(self._wake)
+            asked = AskedTurn(seed=seed, row=row, segments=tokens)
+            trio.from_thread.run_sync(self._ask.send_nowait, asked)
 
         return ask
 
-    def _wake(self) -> None:
-        self._news.set()
-
     async def take(self) -> list[AskedTurn]:
         """All turns asked for since the last call; waits for one, at most `TURNS_SECONDS`."""
+        found: list[AskedTurn] = []
         with trio.move_on_after(TURNS_SECONDS):
-            while not self._asked:
-                self._news = trio.Event()
-                if not self._asked:
-                    await self._news.wait()
-        return [self._asked.popleft() for _ in range(len(self._asked))]
+            found.append(await self._asked.receive())
+        with suppress(trio.WouldBlock):
+            while True:
+                found.append(self._asked.receive_nowait())
+        return found
 
 
 PROVE_SECONDS = 1.0

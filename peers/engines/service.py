@@ -29,10 +29,9 @@ from swarm.jobs import Hardware, Load, SubmissionOrder, inference
 from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
-from swarm.wire.manifest import one_or_each
 from swarm.wire.messages import CheckpointReference
 from swarm.world.progress import checkpoint
-from swarm.world.tasks import JobThread, in_job_thread, open_guarded
+from swarm.world.tasks import JobThread, alongside, in_job_thread
 
 
 class EngineService:
@@ -143,14 +142,12 @@ class EngineService:
 
     async def generate(self, job: inference.Generate) -> inference.Generated:
         made = await trio.to_thread.run_sync(self._begin, job)
-        async with open_guarded() as guarded:
-            guarded.nursery.start_soon(made.finished.keep_proving)
+        async with alongside(made.finished.keep_proving):
             try:
                 await self._thread.run(self._drive, made.playing)
             finally:
                 if not made.playing.is_over:
                     made.playing.error = RuntimeError("the call was cancelled")
-            guarded.nursery.cancel_scope.cancel()
         return await self._beside.run(self._complete, made)
 
     def _drive(self, playing: Playing) -> None:
@@ -294,10 +291,10 @@ class EngineService:
     def _complete(self, made: Made) -> inference.Generated:
         """Build the last proofs, and write the file."""
         order, finished = made.order, made.finished
-        assert self._policy is not None
+        assert self._policy is not None and self._engine is not None
         finished.prove()
         size = order.sampling.group_size
-        environments = order.environments_of_groups() or [0] * order.groups
+        environments = order.environments_of_groups()
         rollouts = Rollouts.from_rows(
             [
                 Row(
@@ -311,7 +308,9 @@ class EngineService:
             ]
         )
         turns = made.turns() if made.prompts else None
-        digest, size_bytes = write(made.path, rollouts, self._header(order), turns)
+        engine = self._engine.capabilities.engine_class
+        header = Header(**order.header_fields(), engine=engine)
+        digest, size_bytes = write(made.path, rollouts, header, turns)
         slots_left = self._slots()
         return inference.Generated(
             digest=digest,
@@ -324,22 +323,6 @@ class EngineService:
             policy=self._policy,
             policies=finished.policies(),
             seconds_load=self._seconds_loading,
-        )
-
-    def _header(self, order: SubmissionOrder) -> Header:
-        assert self._engine is not None
-        return Header(
-            run=order.run,
-            lineage=order.policy.lineage,
-            step=order.step,
-            policy=order.policy.step,
-            worker=order.worker,
-            number=order.number,
-            environments=[(each.name, each.version) for each in order.environments],
-            temperature=one_or_each(order.sampling.temperatures(order.environments)),
-            max_new_tokens=order.sampling.max_new_tokens,
-            stop_ids=order.sampling.stop_ids,
-            engine=self._engine.capabilities.engine_class,
         )
 
 

@@ -1,11 +1,9 @@
 """How busy an inference peer's device is, and why it idles."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import trio
 
@@ -26,17 +24,7 @@ Cause = Literal[
     "out_of_work",
 ]
 
-CAUSES: dict[Cause, str] = {
-    "starting": "starting",
-    "waiting_for_order": "waiting for a step order",
-    "waiting_for_policy": "waiting for a policy",
-    "loading_weights": "loading weights",
-    "building_proofs": "building proofs and files",
-    "waiting_for_delivery": "waiting for a delivery",
-    "waiting_for_verdicts": "waiting for verdicts",
-    "out_of_work": "out of work in this step",
-}
-"""What a person reads of each cause."""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 class DeviceMeter:
@@ -97,7 +85,7 @@ class DeviceMeter:
             seconds=total,
             busy=self.busy,
             idle=[
-                f"{100 * share:.0f} % {CAUSES[cause]}"
+                f"{100 * share:.0f} % {cause.replace('_', ' ')}"
                 for cause, share in sorted(shares.items(), key=lambda item: -item[1])
                 if share >= 0.005  # would be shown as 0 %
             ],

@@ -6,8 +6,6 @@ the order of their numbers. The order's nonce, this peer's id and the submission
 prompts and noise. A peer that restarts goes on with the next number of the step, and delivers again
 what has no verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -38,7 +36,7 @@ from swarm.wire.messages import CheckpointReference, StepOrder, Submission, Verd
 from swarm.world import ChildUserError, client
 from swarm.world.observable import complain
 from swarm.world.restarts import Restarts
-from swarm.world.tasks import open_guarded
+from swarm.world.tasks import alongside, open_guarded
 
 STATES_PAUSE_SECONDS = 5.0
 """Pause after no peer had the states that a step continues, unless the order changes."""
@@ -184,10 +182,8 @@ class InferenceRole:
     ) -> None:
         while not self._leaving:
             self._show_doing()
-            async with trio.open_nursery() as waiting:
-                waiting.start_soon(complain, self._say_without_work)
+            async with alongside(partial(complain, self._say_without_work)):
                 await self._peer.order.wait_until(lambda _: self._obstacle() is None)
-                waiting.cancel_scope.cancel()
             order = self._peer.step_order()
             if self._leaving:
                 return
@@ -341,18 +337,13 @@ class InferenceRole:
 
         A newer order does so if it names another policy or another version of the run, or ends the
         run."""
-        fetched: Fetched | None = None
 
         def wants(order: StepOrder) -> tuple[int, int, bool, bytes]:
             return order.lineage, order.policy, order.final, order.run_digest
 
-        def superseded() -> bool:
+        def is_superseded(_: object) -> bool:
             newest = self._peer.step_order()
             return newest is not None and wants(newest) != wants(order)
-
-        async def give_up() -> None:
-            await self._peer.order.wait_until(lambda _: superseded())
-            nursery.cancel_scope.cancel()
 
         def say(seconds: float) -> None:
             here = self._peer.policies.progress(order.checkpoint)
@@ -363,12 +354,10 @@ class InferenceRole:
                 reason += ", has not come"
             self._peer.say_starved("inference", seconds, reason, trainers)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(give_up)
-            nursery.start_soon(complain, say)
-            fetched = await fetch()
-            nursery.cancel_scope.cancel()
-        return fetched
+        superseded = partial(self._peer.order.wait_until, is_superseded)
+        async with alongside(partial(complain, say), until=superseded):
+            return await fetch()
+        return None
 
     async def _has_states(self, order: StepOrder, manifest: RunManifest) -> bool:
         """Fetch the states that the step continues. False if the order was superseded meanwhile, or

@@ -1,7 +1,5 @@
 """Prompts and turns of served environments, which a worker gets from environment peers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,12 +89,6 @@ class ServedTurns:
         Waits until environment peers have given them; raises `Unwanted`.
         """
         order = pending.asked
-        indices = order.environments_of_groups() or [0] * order.groups
-        served = [
-            group
-            for group, index in enumerate(indices)
-            if order.environments[index].where == "served"
-        ]
         found: dict[int, SignedPrompt] = {}
 
         async def ask(group: int) -> None:
@@ -106,9 +98,9 @@ class ServedTurns:
             )
 
         async with open_guarded() as guarded:
-            for group in served:
+            for group in order.served_groups():
                 guarded.start_soon(partial(ask, group))
-        return [found[group] for group in served]
+        return [found[group] for group in sorted(found)]
 
     async def serve(
         self, engine: InferenceService, begun: Callable[[], Sequence[PendingSubmission]]

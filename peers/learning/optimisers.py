@@ -5,7 +5,7 @@ them, and they are rounded again. So both compute the same formula."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,12 +100,6 @@ class QuantisedMoments:
             values = self._torchao.create_dynamic_map(signed=MOMENTS[moment])
             self._maps[key] = torch.tensor(values, device=device)
         return self._maps[key]
-
-
-class _Numbers(TypedDict):
-    lr: float
-    betas: tuple[float, float]
-    weight_decay: float
 
 
 class PiecewiseAdamW(torch.optim.Optimizer):
@@ -218,11 +212,11 @@ def make_optimiser(
     """The optimiser of this name in the trainer's settings; raises `UserError`.
 
     `apart`: matrices that Muon leaves to AdamW, which are embedding and head."""
-    chosen = _Numbers(
-        lr=numbers.learning_rate,
-        betas=(numbers.beta1, numbers.beta2),
-        weight_decay=numbers.weight_decay,
-    )
+    chosen: dict[str, Any] = {
+        "lr": numbers.learning_rate,
+        "betas": (numbers.beta1, numbers.beta2),
+        "weight_decay": numbers.weight_decay,
+    }
     if name == "adamw8bit":
         return PiecewiseAdamW(parameters, **chosen)
     if name == "muon":

@@ -6,12 +6,10 @@ first-fit decreasing; positions restart, and attention stays within a sequence. 
 attention kernel for packed rows, so there the layout with the smaller estimated cost is used.
 Identical sequences of a batch are computed once, and collect the gradients of all copies."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -65,10 +63,10 @@ class Rows:
     """Tokens of the longest of these sequences."""
     temperature: float = 1.0
     """The temperature at which all its completions were sampled."""
-    whole: Rows | None = None
+    whole: Self | None = None
     """The rows of which these tokens are one rank's share (`sequence_parallel`); None: all."""
 
-    def to(self, device: torch.device | str) -> Rows:
+    def to(self, device: torch.device | str) -> Self:
         held = [name for name, value in vars(self).items() if isinstance(value, Tensor | Rows)]
         moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in held}
         return replace(self, **moved)
@@ -97,7 +95,7 @@ def lay_out(batch: Batch, layout: Layout | None = None, tokens_max: int = 0) -> 
     `tokens_max` 0 is `PASS_TOKENS_MAX`."""
     most = tokens_max or PASS_TOKENS_MAX
     passes = []
-    for sequences in _by_temperature(_distinct(batch)):
+    for sequences in _by_temperature(distinct(batch)):
         if layout == "flat":
             bins = first_fit([sequence.inputs for sequence in sequences], most)
             passes += [_rows([[sequences[each] for each in some]], packed=True) for some in bins]
@@ -145,7 +143,7 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-def _distinct(batch: Batch) -> list[_Sequence]:
+def distinct(batch: Batch) -> list[_Sequence]:
     """A batch's sequences without repeats, in order of first appearance."""
     found: dict[tuple[float, bytes, bytes], _Sequence] = {}
     start = 0

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from peers.learning.batch import AcceptedGroups, Batch
+from peers.learning.packing import distinct
 from peers.learning.ranks import Ranks
 from swarm.wire.messages import ENVIRONMENTS_MAX
 
@@ -33,20 +34,10 @@ def training_work(model: Any, batch: Batch) -> dict[str, float]:
 
     `trained_tokens`: prompt and completion tokens. `model_flops`: the operations that they need.
     Equal sequences of a batch are computed once (`packing.py`), so they count once here."""
-    columns = zip(
-        batch.split(batch.tokens),
-        batch.split(batch.sampled),
-        batch.temperature.tolist(),
-        batch.completion_lengths.tolist(),
-        strict=True,
-    )
-    distinct = {
-        (temperature, tokens.numpy().tobytes(), mask.numpy().tobytes()): (len(tokens) - 1, sampled)
-        for tokens, mask, temperature, sampled in columns
-    }
+    sequences = [(each.inputs, len(each.sampled)) for each in distinct(batch)]
     return {
         "trained_tokens": float(batch.lengths.sum()),
-        "model_flops": model_flops(model, list(distinct.values())),
+        "model_flops": model_flops(model, sequences),
     }
 
 

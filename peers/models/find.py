@@ -1,13 +1,12 @@
 """From what a person gives as a model to a Hugging Face folder on this machine."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
 import re
 import struct
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,17 +151,16 @@ def _described(path: Path, option: str) -> tuple[int, str]:
     try:
         _check_header(path)
         tensors = gguf.GGUFReader(path).tensors
-        sizes: dict[str, int] = {}
+        sizes = Counter[str]()
         for each in tensors:
-            kind = each.tensor_type.name
-            sizes[kind] = sizes.get(kind, 0) + int(each.n_elements)
+            sizes[each.tensor_type.name] += int(each.n_elements)
     except Exception as error:  # numpy's and the library's own, for files that are cut or no GGUF
         raise UserError(
             f"{option} {path} cannot be read as GGUF ({str(error)[:200]}); fetch it again"
         ) from error
     if not sizes:
         raise UserError(f"{option} {path} is a GGUF without weights; name the one that has them")
-    return sum(sizes.values()), ", ".join(sorted(sizes, key=lambda kind: -sizes[kind])[:2])
+    return sizes.total(), ", ".join(kind for kind, _ in sizes.most_common(2))
 
 
 def _check_header(path: Path) -> None:

@@ -1,7 +1,5 @@
 """One program behind the walls: build them, start it, watch its streams and its time."""
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import itertools
@@ -113,12 +111,6 @@ class Group:
             self._make(parents["pids"], {"pids.max": processes})
         if "" in parents and not self._folders:
             self._make(parents[""], {"memory.max": memory, "pids.max": processes})
-
-    @property
-    def bounds_memory(self) -> bool:
-        """Whether this machine allowed a bound on memory."""
-        names = ("memory.max", "memory.limit_in_bytes")
-        return any((folder / name).exists() for folder in self._folders for name in names)
 
     def add(self, pid: int) -> None:
         """Put a process, and all that it starts from now on, into the group."""

@@ -5,7 +5,6 @@ The hostile file itself is opened in a separate process (`peers.validator.reader
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import blake3
 import numpy as np
@@ -33,7 +32,6 @@ from swarm.rollouts.continuations import whole
 from swarm.rollouts.rollouts import Rollouts, bounded
 from swarm.rollouts.submission_file import ReadLimits
 from swarm.run.work import renders_otherwise
-from swarm.wire.manifest import one_or_each
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread
 
@@ -83,7 +81,8 @@ class InspectorService:
         if found.failed:
             return found
         rollouts = inspection.rollouts
-        found.environments = order.environments_of_groups()
+        if len(order.environments) > 1:
+            found.environments = order.environments_of_groups()
         found.group_digests = _group_digests(rollouts, order.sampling.group_size)
         found.canonical_digest = inspection.contents.canonical_digest
         found.canonical_bytes = inspection.contents.canonical_bytes
@@ -140,9 +139,9 @@ class InspectorService:
             read=lambda: self._reader.read(
                 Path(job.path), job.digest, Path(job.canonical_path), limits
             ),
-            header=expected_header(order),
+            header=order.header_fields(),
             groups=drawn,
-            environments=order.environments_of_groups() or [0] * order.groups,
+            environments=order.environments_of_groups(),
             prompts=prompts,
             group_size=sampling.group_size,
             renderer=room.renderer,
@@ -160,22 +159,6 @@ class InspectorService:
 
 
 _SERVICE: type[InspectionService] = InspectorService
-
-
-def expected_header(order: SubmissionOrder) -> dict[str, Any]:
-    """The header fields determined by the announcement, the step order and the manifest."""
-    return {
-        "run": order.run,
-        "lineage": order.policy.lineage,
-        "step": order.step,
-        "policy": order.policy.step,
-        "worker": order.worker,
-        "number": order.number,
-        "environments": [(each.name, each.version) for each in order.environments],
-        "temperature": one_or_each(order.sampling.temperatures(order.environments)),
-        "max_new_tokens": order.sampling.max_new_tokens,
-        "stop_ids": order.sampling.stop_ids,
-    }
 
 
 def _grade(inspection: Inspection, found: Graded) -> None:

@@ -70,19 +70,13 @@ def model_segments(length: int, turns: int, seed: bytes, row: int) -> list[list[
     ]
 
 
-def served_groups(order: SubmissionOrder) -> list[int]:
-    """The groups of a submission whose environment is served."""
-    indices = order.environments_of_groups() or [0] * order.groups
-    return [n for n, index in enumerate(indices) if order.environments[index].where == "served"]
-
-
 def served_episodes(
     order: SubmissionOrder, made: SimulatedRollouts, turns: int, peers: Sequence[str]
 ) -> Iterable[tuple[int, int, list[list[int]]]]:
     """(group, sample, segments) of a file's served episodes, with their turns checked as the
     inspector does; raises `BadTurn`."""
     size = order.sampling.group_size
-    for group in served_groups(order):
+    for group in order.served_groups():
         signed = made.turns[group * size][0]
         prompt = open_turn(
             signed,

@@ -57,7 +57,7 @@ class InspectorModel:
         await disk.write(disk.path_of(job.canonical_path), canonical)
         inspected = validation.Inspected(
             checks=[_exact("schema"), _exact("header")],
-            environments=order.environments_of_groups(),
+            environments=order.environments_of_groups() if len(order.environments) > 1 else [],
             group_digests=[
                 digest_of("simnet/1/group", found.seed, group.to_bytes(2, "big"))
                 for group in range(order.groups)

@@ -23,13 +23,13 @@ Report, SamplingFigures, ServedEpisode, UngradedGroup
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from swarm.rollouts.continuations import Continued
 from swarm.rollouts.seeds import environment_of_group, submission_seed
-from swarm.wire.manifest import EnvironmentReference, Sampling
+from swarm.wire.manifest import EnvironmentReference, Sampling, one_or_each
 from swarm.wire.messages import CheckpointReference
 from swarm.world import Job
 
@@ -101,10 +101,25 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
         """The seed of all prompts and noise in the submission."""
         return submission_seed(self.run, self.nonce, self.worker, self.number)
 
+    def header_fields(self) -> dict[str, Any]:
+        """The fields that it determines of the header of the submission's file."""
+        return {
+            "run": self.run,
+            "lineage": self.policy.lineage,
+            "step": self.step,
+            "policy": self.policy.step,
+            "worker": self.worker,
+            "number": self.number,
+            "environments": [(each.name, each.version) for each in self.environments],
+            "temperature": one_or_each(self.sampling.temperatures(self.environments)),
+            "max_new_tokens": self.sampling.max_new_tokens,
+            "stop_ids": self.sampling.stop_ids,
+        }
+
     def environments_of_groups(self) -> list[int]:
-        """[groups] Index of each group's environment; empty if the run has only one."""
+        """[groups] Index of each group's environment."""
         if len(self.environments) == 1:
-            return []
+            return [0] * self.groups
         weights = [environment.weight for environment in self.environments]
         seed = self.seed()
         found = [environment_of_group(seed, group, weights) for group in range(self.groups)]
@@ -112,10 +127,15 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
             found[each.group] = each.state.environment
         return found
 
+    def served_groups(self) -> list[int]:
+        """The groups whose environment is served."""
+        found = self.environments_of_groups()
+        return [n for n, index in enumerate(found) if self.environments[index].where == "served"]
+
     def temperatures(self) -> list[float]:
         """[groups] The temperature of each group's rollouts."""
         found = self.sampling.temperatures(self.environments)
-        return [found[index] for index in self.environments_of_groups() or [0] * self.groups]
+        return [found[index] for index in self.environments_of_groups()]
 
     def prefixes(self) -> list[Sequence[int]]:
         """[groups] The tokens of each group's state after the task's prompt; mostly none."""

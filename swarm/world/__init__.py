@@ -12,7 +12,8 @@ existing, make_home, open_format, sole_user; `landlock`: close_keys, reading_in_
 Machine, free_memory_bytes; `observable`: Observable, STARVED_SECONDS, complain; `process`:
 FORK_SERVER_VARIABLE, HOME_VARIABLE, INSTALLED_VARIABLE, Process, close_memory, describe_status,
 lines_of; `progress`: HUNG_STATUS, REPORT_SECONDS, Reporter, checkpoint, current, report; `recent`:
-Recent; `restarts`: Restarts; `tasks`: J, JobThread, Lifetime, R, in_job_thread, open_guarded
+Recent; `restarts`: Restarts; `tasks`: J, JobThread, Lifetime, R, alongside, in_job_thread,
+open_guarded
 """
 
 from __future__ import annotations

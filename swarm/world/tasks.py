@@ -51,6 +51,26 @@ async def open_guarded() -> AsyncIterator[Guarded]:
         raise failed[0]
 
 
+@asynccontextmanager
+async def alongside(
+    *tasks: Callable[[], Awaitable[object]], until: Callable[[], Awaitable[object]] | None = None
+) -> AsyncIterator[None]:
+    """Run tasks beside the block, until its end; where `until` ends before, so does the block.
+
+    Raises the first error, as `open_guarded`."""
+    async with open_guarded() as guarded:
+
+        async def run(task: Callable[[], Awaitable[object]], ends: bool) -> None:
+            await task()
+            if ends:
+                guarded.nursery.cancel_scope.cancel()
+
+        for task in (*tasks, *([until] if until else [])):
+            guarded.start_soon(functools.partial(run, task, task is until))
+        yield
+        guarded.nursery.cancel_scope.cancel()
+
+
 T = TypeVar("T")
 
 

@@ -27,8 +27,7 @@ def prepare(tmp_path: Path) -> Prepare:
     """A job for a small model with a warm-up of four steps."""
     model = make_chat_model(tmp_path / "model")
     recipe = recipe_of("sort-digits", model=model)
-    warmup = msgspec.structs.replace(WARMUP, adapter=recipe.adapter)
-    recipe = msgspec.structs.replace(recipe, warmup=warmup)
+    recipe = msgspec.structs.replace(recipe, warmup=WARMUP)
     return Prepare(recipe=recipe, folder=str(tmp_path / "base"), model=str(model))
 
 

@@ -19,7 +19,6 @@ from peers.environments import Renderer
 from peers.environments.episodes import EpisodeLimits
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
-from peers.validator.inspector import expected_header
 from peers.validator.reader import Contents
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.environment import EnvironmentSetup, GradeEpisode, PlayTurn
@@ -73,7 +72,7 @@ class Made:
         )
         inspection = Inspection(
             read=lambda: contents,
-            header=expected_header(order),
+            header=order.header_fields(),
             groups=[None] * order.groups,
             environments=[0] * order.groups,
             prompts=[None] * order.groups,

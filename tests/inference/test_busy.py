@@ -150,7 +150,7 @@ async def test_the_time_of_a_device_is_divided_among_causes() -> None:
         "starting": 2, "waiting_for_order": 7, "loading_weights": 1, "building_proofs": 3,
     }  # fmt: skip
     assert sentence("inference.device", first) == (
-        "device 68 % busy; idle: 18 % waiting for a step order, 8 % building proofs and files, "
+        "device 68 % busy; idle: 18 % waiting for order, 8 % building proofs, "
         "5 % starting, 2 % loading weights"
     )
     assert second["busy"] == 1.0

@@ -160,7 +160,8 @@ def test_processes_together_stop_at_the_limit_of_memory():
     with ExitStack() as stack:
         group = Group(limits)
         stack.callback(group.close)
-        if not group.bounds_memory:
+        names = ("memory.max", "memory.limit_in_bytes")
+        if not any((folder / name).exists() for folder in group._folders for name in names):
             pytest.skip("this user may make no control group for memory")
     code = (
         "import os, signal\n"

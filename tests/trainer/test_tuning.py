@@ -15,7 +15,7 @@ import torch
 import trio
 from typer.testing import CliRunner
 
-from peers.demo.recipes import CALCULATOR
+from peers.demo.recipes import RECIPES
 from peers.engines.demo import EOS_ID
 from peers.engines.loading import load as load_model
 from peers.engines.model import read_weights
@@ -98,7 +98,9 @@ def test_the_loss_is_on_the_answer_alone_packed_or_not(base: Path, tmp_path: Pat
 def test_episodes_are_learned_turn_by_turn(base: Path) -> None:
     service = Tuning()
     settings = TuningSettings(batch=4, learning_rate=3e-3, steps=2, validation_share=0.0)
-    job = StartTuning(model=str(base), settings=settings, environment=CALCULATOR)
+    job = StartTuning(
+        model=str(base), settings=settings, environment=RECIPES["calculator"].environments[0]
+    )
     trio.run(service.start, job)
     assert {len(rollout.model_segments) for rollout in rollouts(service._examples)} == {2}
     drawn = [service._examples[index] for _, index in service._mixture.batch(0, 4)]

@@ -27,7 +27,6 @@ from peers.environments import (
 from peers.environments.collection import Environments
 from peers.environments.sort_digits import SortDigits
 from peers.validator.checks import file
-from peers.validator.inspector import expected_header
 from swarm.rollouts.rollout import Rollout, Span
 from swarm.rollouts.rollouts import Rollouts, parts_in
 from swarm.rollouts.seeds import environment_of_group
@@ -404,7 +403,7 @@ def test_the_inspector_needs_no_torch() -> None:
 
 
 def test_every_field_of_a_header_is_checked(stage: Stage) -> None:
-    checked = set(expected_header(stage.order()))
+    checked = set(stage.order().header_fields())
     assert checked | {"format", "engine"} == {
         field.name for field in msgspec.structs.fields(Header)
     }

@@ -3,11 +3,10 @@
 vLLM has other kernels for every processor, model and version. A worker whose kernels are wrong here
 would be refused by every validator, so it finds out first, and says by how much they differ."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -18,8 +17,8 @@ from peers.engines.engine import Engine
 from peers.engines.general import GeneralEngine
 from peers.engines.memory import need_of
 from peers.engines.native import NativeEngine
-from peers.engines.noise import gumbel_noise
-from peers.engines.winners import judge_margins
+from peers.engines.noise import Drawn
+from peers.engines.winners import margins
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.world.machine import free_memory_bytes
@@ -49,7 +48,7 @@ class Agreement:
             f"margins {self.margin:.2g}"
         )
 
-    def within(self, limits: Agreement) -> bool:
+    def within(self, limits: Self) -> bool:
         """False for NaN, too."""
         return (
             self.hidden <= limits.hidden
@@ -111,20 +110,14 @@ def compare(engine: Engine, native: Engine) -> Agreement:
         [[*prompt, *piece.tokens] for prompt, piece in zip(prompts, made, strict=True)],
         [range(len(prompt), len(prompt) + new) for prompt in prompts],
     )
-    hidden, differences, margins = 0.0, [], []
+    hidden, differences, missed = [], [], []
     for row, piece in enumerate(made):
         own, theirs = truth.hidden[row].float().cpu(), piece.hidden.float().cpu()
-        hidden = _larger(hidden, ((own - theirs).norm(dim=-1) / own.norm(dim=-1)).max())
-        positions = torch.arange(new)
-        noise = gumbel_noise(KEY, torch.full((new,), row), positions, size)
-        tokens = torch.tensor(piece.tokens)
-        judged = judge_margins(native.logits(truth.states[row]).cpu(), tokens, 1.0, noise)
+        hidden.append((own - theirs).norm(dim=-1) / own.norm(dim=-1))
+        drawn = Drawn(KEY, torch.full((new,), row), torch.arange(new))
+        logits, tokens = native.logits(truth.states[row]).cpu(), torch.tensor(piece.tokens)
+        judged = margins(logits, tokens, 1.0, drawn)
         differences.append((judged.log_probability - piece.log_probabilities.cpu()).abs())
-        margins.append(judged.margin.clamp(max=1.0))
-    return Agreement(hidden, float(torch.cat(differences).mean()), float(torch.cat(margins).mean()))
-
-
-def _larger(so_far: float, value: torch.Tensor) -> float:
-    """The larger one; NaN stays."""
-    new = float(value)
-    return new if not new <= so_far else so_far
+        missed.append(judged.margin.clamp(max=1.0))
+    apart, off, missing = map(torch.cat, (hidden, differences, missed))
+    return Agreement(float(apart.max()), float(off.mean()), float(missing.mean()))  # NaN stays

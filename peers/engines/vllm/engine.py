@@ -125,7 +125,6 @@ class VllmEngine:
             length_max=settings.model_config.max_model_len,
             slots=settings.scheduler_config.max_num_seqs,
             in_flight=True,
-            prefills=False,
         )
 
     def submit(self, request: Request) -> None:
