@@ -25,7 +25,7 @@ from peers.endpoint.recording import Sessions
 from peers.endpoint.replies import LAST_EVENT, Delta, Reply, as_event, encode
 from peers.endpoint.requests import NAME_MAX, ChatRequest, CompletionRequest, RewardRequest, parse
 from peers.endpoint.sessions import Session
-from swarm.world.tasks import open_guarded
+from swarm.world.tasks import alongside
 
 SESSION_HEADER = "x-session-id"
 """The header in which `verifiers` and others name a rollout."""
@@ -276,18 +276,14 @@ T = TypeVar("T")
 
 async def unless_gone(receive: Receive, make: Callable[[], Awaitable[T]]) -> T | None:
     """The result of `make`, or None if the client leaves before: then it is cancelled."""
-    made: T | None = None
 
-    async def watch() -> None:
+    async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        guarded.nursery.cancel_scope.cancel()
 
-    async with open_guarded() as guarded:
-        guarded.nursery.start_soon(watch)
-        made = await make()
-        guarded.nursery.cancel_scope.cancel()
-    return made
+    async with alongside(until=gone):
+        return await make()
+    return None
 
 
 def _json(body: dict[str, Any]) -> Response:

@@ -1,7 +1,5 @@
 """The collector: copies to this disk every submission that a validator accepted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Verdict
 from swarm.world.observable import Observable
+from swarm.world.tasks import alongside
 
 VERDICTS_HELD_MAX = 16_384
 """Verdicts queued while a trainer loads; it reads any further ones in their validators' logs."""
@@ -195,18 +194,13 @@ class Collector:
         """Wait for earlier validators, but not beyond the use of the submission or the run's end:
         what was accepted must stand in the log or in the pool then."""
 
-        def is_useless() -> bool:
-            return self.progress.over or self.accepted.is_unfit(verdict)
+        async def is_useless() -> None:
+            await self.progress.changed.wait_until(
+                lambda _: self.progress.over or self.accepted.is_unfit(verdict)
+            )
 
-        async with trio.open_nursery() as nursery:
-
-            async def give_up() -> None:
-                await self.progress.changed.wait_until(lambda _: is_useless())
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(give_up)
+        async with alongside(until=is_useless):
             await self.precedence.wait(envelope.sender, verdict)
-            nursery.cancel_scope.cancel()
 
     async def _fetch(self, validator: PeerId, verdict: Verdict) -> bool:
         """Copy an accepted submission here, durably; False if it became unfit before it arrived,

@@ -1,7 +1,5 @@
 """Publishing: exports weights, hashes them into a checkpoint, logs it and announces it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from swarm.ledger.entries import CheckpointPublished, Consumed, TrainingFigures
 from swarm.node.run_node import RunNode
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS
 from swarm.wire.messages import Checkpoint, CheckpointReference
+from swarm.world.tasks import alongside
 
 HOLDERS_SECONDS = 60.0
 """Time for a peer to be found that holds a policy which was deleted here."""
@@ -95,16 +94,14 @@ class Publisher:
     async def fetch(self, reference: CheckpointReference) -> None:
         """Fetch a policy, or give up if no peer is found that has any of it."""
 
-        async def give_up(scope: trio.CancelScope) -> None:
+        async def is_hopeless() -> None:
             await trio.sleep(HOLDERS_SECONDS)
-            if self.peer.store.held((reference.lineage, reference.step)) is None:
-                scope.cancel()
+            if self.peer.store.held((reference.lineage, reference.step)) is not None:
+                await trio.sleep_forever()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(give_up, nursery.cancel_scope)
+        async with alongside(until=is_hopeless):
             with suppress(SwarmError):
                 await self.peer.policies.get(reference)
-            nursery.cancel_scope.cancel()
 
     def folders(self) -> dict[int, str]:
         """Local paths of the policies of this lineage that are on this disk, by step."""

@@ -10,8 +10,6 @@ announced. After a crash the trainer loads the newest training state and repeats
 then with their recorded batches, which gives the same policies bit for bit.
 So a crash at any instant loses nothing and consumes nothing twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -42,6 +40,7 @@ from swarm.settings import PeerSettings
 from swarm.wire.manifest import RunManifest
 from swarm.world import ChildDied, client
 from swarm.world.restarts import Restarts
+from swarm.world.tasks import alongside
 
 FINAL_WORD_SECONDS = 2.0
 """Time for the last order to spread before the trainer leaves."""
@@ -187,15 +186,7 @@ async def _stand_by(peer: RunNode) -> bool:
     Returns False if the run has ended before."""
     peer.status.doing = "standing by"
     peer.node.events.emit("standby.standing_by")
-    async with trio.open_nursery() as nursery:
-
-        async def end() -> None:
-            await peer.run_over()
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(peer.policies.follow)
-        nursery.start_soon(end)
+    async with alongside(peer.policies.follow, until=peer.run_over):
         while not peer.run.manifest.is_trainer(peer.peer_id):
             await peer.versions.changed.wait_change()
-        nursery.cancel_scope.cancel()
     return peer.run.manifest.is_trainer(peer.peer_id)

@@ -7,8 +7,6 @@ first one, counts like any recomputation, and replaces the first (`swarm.ledger.
 trainer drops a refused submission that it has not used, and its credit is lost in any case.
 The draw follows from the validator's key, so a restart draws the same submissions again."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -87,11 +85,7 @@ class Audits:
                 found = await self._examiner.audit(case, verdict, prefill)
             except (ChildDied, ChildError, PeerError) as error:  # a dead child is restarted
                 self._peer.node.events.emit(
-                    "validator.audit_failed",
-                    worker=case.worker,
-                    step=case.submission.step,
-                    number=case.submission.number,
-                    reason=str(error),
+                    "validator.audit_failed", **case.named, reason=str(error)
                 )
                 continue
             await self._verdicts.revise(case, verdict, found, nursery)

@@ -1,10 +1,8 @@
 """A case (a submission to be judged), the outcome of its checks, and the resulting verdict."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -33,7 +31,7 @@ class Slot(NamedTuple):
     number: int
 
     @property
-    def before(self) -> Slot:
+    def before(self) -> Self:
         """The preceding slot, which must be taken before this one."""
         return self._replace(number=self.number - 1)
 
@@ -41,6 +39,16 @@ class Slot(NamedTuple):
 def slot_of(worker: str, named: Submission | Acknowledgement | Verdict) -> Slot:
     """The slot of a worker's submission, or of the one that a validator's message names."""
     return Slot(worker, named.lineage, named.step, named.number)
+
+
+def fields_naming(worker: str, named: Submission) -> dict[str, Any]:
+    """The fields of an event that say which submission it is about."""
+    return {
+        "submission": named.digest,
+        "worker": worker,
+        "step": named.step,
+        "number": named.number,
+    }
 
 
 @dataclass(eq=False)
@@ -80,6 +88,10 @@ class Case:
     def slot(self) -> Slot:
         return slot_of(self.worker, self.submission)
 
+    @property
+    def named(self) -> dict[str, Any]:
+        return fields_naming(self.worker, self.submission)
+
 
 class Outcome(Inspected, kw_only=True):
     """The results of all checks of a submission, and those for training."""
@@ -102,7 +114,7 @@ class Outcome(Inspected, kw_only=True):
     """The submission's, in a run that orders continuations."""
 
     @classmethod
-    def of(cls, report: Report) -> Outcome:
+    def of(cls, report: Report) -> Self:
         """Make an outcome from a report, or from an inspection."""
         return cls(**msgspec.structs.asdict(report))
 

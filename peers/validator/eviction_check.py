@@ -28,6 +28,7 @@ from swarm.run.work import submission_order
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.wire.envelope import Dropped, open_envelope
 from swarm.wire.messages import Eviction
+from swarm.world.tasks import alongside
 
 Evidence = tuple[Fault, bytes]
 """The signed messages of a fault, and the file."""
@@ -157,12 +158,10 @@ async def recheck(fault: Fault, model: Path, aside: Path) -> Report:
         bytes_max=manifest.limits.submission_bytes_max,
         environment_peers=manifest.environment_ids(),
     )
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.run)
+    async with alongside(service.run):
         found: Report = await service.inspect(job)
         if not found.failed:
             found = await service.grade(Grade(digest=job.digest))
-        nursery.cancel_scope.cancel()
     return found
 
 

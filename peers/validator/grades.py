@@ -1,9 +1,8 @@
 """Grades of served environments, which an environment peer gives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -18,6 +17,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messenger import first
 from swarm.wire.turns import EpisodeGrade, EpisodeTokens, GradeRequest, TurnRefused, divided, pack
 from swarm.world.observable import complain
+from swarm.world.tasks import alongside
 
 GRADES_AT_ONCE = 16
 """Episodes that one validator lets be graded at a time."""
@@ -80,12 +80,9 @@ class ServedGrades:
             self._peer.say_starved("validator", seconds, why, peers)
 
         with trio.move_on_after(deadline_seconds):
-            async with trio.open_nursery() as complaining:
-                complaining.start_soon(complain, say)
-                async with trio.open_nursery() as nursery:
-                    for _ in range(min(GRADES_AT_ONCE, len(graded.episodes))):
-                        nursery.start_soon(self._ask, case, seed, waiting, found, nursery)
-                complaining.cancel_scope.cancel()
+            async with alongside(partial(complain, say)), trio.open_nursery() as nursery:
+                for _ in range(min(GRADES_AT_ONCE, len(graded.episodes))):
+                    nursery.start_soon(self._ask, case, seed, waiting, found, nursery)
         late = found.stopped or Ungraded(
             f"no environment peer graded it within {deadline_seconds:g} s: {found.last_reason}"
         )

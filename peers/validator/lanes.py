@@ -3,8 +3,6 @@
 All lanes share the prefill child, which holds the policy. Hostile files may kill an inspector or
 hold it up; the other lanes go on meanwhile."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +22,7 @@ from swarm.wire.identity import PeerId
 from swarm.world import ChildDied, ChildError, ChildUserError, client
 from swarm.world.observable import complain
 from swarm.world.restarts import Restarts
-from swarm.world.tasks import open_guarded
+from swarm.world.tasks import alongside, open_guarded
 
 ATTEMPTS_MAX = 3
 """Attempts to judge a submission, whose check ends child processes or fails in them, before it is
@@ -122,12 +120,10 @@ class Lanes:
 
     async def _next(self, lane: Lane) -> Case:
         """Wait for the next case for a lane; the first one says why none comes."""
-        async with trio.open_nursery() as waiting:
-            if lane.number == 0:
-                waiting.start_soon(complain, self._say_without_work)
+        says = [partial(complain, self._say_without_work)] if lane.number == 0 else []
+        async with alongside(*says):
             case = await self.queue.next(lane.number)
-            waiting.cancel_scope.cancel()
-        return case
+        return case  # noqa: RET504 - mypy takes it for a block that may swallow errors
 
     def _say_without_work(self, seconds: float) -> None:
         order = self.peer.step_order()
@@ -190,13 +186,7 @@ class Lanes:
             lane.failures += 1
             if lane.failures >= ATTEMPTS_MAX or isinstance(error, ChildUserError):
                 return _given_up(error)
-            self.peer.node.events.emit(
-                "validator.judged_again",
-                worker=case.worker,
-                step=case.submission.step,
-                number=case.submission.number,
-                reason=str(error),
-            )
+            self.peer.node.events.emit("validator.judged_again", **case.named, reason=str(error))
             await trio.sleep(AGAIN_SECONDS * 4 ** (lane.failures - 1))
             return None
         except PeerError as error:

@@ -4,8 +4,6 @@ As far as its fuzzers show, pyarrow has no memory errors. But it aborts on some 
 (an unknown codec, a histogram of the wrong size). So the inspector reads files in a child of its
 own with a memory and a time limit, and starts a new one when a file kills it."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from dataclasses import dataclass
@@ -59,22 +57,13 @@ class ReadFile(Job, frozen=True, kw_only=True):
     limits: ReadLimits
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """A `BadSubmission`."""
-
-    check: str
-    figure: float
-    threshold: float
-    detail: str
-    proven: bool
-
-
 class FileRead(msgspec.Struct, frozen=True, kw_only=True):
     """The result of reading: a header, and its turns; or a fault; or trouble."""
 
     header: Header | None = None
     turns: list[list[bytes]] = []
-    fault: Fault | None = None
+    fault: tuple[str, float, float, str, bool] | None = None
+    """Arguments of a `BadSubmission`; the last is `proven`."""
     trouble: str = ""
     """An error of this machine, not of the file."""
 
@@ -93,9 +82,8 @@ class ReadingService:
             submission = read(Path(job.path), job.limits, job.digest)
             Path(job.out_path).write_bytes(submission.rollouts.to_bytes())  # noqa: ASYNC240
         except BadSubmission as error:
-            return FileRead(
-                fault=Fault(error.check, error.figure, error.threshold, error.detail, error.proven)
-            )
+            fault = (error.check, error.figure, error.threshold, error.detail, error.proven)
+            return FileRead(fault=fault)
         except OSError as error:
             return FileRead(trouble=str(error))
         return FileRead(header=submission.header, turns=submission.turns)
@@ -130,10 +118,7 @@ class Reader:
         if found.trouble:
             raise OSError(found.trouble)
         if found.fault is not None:
-            fault = found.fault
-            raise BadSubmission(
-                fault.check, fault.figure, fault.threshold, fault.detail, proven=fault.proven
-            )
+            raise BadSubmission(*found.fault[:4], proven=found.fault[4])
         assert found.header is not None
         canonical = out_path.read_bytes()
         return Contents(

@@ -1,12 +1,10 @@
 """The reception: answers workers that announce submissions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import trio
 
-from peers.validator.cases import Case, Outcome, Slot, slot_of, verdict_on
+from peers.validator.cases import Case, Outcome, Slot, fields_naming, slot_of, verdict_on
 from peers.validator.checks.announcement import CHECKS, PENDING, Announcement, admitted, pushed
 from peers.validator.checks.base import first_failure
 from peers.validator.docket import Docket
@@ -235,14 +233,8 @@ class Reception:
         assert ordered is not None, "the check of the step has passed"
         earlier = await self._precedence.earlier(envelope, ordered.expect(StepOrder))
         if earlier is not None:
-            self._denials.emit(
-                "validator.not_first",
-                submission=submission.digest,
-                worker=worker,
-                step=submission.step,
-                number=submission.number,
-                first=earlier.sender,
-            )
+            named = fields_naming(worker, submission)
+            self._denials.emit("validator.not_first", **named, first=earlier.sender)
             return [earlier]
         case = Case(envelope, ordered)
         await self._queue.add(case)
@@ -300,10 +292,7 @@ class Reception:
     def _tell(self, worker: str, submission: Submission, refusal: Report) -> None:
         self._denials.emit(
             "validator.turned_down",
-            submission=submission.digest,
-            worker=worker,
-            step=submission.step,
-            number=submission.number,
+            **fields_naming(worker, submission),
             failed=refusal.failed,
             reason=refusal.detail,
         )

@@ -1,7 +1,5 @@
 """Verdicts: durable in the log, then published, sent to the worker, and acted on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -133,13 +131,10 @@ class Verdicts:
         revised = verdict_in(envelope)
         self._peer.node.events.emit(
             "validator.audited",
-            submission=revised.submission,
-            worker=case.worker,
+            **case.named,
             outcome=revised.outcome,
             failed=revised.failed,
             detail=revised.detail,
-            step=revised.step,
-            number=revised.number,
         )
         if revised.failed:
             await self._withdraw(case.key, verdict.submission, verdict.rollouts_digest)
@@ -189,14 +184,7 @@ class Verdicts:
         the overload of one validator would spread to all."""
         await self._queue.remove(case.key)
         await self._inbox.remove(case.key)
-        self._peer.node.events.emit(
-            "validator.settled_elsewhere",
-            submission=case.submission.digest,
-            worker=case.worker,
-            step=case.submission.step,
-            number=case.submission.number,
-            by=quicker,
-        )
+        self._peer.node.events.emit("validator.settled_elsewhere", **case.named, by=quicker)
 
     async def forget_older(self, oldest_age: int) -> None:
         """Forget the verdicts and files of steps that can no longer be trained on.
@@ -237,8 +225,7 @@ class Verdicts:
         failed = failed_check(outcome.checks, outcome.failed)
         self._peer.node.events.emit(
             "validator.verdict",
-            submission=case.submission.digest,
-            worker=case.worker,
+            **case.named,
             outcome=outcome.word,
             failed=outcome.failed,
             figure=failed.figure if failed else 0.0,
@@ -251,9 +238,7 @@ class Verdicts:
                 for each in parts_in(outcome.parts, outcome.rewards, group)
             ),
             quarantined=len(outcome.ungraded) if outcome.rewards else 0,
-            step=case.submission.step,
             policy=case.submission.policy,
-            number=case.submission.number,
             second=case.first is not None,
             seconds=seconds,
             written_seconds=self._peer.node.world.now() - decided,
