@@ -291,7 +291,7 @@ class EngineService:
     def _complete(self, made: Made) -> inference.Generated:
         """Build the last proofs, and write the file."""
         order, finished = made.order, made.finished
-        assert self._policy is not None and self._engine is not None
+        assert self._policy is not None
         finished.prove()
         size = order.sampling.group_size
         environments = order.environments_of_groups()
@@ -308,9 +308,7 @@ class EngineService:
             ]
         )
         turns = made.turns() if made.prompts else None
-        engine = self._engine.capabilities.engine_class
-        header = Header(**order.header_fields(), engine=engine)
-        digest, size_bytes = write(made.path, rollouts, header, turns)
+        digest, size_bytes = write(made.path, rollouts, self._header(order), turns)
         slots_left = self._slots()
         return inference.Generated(
             digest=digest,
@@ -324,6 +322,10 @@ class EngineService:
             policies=finished.policies(),
             seconds_load=self._seconds_loading,
         )
+
+    def _header(self, order: SubmissionOrder) -> Header:
+        assert self._engine is not None
+        return Header(**order.header_fields(), engine=self._engine.capabilities.engine_class)
 
 
 _SERVICE: type[inference.InferenceService] = EngineService
