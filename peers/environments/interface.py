@@ -10,12 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 
 from swarm.errors import UserError
 from swarm.wire.manifest import OptionValue
+
+if TYPE_CHECKING:
+    from peers.environments.chat_template import ChatTemplate
 
 Split = Literal["train", "held_out"]
 
@@ -247,6 +250,9 @@ class Episodes(SingleTurn):
 
         Called only after a turn that ended with a stop token. Equal turns must give equal
         observations, because a validator replays every episode."""
+
+    def check_template(self, template: ChatTemplate) -> None:
+        """Raise `UserError` for a chat template that the prompts do not fit."""
 
 
 Environment = SingleTurn

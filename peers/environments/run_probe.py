@@ -288,8 +288,10 @@ def _check_chat(
     if task is None:
         return []
     warnings = check_stop_ids(renderer, task.prompt, manifest.sampling.stop_ids, where)
-    if episodes_of(environment) is None:
+    answering = episodes_of(environment)
+    if answering is None:
         return warnings
+    answering.check_template(renderer.chat.template)
     replies = (Episode(environment, task).step(text) for text in (task.answer, *ODD_TEXTS))
     observation = next((each for each in replies if each is not None), None)
     try:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peers.environments import Transcript, grade, load, task_of
-from peers.environments.interface import Environment, Message, NotGradable, messages_of
+from peers.environments.interface import (
+    Conversation,
+    Environment,
+    Message,
+    NotGradable,
+    ToolMessage,
+    messages_of,
+)
 from peers.environments.play import Episode
 from swarm.errors import UserError
 from swarm.world.process import HOME_VARIABLE
@@ -101,6 +109,83 @@ def test_a_taskset_plays_interactions_stops_and_rewards() -> None:
         rewarded(environment, "raise", "no", "raise", "no", "raise")
     with pytest.raises(NotGradable, match="gives the reward 2, outside reward_low 0 to reward_hi"):
         rewarded(words(reward_high=1.0), "a", "no", answer)
+
+
+def called(name: str, **arguments: Any) -> str:
+    """A call in the form of Hermes."""
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def counter(**options: Any) -> Environment:
+    given = {"package": "swarm-counter", "library": "0.3.1", "calls": "hermes", **options}
+    return load("verifiers", "1", given)
+
+
+def results(environment: Environment, *texts: str) -> list[Any]:
+    """What tools answer to the calls in texts; None at the end."""
+    return [each and [said.content for said in each] for each in observed(environment, *texts)]
+
+
+def test_tools_with_state_of_an_older_package_are_called() -> None:
+    environment = counter()
+    task = task_of(environment, bytes(32))
+    assert isinstance(task.prompt, Conversation)
+    tools = json.loads(str(dict(task.prompt.variables)["tools"]))
+    assert [each["function"]["name"] for each in tools] == ["double", "count"]
+    assert list(tools[1]["function"]["parameters"]["properties"]) == ["by"], "no hidden argument"
+    two, three = called("count", by=2), called("count", by=3)
+    assert results(environment, two + three, called("double", number=4), "done") == [
+        ["counter 2", "counter 5"],
+        ["8"],
+        None,
+    ]
+    (result,) = observed(environment, two)[0]
+    assert isinstance(result, ToolMessage) and result.role == "tool" and result.tool_call_id
+    assert results(environment, called("count", by=-1)) == [["it counts upwards only"]]
+    assert "burn" in results(environment, called("burn"))[0][0], "a tool that there is not"
+    whole = called("count", by=int(task.answer))
+    found = rewarded(environment, whole, "counter", task.answer)
+    assert found.reward == 1.0
+    assert found.parts["reached"] == found.parts["said"] == found.parts["count_calls"] == 1.0
+    cut = rewarded(environment, whole, finished=False)
+    assert cut.parts["total_tool_calls"] == 0.0, "a call that the token limit cut off is a text"
+    with pytest.raises(UserError, match="has tools, but the option calls is 'none'; set it to"):
+        task_of(counter(calls="none"), bytes(32))
+
+
+def test_tools_with_state_of_a_taskset_are_called() -> None:
+    given = {"package": "swarm-shelf", "reward_high": 1.5, "calls": "hermes"}
+    environment = load("verifiers", "1", given)
+    task = task_of(environment, bytes(32))
+    one, two = called("books_put", book="a"), called("books_put", book="b")
+    assert results(environment, one, two, "done") == [["a"], ["a, b"], None]
+    assert "burn" in results(environment, called("burn"))[0][0]
+    found = rewarded(environment, one + two, "", task.answer)
+    assert found.reward == 1.0 and found.parts == {"kept": 1.0, "told": 1.0}
+    assert rewarded(environment, one, "", task.answer).parts == {"kept": 0.0, "told": 1.0}
+
+
+def test_several_agents_are_turns_of_one_policy() -> None:
+    environment = words(player="swarm-pair")
+    answer = task_of(environment, bytes(32)).answer
+    asked = observed(environment, answer, "no", "b")
+    review = (Message("user", f"[reviewer]\nReview a word.\n\n{answer}"),)
+    assert asked == [review, (Message("user", "[writer]\nAnother."),), None]
+    found = rewarded(environment, answer, "", "yes")
+    assert found.parts == {"exact": 2.0, "agreed": 1.0, "turns": 1.0, "cut": 0.0}
+    assert found.reward == 0.75, "the mean of 2 and 1, of at most 2"
+    assert rewarded(environment, answer, "", "no", "", "b").parts["exact"] == 0.0, "its last text"
+
+
+def test_a_package_of_the_registry_is_tried_several_times_by_the_librarys_environment() -> None:
+    given = {"package": "marble-v1", "player": "best-of-n", "reward_low": -1.0}
+    environment = load("verifiers", "1", given)
+    first, second, third, end = observed(environment, "a", "b", "c", "d")
+    assert first == second == third and end is None
+    prompt = messages_of(task_of(environment, bytes(32)).prompt)
+    assert first[0].content.startswith("[agent]\n") and prompt[-1].content in first[0].content
+    assert rewarded(environment, "a", "", "b", "", "c", "", "d").parts["pass_at_n"] == 0.0
 
 
 def test_a_reward_that_needs_a_runtime_is_not_gradable() -> None:

@@ -95,6 +95,23 @@ class Guess(vf.SingleAgentEnv):
             while not segment.terminated and segment.last_reply != task.data.answer:
                 segment = await interaction.turn("no")
 
+class PairConfig(vf.EnvConfig):
+    writer: vf.AgentConfig = vf.AgentConfig()
+    reviewer: vf.AgentConfig = vf.AgentConfig()
+
+class Pair(vf.Env[PairConfig]):
+    async def run(self, task, agents):
+        review = vf.Task(vf.TaskData(prompt=None, system_prompt="Review a word."))
+        async with (
+            agents.writer.interaction(task) as writer,
+            agents.reviewer.interaction(review) as reviewer,
+        ):
+            word = await writer.turn()
+            verdict = await reviewer.turn(word.last_reply)
+            if verdict.last_reply == "no":
+                await writer.turn("Another.")
+        reviewer.trace.record_reward("agreed", float(verdict.last_reply == "yes"))
+
 class Words(vf.Taskset[Word, Config]):
     INFINITE = True
 
@@ -108,6 +125,89 @@ class Words(vf.Taskset[Word, Config]):
             number += 1
 
 __all__ = ["Words", "Guess"]
+"""
+
+
+COUNTER = """
+import verifiers as vf
+from datasets import Dataset
+
+def double(number: int) -> int:
+    \"\"\"Twice a number.
+
+    Args:
+        number: Any integer.
+    \"\"\"
+    return 2 * number
+
+class Counter(vf.StatefulToolEnv):
+    def __init__(self, **kwargs):
+        super().__init__(tools=[double], **kwargs)
+        self.add_tool(self.count, args_to_skip=["state"])
+
+    def count(self, by: int, state: dict) -> str:
+        \"\"\"Adds to the counter, and says its value.\"\"\"
+        if by < 0:
+            raise ValueError("it counts upwards only")
+        state["counter"] = state.get("counter", 0) + by
+        return f"counter {state['counter']}"
+
+    def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
+        return {**tool_args, "state": state} if tool_name == "count" else tool_args
+
+def reached(state, answer, **kwargs):
+    return float(str(state.get("counter")) == answer)
+
+def said(completion, answer, **kwargs):
+    return float((completion[-1].content or "").strip() == answer)
+
+def load_environment():
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Count to {i}."}], "answer": str(i)}
+        for i in range(5, 40)
+    ]
+    rubric = vf.Rubric(funcs=[reached, said], weights=[0.5, 0.5])
+    return Counter(dataset=Dataset.from_list(rows), rubric=rubric, max_turns=6)
+"""
+
+SHELF = """
+import verifiers.v1 as vf
+
+class Kept(vf.State):
+    books: list[str] = []
+
+class Books(vf.Toolset[vf.ToolsetConfig, Kept]):
+    @vf.tool
+    async def put(self, book: str) -> str:
+        \"\"\"Puts a book on the shelf, and says what is there.\"\"\"
+        self.state.books = [*self.state.books, book]
+        return ", ".join(self.state.books)
+
+class Data(vf.TaskData):
+    answer: str
+
+class Shelf(vf.Task[Data, Kept]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Books(vf.ToolsetConfig())]
+
+    @vf.reward
+    async def kept(self, trace: vf.Trace) -> float:
+        return float(len(trace.state.books) == 2)
+
+    @vf.reward(weight=0.5)
+    async def told(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == self.data.answer)
+
+class Shelves(vf.Taskset[Shelf, vf.TasksetConfig]):
+    def load(self):
+        return [Shelf(Data(prompt=f"Shelve two, then say w{i}.", answer=f"w{i}"), self.config.task)
+                for i in range(20)]
+
+__all__ = ["Shelves"]
+
+if __name__ == "__main__":
+    Books.run()
 """
 
 
@@ -128,7 +228,13 @@ def load_environment():
 
 
 def write(folder: Path) -> None:
-    """Write the packages `swarm_countdown`, `swarm_sorting` (0.3) and `swarm_words` (1.x)."""
+    """Write packages of 0.3 (`swarm_countdown`, `swarm_sorting`, `swarm_counter`: with tools) and
+    of 1.x (`swarm_words`, `swarm_shelf`: with tools), and `swarm_pair`, whose two agents play the
+    tasks of `swarm_words`."""
+    (folder / "swarm_counter.py").write_text(COUNTER, encoding="utf-8")
+    (folder / "swarm_shelf.py").write_text(SHELF, encoding="utf-8")
+    pair = "from swarm_words import Pair\n__all__ = ['Pair']\n"
+    (folder / "swarm_pair.py").write_text(pair, encoding="utf-8")
     (folder / "swarm_countdown.py").write_text(LEGACY, encoding="utf-8")
     (folder / "swarm_words.py").write_text(TASKSET, encoding="utf-8")
     (folder / "swarm_sorting.py").write_text(SORTING, encoding="utf-8")

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from peers.endpoint.tools import FORMS, answer_of, form_of
 from peers.environments import interface
+from peers.environments.chat_template import ChatTemplate
 from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError
 from peers.environments.play import Observation
 from peers.environments.tasks import draw, split_of
@@ -43,6 +46,9 @@ class VerifiersOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Version of `verifiers`: 0.4.0 for the 1.x interface, 0.3.1 for `load_environment`."""
     arguments: str = "{}"
     """JSON object of the package's own options."""
+    player: str = ""
+    """Environment of the library that plays the tasks, such as `best-of-n`; empty: the package's.
+    """
     tasks: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """Tasks used of a package that has more, or infinitely many; the first ones."""
     reward_low: float = 0.0
@@ -53,6 +59,9 @@ class VerifiersOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Deadline of a call: a prompt, an observation or a grade."""
     memory_mib: Annotated[int, Meta(ge=256)] = 4096
     """Memory of the process that plays the package."""
+    calls: Literal["none", "hermes", "mistral", "llama"] = "none"
+    """How the model writes calls of tools, by the checkpoint's chat template; none: a package with
+    tools is refused."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +98,16 @@ class Verifiers(interface.Episodes):
     Options = VerifiersOptions
     options: VerifiersOptions
 
-    def __init__(self, options: VerifiersOptions | None = None) -> None:
-        """Check the options; raises `UserError`. The child starts with the first task."""
+    def __init__(
+        self,
+        options: VerifiersOptions | None = None,
+        *,
+        interpreter: Path | None = None,
+        open_seconds: float = OPEN_SECONDS,
+    ) -> None:
+        """Check the options; raises `UserError`. The child starts with the first task.
+
+        `interpreter`: the Python that has the package, if not that of `library`."""
         if options is None or not options.package:
             raise UserError(
                 "environment 'verifiers' plays a package; name one with the option package"
@@ -102,7 +119,8 @@ class Verifiers(interface.Episodes):
                 f"reward_low {options.reward_low:g}; raise it"
             )
         # The first call starts the child, and a task may take several; each has its own deadline.
-        self.call_seconds = OPEN_SECONDS + 4 * options.seconds
+        self.call_seconds = open_seconds + 4 * options.seconds
+        self._form, self._has_tools = FORMS.get(options.calls), False
         self._pool = Pool(
             SERVICE,
             options.seconds,
@@ -111,10 +129,15 @@ class Verifiers(interface.Episodes):
                 "package": options.package,
                 "arguments": self._arguments(),
                 "tasks_max": options.tasks,
+                "player": options.player,
             },
-            interpreter=interpreter_for(options.library),
-            start_seconds=OPEN_SECONDS,
+            interpreter=interpreter or interpreter_for(options.library),
+            start_seconds=open_seconds,
         )
+
+    def close(self) -> None:
+        """End the child."""
+        self._pool.close()
 
     def tasks(self) -> PackageTasks:
         """The package's first tasks, uniform within each split; raises `UserError`."""
@@ -128,14 +151,26 @@ class Verifiers(interface.Episodes):
     def step(self, state: _Played, text: str) -> Observation | None:
         """What the package says next; raises `UserError` when its code fails."""
         state.texts.append(text)
-        said = self._asked(what="step", task=state.index, texts=state.texts)
+        texts = [self._read(each) for each in state.texts]
+        said = self._asked(what="step", task=state.index, texts=texts)
         return _prompt(said) if said else None
+
+    def check_template(self, template: ChatTemplate) -> None:
+        if self._has_tools and (found := form_of(template)) != self._form:
+            like = next((name for name, form in FORMS.items() if form == found), "")
+            raise UserError(
+                f"environment 'verifiers': calls is {self.options.calls!r}, but {template.where} "
+                f"writes them after {found.opening!r}; "
+                + (f"give {like!r}" if like else "change the template")
+            )
 
     def grade(self, task: interface.Task, transcript: interface.Transcript) -> interface.Grade:
         """The package's own reward, scaled to [0, 1], with the parts that it names.
 
         Raises `NotGradable` when its code fails or needs what a transcript does not have."""
-        texts = [turn.text for turn in transcript.turns if turn.kind == "model"]
+        written = [turn.text for turn in transcript.turns if turn.kind == "model"]
+        texts = [self._read(text) for text in written[:-1]]
+        texts.append(self._read(written[-1], transcript.finished))
         episode = {"task": task.data["index"], "texts": texts, "finished": transcript.finished}
         try:
             reward, parts = self._pool.ask({"what": "grade", **episode})
@@ -164,8 +199,23 @@ class Verifiers(interface.Episodes):
         return int(tasks)
 
     def _task(self, index: int) -> interface.Task:
-        said, answer = self._asked(what="draw", task=index)
-        return interface.Task(_prompt(said), answer, {"index": index})
+        said, answer, tools = self._asked(what="draw", task=index)
+        prompt: interface.Prompt = _prompt(said)
+        if tools and self._form is None:
+            raise UserError(
+                f"package {self.options.package!r} has tools, but the option calls is 'none'; set "
+                f"it to the form in which the checkpoint's chat template writes calls: "
+                f"{', '.join(FORMS)}"
+            )
+        if tools:
+            self._has_tools = True
+            prompt = interface.Conversation(interface.messages_of(prompt), (("tools", tools),))
+        return interface.Task(prompt, answer, {"index": index})
+
+    def _read(self, text: str, finished: bool = True) -> tuple[str, list[tuple[str, str]]]:
+        """A turn as the child gets it: its text, and its calls by name and arguments."""
+        content, calls = answer_of(text, "stop" if finished else "length", self._form)
+        return content, [(call.name, call.arguments) for call in calls]
 
     def _asked(self, **request: Any) -> Any:
         try:
@@ -189,7 +239,11 @@ class Verifiers(interface.Episodes):
         return arguments
 
 
-def _prompt(said: list[tuple[str, str]]) -> Observation:
-    if all(role == COMPLETION_ROLE for role, _ in said):
-        return "".join(content for _, content in said)
-    return tuple(interface.Message(role, content) for role, content in said)
+def _prompt(said: list[tuple[str, str, str, str, str]]) -> Observation:
+    """What was said: role, content, calls, the id of the call that it answers, and its tool."""
+    if all(each[0] == COMPLETION_ROLE for each in said):
+        return "".join(each[1] for each in said)
+    return tuple(
+        interface.ToolMessage(*each) if any(each[2:]) else interface.Message(*each[:2])
+        for each in said
+    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from peers.environments.graders.worker import Refusal
 
@@ -19,6 +20,42 @@ class Said(NamedTuple):
 
     role: str
     content: str
+    calls: str = ""
+    """JSON list of its calls of tools, as `ToolMessage.tool_calls`."""
+    call_id: str = ""
+    """The call whose result it is."""
+    name: str = ""
+    """The tool whose result it is."""
+
+
+class Called(NamedTuple):
+    """A call of a tool, by the model."""
+
+    id: str
+    name: str
+    arguments: str
+    """A JSON object."""
+
+    def wire(self) -> dict[str, Any]:
+        """The call in OpenAI's form."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+def calls_json(calls: Iterable[Any]) -> str:
+    """The calls of a message as JSON, empty for none; raises `Unplayable` for other arguments than
+    an object."""
+    made = []
+    for call in calls:
+        try:
+            arguments = json.loads(call.arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise Unplayable(f"a call of {call.name!r} has arguments that are no JSON object")
+        function = {"name": call.name, "arguments": arguments}
+        made.append({"id": call.id, "type": "function", "function": function})
+    return json.dumps(made, ensure_ascii=False) if made else ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +85,15 @@ class Spoken:
     text: str
     finished: bool
     """Whether it ended by itself rather than at the length limit."""
+    called: tuple[tuple[str, str], ...] = ()
+    """Calls of tools after the text: name, and arguments as a JSON object."""
+
+    def calls(self, turn: int) -> list[Called]:
+        """The calls with ids of their own, nine letters and digits as Mistral's templates want."""
+        return [
+            Called(f"call{turn % 1000:03}{number % 100:02}", *each)
+            for number, each in enumerate(self.called)
+        ]
 
 
 class Tasks(Protocol):
@@ -69,33 +115,55 @@ class Episode:
 
     def __init__(self, play: Callable[[Episode], Awaitable[Graded | Ungradable]]) -> None:
         """Start the environment; needs a running event loop."""
-        self._conversation: list[Said] = []
+        self._conversations: dict[str, list[Said]] = {}
+        """What was said in each run of an agent."""
+        self._turns = 0
         self._asked: asyncio.Queue[list[Said]] = asyncio.Queue()
         self._spoken: asyncio.Queue[Spoken | None] = asyncio.Queue()
         self._grade = asyncio.ensure_future(play(self))
         self.cut = False
         """Whether the owner ended the episode while the environment wanted to go on."""
+        self.tools = ""
+        """JSON list of the tools' definitions."""
 
-    async def ask(self, conversation: Sequence[Said]) -> Spoken:
-        """The model's next text, for the environment; raises `EpisodeOver` when none follows.
+    async def ask(
+        self,
+        conversation: Sequence[Said],
+        tools: Sequence[Any] = (),
+        run: str = "",
+        agent: str = "",
+    ) -> tuple[Spoken, list[Called]]:
+        """The model's next text and its calls; raises `EpisodeOver` when none follows.
 
-        Raises `Unplayable` when `conversation` does not begin with what was said before: the model
-        has those tokens in its context, and they cannot be taken back."""
-        known = len(self._conversation)
-        if self.cut or list(conversation[:known]) != self._conversation:
+        `run` and `agent` name who asks: the model plays every agent, one turn after another, and is
+        told for which. Raises `Unplayable` when `conversation` does not begin with what was said in
+        this run before: the model has those tokens, and they cannot be taken back."""
+        before = self._conversations.setdefault(run, [])
+        known = len(before)
+        if self.cut or list(conversation[:known]) != before:
             if self.cut:
                 raise EpisodeOver
             raise Unplayable("it rewrites what was said before, which tokens do not allow")
         new = list(conversation[known:])
         if not new:
             raise Unplayable("it asks for two texts in a row")
+        offered = json.dumps(list(tools), ensure_ascii=False) if tools else ""
+        if self._turns and offered != self.tools:
+            raise Unplayable("it changes its tools in the middle of an episode")
+        self.tools = offered
+        if len(self._conversations) > 1 and all(each.role in ("system", "user") for each in new):
+            told = "\n\n".join(each.content for each in new)
+            new = [Said("user", f"[{agent}]\n{told}")]
         self._asked.put_nowait(new)
         spoken = await self._spoken.get()
         if spoken is None:
             self.cut = True
             raise EpisodeOver
-        self._conversation = [*conversation, Said("assistant", spoken.text)]
-        return spoken
+        calls = spoken.calls(self._turns)
+        self._turns += 1
+        said = Said("assistant", spoken.text, calls_json(calls))
+        self._conversations[run] = [*conversation, said]
+        return spoken, calls
 
     def say(self, spoken: Spoken | None) -> None:
         """Give the environment the text that it asked for; None: the episode ends here."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import verifiers as vf
-from verifiers.types import ResponseMessage
+from verifiers.types import ResponseMessage, ToolCall
 
 from peers.environments.verifiers.child.episode import (
     Episode,
@@ -20,6 +20,7 @@ from peers.environments.verifiers.child.episode import (
     Said,
     Ungradable,
     Unplayable,
+    calls_json,
 )
 
 JUDGE_KEY = "OPENAI_API_KEY"
@@ -44,9 +45,9 @@ class Texts(vf.Client):  # type: ignore[misc]
     ) -> Any:
         """See `Client.get_response`."""
         try:
-            if tools:
-                raise Unplayable("its tasks have tools, whose calls Swarm does not parse")
-            spoken = await self._episode.ask([_said(message) for message in prompt])
+            offered = [{"type": "function", "function": _definition(tool)} for tool in tools or ()]
+            said = [_said(message) for message in prompt]
+            spoken, calls = await self._episode.ask(said, offered)
         except EpisodeOver as error:
             # The one end of an episode that the loop does not take for a failure.
             raise vf.OverlongPromptError("the episode is over") from error
@@ -55,7 +56,8 @@ class Texts(vf.Client):  # type: ignore[misc]
             raise vf.ModelError(str(error)) from error
         message = ResponseMessage(
             content=spoken.text,
-            finish_reason="stop" if spoken.finished else "length",
+            tool_calls=[ToolCall(**call._asdict()) for call in calls] or None,
+            finish_reason="tool_calls" if calls else "stop" if spoken.finished else "length",
             is_truncated=not spoken.finished,
         )
         return vf.Response(id="swarm", created=int(time.time()), model=model, message=message)
@@ -155,4 +157,9 @@ def _said(message: Any) -> Said:
         content = ""
     if not isinstance(content, str):
         raise Unplayable("a message holds more than text")
-    return Said(message.role, content)
+    calls = calls_json(getattr(message, "tool_calls", None) or ())
+    return Said(message.role, content, calls, getattr(message, "tool_call_id", ""))
+
+
+def _definition(tool: Any) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}

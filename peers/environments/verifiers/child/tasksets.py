@@ -8,18 +8,21 @@ the next text instead of calling an endpoint."""
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 import time
 import types
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 import httpx
 import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 from verifiers.v1.utils.loaders import resolve_env_config
 
@@ -30,6 +33,7 @@ from peers.environments.verifiers.child.episode import (
     Said,
     Ungradable,
     Unplayable,
+    calls_json,
 )
 
 HARNESS = "swarm_in_process"
@@ -43,9 +47,10 @@ _episodes: dict[str, Episode] = {}
 
 
 class InProcess(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-    """Sends the conversation to the model once per turn, without a program of its own."""
+    """Sends the conversation to the model until it calls no tool, without a program of its own."""
 
     APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
     SUPPORTS_RESUME = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
@@ -61,19 +66,31 @@ class InProcess(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         data: Any,
     ) -> Any:
         """See `Harness.launch`."""
-        if mcp_urls:
-            raise Unplayable("its tasks have tools, whose calls Swarm does not parse")
         system, prompt = self.resolve_prompt(data)
         if isinstance(prompt, str):
             prompt = [vf.UserMessage(content=prompt)]
         messages = [] if system is None else [vf.SystemMessage(content=system)]
-        body = {
-            "model": ctx.model,
-            "messages": [message_to_wire(each) for each in (*messages, *prompt)],
-        }
+        chat = [message_to_wire(each) for each in (*messages, *prompt)]
         headers = {"Authorization": f"Bearer {secret}"}
-        async with httpx.AsyncClient(timeout=None) as client:
-            reply = await client.post(f"{endpoint}/chat/completions", json=body, headers=headers)
+        servers = {name: {"url": url} for name, url in mcp_urls.items()}
+        async with httpx.AsyncClient(timeout=None) as client, AsyncExitStack() as stack:
+            tools, names, opened = await connect_mcp({"mcpServers": servers}, stack)
+            body = {"model": ctx.model, "messages": chat, **({"tools": tools} if tools else {})}
+            while True:
+                url = f"{endpoint}/chat/completions"
+                reply = await client.post(url, json=body, headers=headers)
+                if reply.status_code != 200:
+                    break
+                chat.append(reply.json()["choices"][0]["message"])
+                if not (calls := chat[-1].get("tool_calls")):
+                    break
+                for call in calls:
+                    name, given = call["function"]["name"], call["function"]["arguments"]
+                    content: Any = f"error: unknown tool {name!r}"
+                    if name in names:
+                        content = await call_mcp(opened, names, name, json.loads(given))
+                    result = {"role": "tool", "tool_call_id": call["id"], "name": name}
+                    chat.append({**result, "content": content})
         if _episodes[trace.id].cut:
             trace.stop("max_output_tokens")
         elif reply.status_code != 200 and trace.stop_condition is None:
@@ -95,16 +112,24 @@ class Texts(vf.Client):  # type: ignore[misc]
     ) -> vf.Response:
         """See `Client.get_response`."""
         try:
-            spoken = await _episodes[turn.trace.id].ask([_said(each) for each in turn.prompt])
+            said = [_said(each) for each in turn.prompt]
+            episode, trace = _episodes[turn.trace.id], turn.trace
+            tools = body.get("tools") or ()
+            spoken, calls = await episode.ask(said, tools, trace.id, trace.agent.name)
         except EpisodeOver as error:
             raise vf.ProviderError("the episode is over") from error
-        finish = "stop" if spoken.finished else "length"
-        message = {"role": "assistant", "content": spoken.text}
+        finish = "tool_calls" if calls else "stop" if spoken.finished else "length"
+        message: dict[str, Any] = {"role": "assistant", "content": spoken.text}
+        if calls:
+            message["tool_calls"] = [call.wire() for call in calls]
         return vf.Response(
             id="swarm",
             created=int(time.time()),
             model="policy",
-            message=vf.AssistantMessage(content=spoken.text),
+            message=vf.AssistantMessage(
+                content=spoken.text,
+                tool_calls=[vf.ToolCall(**call._asdict()) for call in calls] or None,
+            ),
             finish_reason=finish,
             raw={
                 "id": "swarm",
@@ -126,24 +151,25 @@ class Tasksets:
 
     @classmethod
     async def load(
-        cls, package: str, arguments: dict[str, Any], tasks_max: int, stack: AsyncExitStack
+        cls,
+        package: str,
+        arguments: dict[str, Any],
+        tasks_max: int,
+        player: str,
+        stack: AsyncExitStack,
     ) -> Tasksets:
         """Load a package; what it serves closes with `stack`. Raises `Unplayable`."""
         module = types.ModuleType(HARNESS)
         module.InProcess, module.__all__ = InProcess, ["InProcess"]  # type: ignore[attr-defined]
         sys.modules[HARNESS] = module
-        taskset = {**arguments, "id": package}
-        seats = agent_config_fields(resolve_env_config({"taskset": taskset}))
-        if len(seats) != 1:
-            raise Unplayable(f"it has {len(seats)} agents ({', '.join(seats)}); Swarm plays one")
+        given = {"taskset": {**arguments, "id": package}, "id": player}
+        seats = agent_config_fields(resolve_env_config(given))
         seat = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
         config = resolve_env_config(
-            {"taskset": taskset, next(iter(seats)): seat, "interception": {"type": "server"}}
+            {**given, **dict.fromkeys(seats, seat), "interception": {"type": "server"}}
         )
         env = vf.load_environment(config)
         task_type = type(env.taskset).task_type()
-        if env.taskset.toolsets(config.taskset) or task_type.toolsets(config.taskset.task):
-            raise Unplayable("its tasks have tools, whose calls Swarm does not parse")
         if task_type.NEEDS_CONTAINER:
             raise Unplayable("its tasks need a container, which Swarm does not start")
         await stack.enter_async_context(env.serving())
@@ -179,18 +205,24 @@ class Tasksets:
                 f"the reward {missing} needs the runtime in which an agent worked; a transcript "
                 "has none"
             )
-        return _graded(played.traces[-1])
+        return _graded([trace for trace in played.traces if trace.agent.trainable])
 
 
-def _graded(trace: Any) -> Graded | Ungradable:
-    unknown = [name for name, reward in trace.rewards.items() if reward is None]
-    if unknown:
-        return Ungradable(f"the reward {unknown[0]} was not computed")
-    if not trace.rewards:
+def _graded(traces: list[Any]) -> Graded | Ungradable:
+    """The mean over the runs of agents that are trained, of the reward and of each part."""
+    parts: dict[str, list[float]] = {}
+    for trace in traces:
+        unknown = [name for name, reward in trace.rewards.items() if reward is None]
+        if unknown:
+            return Ungradable(f"the reward {unknown[0]} was not computed")
+        scores = {name: reward.score for name, reward in trace.rewards.items()}
+        metrics = {name: each for name, each in trace.metrics.items() if each is not None}
+        for name, part in {**metrics, **scores}.items():
+            parts.setdefault(name, []).append(float(part))
+    rewards = [float(trace.reward) for trace in traces if trace.rewards]
+    if not rewards:
         return Ungradable("the task has no rewards")
-    parts = {name: float(reward.score) for name, reward in trace.rewards.items()}
-    metrics = {name: float(each) for name, each in trace.metrics.items() if each is not None}
-    return Graded(float(trace.reward), {**metrics, **parts})
+    return Graded(fmean(rewards), {name: fmean(each) for name, each in parts.items()})
 
 
 def _needs_runtime(task: Any) -> str:
@@ -213,4 +245,6 @@ def _said(message: Any) -> Said:
         if kinds - {"text"}:
             raise Unplayable(f"a message holds more than text ({', '.join(sorted(kinds))})")
         content = "".join(part.text for part in content)
-    return Said(message.role, content)
+    calls = calls_json(getattr(message, "tool_calls", None) or ())
+    result = (getattr(message, "tool_call_id", ""), getattr(message, "name", None) or "")
+    return Said(message.role, content, calls, *result)
