@@ -167,7 +167,7 @@ _COMPOSED: dict[str, Callable[[dict[str, Any]], str]] = {
         )
     ),
     "trainer.planned": lambda f: (
-        f"{f['parameters']:,} parameters on {f['ranks']} ranks, passes of {f['pass_tokens']:,} "
+        f"{f['parameters']:,} parameters on {f['ranks']} ranks, passes of {f['tokens']:,} "
         f"tokens; memory of each rank: {'; '.join([*f['device_parts'], *f['host_parts']])}"
         + (f"; a crash loses {f['save_steps']} steps at most" if f["save_steps"] else "")
         + (f". It does not fit: {f['problem']}" if f["problem"] else "")

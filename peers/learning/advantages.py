@@ -4,11 +4,9 @@ A formula is a function of (numbers, completions), and of its own options, which
 arguments: `[objective] advantage_options` of a run sets them. It sees all completions of one
 optimiser step, the same on every rank, and returns the advantage of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -35,16 +33,14 @@ class Completions:
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     """What the rewards are made of, by name, each fp32 [N]; NaN where a reward has no such part."""
 
-    @staticmethod
-    def of(rewards: Sequence[Sequence[float]], lengths: Tensor | None = None) -> Completions:
+    @classmethod
+    def of(cls, rewards: Sequence[Sequence[float]], lengths: Tensor | None = None) -> Self:
         """Completions of groups with these rewards, all on this rank."""
         flat = torch.tensor([reward for group in rewards for reward in group]).float()
         sizes = torch.tensor([len(group) for group in rewards])
         group = torch.arange(len(rewards)).repeat_interleave(sizes)
         none = torch.zeros_like(group)
-        return Completions(
-            flat, group, torch.arange(len(flat)), none if lengths is None else lengths
-        )
+        return cls(flat, group, torch.arange(len(flat)), none if lengths is None else lengths)
 
     @property
     def size(self) -> Tensor:

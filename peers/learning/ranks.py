@@ -1,12 +1,10 @@
 """The ranks that `torchrun` started to hold one policy together, and their collectives."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed
@@ -44,8 +42,8 @@ class Launch:
     world: int
     local_rank: int
 
-    @staticmethod
-    def here() -> Launch:
+    @classmethod
+    def here(cls) -> Self:
         """Read it from the environment; by default a single process. Raises `UserError`."""
         found = []
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
@@ -53,7 +51,7 @@ class Launch:
             if not text.isdigit():
                 raise UserError(f"the environment's {name} is {text!r}; torchrun sets a number")
             found.append(int(text))
-        return Launch(*found)
+        return cls(*found)
 
 
 class Ranks:
@@ -74,8 +72,8 @@ class Ranks:
         self.saving_group: ProcessGroup | None = None
         """The group for collectives of the thread that writes states."""
 
-    @staticmethod
-    def join(launch: Launch, store: Store, device: torch.device) -> Ranks:
+    @classmethod
+    def join(cls, launch: Launch, store: Store, device: torch.device) -> Self:
         """Become one of `launch.world` ranks that meet at `store`."""
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -86,7 +84,7 @@ class Ranks:
             world_size=launch.world,
             timeout=timedelta(seconds=COLLECTIVE_SECONDS),
         )
-        ranks = Ranks(launch, device)
+        ranks = cls(launch, device)
         ranks._control = dist.new_group(backend="gloo")
         ranks.saving_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_SECONDS))
         return ranks

@@ -3,6 +3,7 @@ memory and is computed."""
 
 from typing import Literal
 
+import msgspec
 import pydantic
 
 from swarm.errors import UserError
@@ -63,25 +64,12 @@ class TrainingSettings(ComputeSettings):
         """Say what training will hold in memory; raises `UserError` if it does not fit.
 
         `save_steps`: steps that a crash loses; 0: that is told elsewhere."""
-        parts = {
-            memory: [
+        fields = msgspec.structs.asdict(found)
+        del fields["parts"]
+        for memory in ("device", "host"):
+            fields[f"{memory}_parts"] = [
                 f"{part.name} {readable_bytes(part.bytes)}" for part in fullest(found.parts, memory)
             ]
-            for memory in ("device", "host")
-        }
-        events.emit(
-            "trainer.planned",
-            parameters=found.parameters,
-            ranks=found.ranks,
-            pass_tokens=found.tokens,
-            device_bytes=found.device_bytes,
-            device_limit=found.device_limit,
-            host_bytes=found.host_bytes,
-            host_limit=found.host_limit,
-            device_parts=parts["device"],
-            host_parts=parts["host"],
-            save_steps=save_steps,
-            problem=found.problem,
-        )
+        events.emit("trainer.planned", **fields, save_steps=save_steps)
         if found.problem and self.memory_check == "refuse":
             raise UserError(found.problem)

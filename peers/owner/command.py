@@ -157,7 +157,7 @@ def run_reinstate(
     bootstrap: options.Bootstrap = None,
     run: options.WhichRun = None,
     owner_key: OwnerKey = None,
-) -> int:
+) -> None:
     """Readmit an evicted peer. The owner signs this; trusted peers log it and tell all peers."""
     from peers.owner.signing import Reinstated, reinstate
     from swarm.node.local import visit
@@ -182,7 +182,6 @@ def run_reinstate(
     )
     for problem in done.problems:
         print(f"not reached: {printable(problem)}", file=sys.stderr)
-    return 0
 
 
 def check_reason(reason: str) -> None:

@@ -24,14 +24,10 @@ def start_training(
     lineage: int = 0,
 ) -> StartTraining:
     """Begin with the base, or with the published folder `policy`."""
-    return StartTraining(
-        model=settings.model,
+    return settings.filled(
+        StartTraining,
         terms=training_terms(manifest),
-        seed=settings.seed,
         sharding=settings.sharding,
-        dtype=settings.dtype,
-        attention=settings.attention,
-        teacher=settings.teacher,
         policy=policy,
         step=step,
         lineage=lineage,

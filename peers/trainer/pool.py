@@ -4,11 +4,9 @@ pool keeps them in the order in which they are consumed.
 Imports no torch, since the network process uses it while it collects. The learner trains on the
 groups labelled `kept`, except those in which every advantage is 0."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from swarm.wire.manifest import EnvironmentReference
 from swarm.wire.messages import Verdict
@@ -100,11 +98,9 @@ class SubmissionKey(NamedTuple):
     """Consecutive from 0 within the step, per worker."""
     worker: str
 
-    @staticmethod
-    def of(verdict: Verdict) -> SubmissionKey:
-        return SubmissionKey(
-            verdict.lineage, verdict.policy, verdict.step, verdict.number, verdict.worker
-        )
+    @classmethod
+    def of(cls, verdict: Verdict) -> Self:
+        return cls(verdict.lineage, verdict.policy, verdict.step, verdict.number, verdict.worker)
 
 
 @dataclass(frozen=True)
