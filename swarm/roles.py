@@ -34,7 +34,6 @@ class Role(Protocol):
 
     async def run(self) -> None:
         """Do the work until cancelled; returning means the role's work is over."""
-        ...
 
     # Optional: `Settings: ClassVar[type[RoleSettings]]`, the type of the role's table in the peer's
     # settings. The role reads the table with `peer.node.settings.of`.

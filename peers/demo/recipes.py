@@ -91,11 +91,9 @@ class PreparationService(Protocol):
 
     async def warm_up(self, job: Prepare) -> int:
         """Write the policy to `folder`, warmed up; return the steps."""
-        ...
 
     async def calibrate(self, job: Prepare) -> Thresholds:
         """Measure the thresholds by which validators tell honest work from fakes."""
-        ...
 
 
 def _filled(table: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

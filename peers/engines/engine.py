@@ -153,15 +153,12 @@ class Engine(Protocol):
         Raises `ValueError` for an empty prompt, an id outside the vocabulary, a limit that leaves
         no token, a temperature that is not above 0, more positions than the model's context
         length, or an id already in use."""
-        ...
 
     def step(self) -> list[Piece]:
         """Advance all live requests by one or more tokens; return those that finished."""
-        ...
 
     def cancel(self, id: int) -> None:
         """Drop a request and its kept cache; an unknown id is ignored."""
-        ...
 
     def prefill(
         self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
@@ -170,14 +167,11 @@ class Engine(Protocol):
 
         `sampled[i]` are the ascending indices of the sampled tokens in sequence i. They exclude
         index 0 and include the last index. Raises `ValueError` as `submit` does."""
-        ...
 
     def logits(self, states: Tensor) -> Tensor:
         """fp32 logits [n, vocabulary] of some of a prefill's `states`, before the temperature."""
-        ...
 
     def load_weights(self, folder: Path, policy: int) -> None:
         """Replace the weights by those of another checkpoint of the same model, number `policy`.
 
         Raises `UserError` when they do not fit; the engine then keeps the old weights."""
-        ...

@@ -192,7 +192,6 @@ class Tasks(Protocol):
 
         Equal arguments give equal tasks in every process. A held-out task's prompt must not occur
         among the training tasks."""
-        ...
 
 
 class SingleTurn(ABC):

@@ -1,40 +1,9 @@
 """The published run INTELLECT-2: 62 GB checkpoints, 4 relays, workers of all kinds, 2 steps behind.
 
-The report on that run (arXiv 2505.07291) gives these figures. A broadcast takes 14 minutes (62 GB
-at 590 Mb/s). The first submission arrives 10 minutes later, and is verified in about 1 minute. A
-full batch of 256 prompts x 16 completions is complete 22 minutes after the broadcast with short
-target lengths, 29 minutes with long ones. A trainer step takes 22 (21) minutes.
-
-**Taken from the report**: sizes, batch, asynchrony, the number of relays, the trainer's 22 minutes,
-and these fitted values:
-
-- *Lines.* 590 Mb/s is one worker's average rate through the public internet. Workers' downlinks are
-  500, 590 and 750 Mb/s, and their uplinks a third to a half of that, as on rented machines. Relays
-  and trainer have the 2 and 1 Gb/s needed to feed them. So the median broadcast time is mostly an
-  input; how near the swarm comes to it, and when the last worker finishes, are results.
-- *Workers.* A batch of short targets (2,500 tokens on average) is full 22 minutes after the
-  broadcast. The last verification takes 1 of these minutes, and at the end every worker has about
-  half a submission in hand, 6 minutes' work. So all workers together generate a batch in 15
-  minutes. They are fast, middling and slow (5 : 4 : 3), and a submission's size is such that a fast
-  worker needs 10 minutes for it. With `--peers` more workers share this total speed; it does not
-  grow.
-- *Long targets.* They have 2.4 times the tokens, but the batch took only 1.33 times as long, so
-  that run's workers must have been 1.8 times as fast. Here the workers stay the same, and the long
-  targets are shortened by 1.8, which takes the same time. Steps from `LONG_FROM` on have them.
-- *Verification* of one submission takes 1 minute.
-
-**Unknown to the model**: the cause of the 590 Mb/s limit, the number of workers and their churn,
-and the generated rollouts that the online filter discarded. The ratio 1 : 4.5 of training to
-inference FLOPs gives no tokens per second without the machines' efficiency. No idle share of the
-trainer was published; the simulated share is that of the steady state, after the first batch. The
-full batch of long targets is measured on steps in the steady state, from the time when a step is
-open and its policy has arrived.
-
-**Scale.** With a checkpoint smaller than 62 GB, computing times shrink by the same factor, but at
-most by `FASTER_MAX`; lines slow down by the rest of the factor; minutes in the figures are scaled
-back. `--model-gb 62` is the run at full size. By default the run is small and quick, with a fifth
-of the pieces. Round trips, heartbeats, start-up and the granularity of pieces then cost more than
-at full size, so the figures are slightly too slow."""
+docs/simulation.md lists what is taken from the report on that run (arXiv 2505.07291), what is
+fitted to it, and what the model does not know. With a checkpoint smaller than 62 GB, computing
+times shrink by the same factor, but at most by `FASTER_MAX`; lines slow down by the rest of the
+factor; minutes in the figures are scaled back."""
 
 from statistics import mean, median
 from typing import Any

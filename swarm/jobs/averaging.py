@@ -97,16 +97,12 @@ class AveragingService(Protocol):
     async def open(self) -> list[str]:
         """What other trainers name to join this one; empty if they join at a place of their own.
         The first call."""
-        ...
 
     async def meet(self, job: Meet) -> Exchanged:
         """Raises `UserError` if the network cannot be reached."""
-        ...
 
     async def average(self, job: AverageRound) -> Exchanged:
         """Raises `UserError` if the network cannot be reached any more."""
-        ...
 
     async def end(self) -> None:
         """Leave the network."""
-        ...

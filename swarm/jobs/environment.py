@@ -74,16 +74,13 @@ class EnvironmentService(Protocol):
 
     async def draw(self, job: DrawPrompt) -> Drawn:
         """Raises `UserError` for an environment whose code fails."""
-        ...
 
     async def play(self, job: PlayTurn) -> Played:
         """Raises `UserError` for an environment whose code fails, `ValueError` for a prompt that is
         not the group's."""
-        ...
 
     async def grade(self, job: GradeEpisode) -> EpisodeGrade:
         """Raises as `play`."""
-        ...
 
 
 class TrialSetup(Setup, frozen=True, kw_only=True):

@@ -154,14 +154,11 @@ class EvaluationService(Protocol):
 
     async def draw(self, job: DrawTasks) -> TasksDrawn:
         """Raises `UserError` for a checkpoint that cannot be loaded or is too short for a task."""
-        ...
 
     async def play(self, job: PlayTasks) -> None:
         """Begin; `finished` plays on."""
-        ...
 
     async def finished(self, job: NextSamples) -> list[Sample]:
         """The samples that finish next; none once all have.
 
         Raises `UserError` for an environment whose code fails."""
-        ...

@@ -155,36 +155,30 @@ class InferenceService(Protocol):
 
     async def survey(self) -> Surveyed:
         """Report the machine and the engine."""
-        ...
 
     async def load(self, job: Load) -> Loaded:
         """Raises `UserError` for a folder that holds no supported model, `ValueError` if a
         submission was asked for since the call."""
-        ...
 
     async def probe(self, job: Probe) -> Digest:
         """BLAKE3-256 of the rendered token ids; it must equal `EnvironmentReference.probe_hash`.
 
         Raises `UserError` for an environment that is not installed."""
-        ...
 
     async def generate(self, job: Generate) -> Generated:
         """Raises `ValueError` when another policy is loaded or an episode exceeds the model's
         context length, `UserError` for an environment that is not installed.
 
         With `Sampling.swaps_max`, a later policy of the order's lineage may be loaded, too."""
-        ...
 
     async def turns(self) -> list[AskedTurn]:
         """The episodes of served environments that have come to wait for a turn since the last
         call.
 
         Answers while submissions are generated; after a minute without any, it returns none."""
-        ...
 
     async def give(self, job: GiveTurn) -> None:
         """Answers while submissions are generated; a submission that is over is ignored."""
-        ...
 
     async def swap(self, job: Swap) -> Swapping:
         """While `generate` runs: load a later policy before the next token.
@@ -192,10 +186,8 @@ class InferenceService(Protocol):
         Without effect if a submission in the batch has swapped `Sampling.swaps_max` times, if the
         engine cannot, or if the policy is not a later one. An offer replaces an earlier one that
         the engine has not taken yet; without a submission in the batch, it waits for the next."""
-        ...
 
     async def usage(self) -> float:
         """Seconds since the child started in which the engine had completions to generate.
 
         Answers while submissions are generated."""
-        ...

@@ -128,7 +128,6 @@ class TuningService(Protocol):
 
     async def start(self, job: StartTuning) -> TuningStarted:
         """Load model and examples; raises `UserError` if they or the settings are unusable."""
-        ...
 
     async def step(self, job: Tune) -> Tuned: ...
 

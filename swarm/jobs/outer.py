@@ -260,7 +260,6 @@ class OuterService(Protocol):
 
     async def start(self, job: StartReplica) -> ReplicaStarted:
         """Raises `UserError` for a model, data or a setting that cannot be trained with."""
-        ...
 
     async def first_state(self, job: FirstState) -> OuterState: ...
 
@@ -268,29 +267,24 @@ class OuterService(Protocol):
 
     async def train(self, job: TrainRound) -> RoundTrained:
         """Raises `UserError` when the data has too few tokens for a round."""
-        ...
 
     async def inspect(self, job: InspectContribution) -> OuterState:
         """What is wrong: unreadable, other shapes, NaN, too large; and BLAKE3-256 of what the file
         decompresses to. It depends on the contribution's bytes and the model's shapes alone."""
-        ...
 
     async def merge(self, job: MergeRound) -> Merged: ...
 
     async def merge_shard(self, job: MergeShard) -> Merged: ...
     async def measure(self, job: MeasureState) -> float | None:
         """Nats per predicted token; None if no sequence is held back."""
-        ...
 
     async def score(self, job: ScoreRound) -> list[Scored]:
         """In the order of `job.strangers`."""
-        ...
 
     async def export_state(self, job: ExportState) -> None: ...
 
     async def end(self) -> None:
         """End the other ranks, if there are any. Jobs that compute from files alone may follow."""
-        ...
 
 
 class DrawModel(SavingJob, frozen=True, kw_only=True):
@@ -307,4 +301,3 @@ class AloneService(Protocol):
 
     async def draw_model(self, job: DrawModel) -> None:
         """Raises `UserError` for a configuration that is not supported."""
-        ...

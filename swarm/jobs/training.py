@@ -245,15 +245,12 @@ class TrainingService(Protocol):
         """The number of processes that train together.
 
         Raises `UserError` when a library is missing or a recorder fails to start."""
-        ...
 
     async def plan(self, job: PlanTraining) -> MemoryPlan:
         """Say what the training holds in memory. Raises `UserError` for a broken config.json."""
-        ...
 
     async def start(self, job: StartTraining) -> None:
         """Raises `UserError` for a model or a setting that cannot be trained."""
-        ...
 
     async def resume(self, job: Resume) -> Resumed: ...
 
@@ -273,10 +270,8 @@ class TrainingService(Protocol):
 
     async def compare(self, job: Compare) -> bool:
         """Whether they are equal, bit for bit."""
-        ...
 
     async def roll_back(self, job: RollBack) -> None: ...
 
     async def end(self) -> None:
         """Let the other ranks end, because the run is over."""
-        ...

@@ -133,11 +133,9 @@ class InspectionService(Protocol):
 
         Raises `UserError` when the tokenizer is missing, `OSError` when the file is missing or its
         hash differs."""
-        ...
 
     async def grade(self, job: Grade) -> Graded:
         """Raises `ValueError` when the last submission inspected is another one."""
-        ...
 
 
 class Judge(Job, frozen=True, kw_only=True):
@@ -201,9 +199,7 @@ class PrefillService(Protocol):
         """All policies in memory, the least recently used first.
 
         Raises `UserError` for a folder that holds no supported model."""
-        ...
 
     async def judge(self, job: Judge) -> Judged:
         """Raises `ValueError` when a policy is neither loaded nor given, `UserError` for a folder
         that holds no supported model, `OSError` when the file's hash differs."""
-        ...

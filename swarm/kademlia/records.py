@@ -49,7 +49,6 @@ class Validator(Protocol):
 
     def validate(self, key: bytes, value: bytes) -> RecordInfo:
         """Version and expiry of a valid value; raises `InvalidRecord`. Must be cheap and pure."""
-        ...
 
 
 @dataclass(frozen=True)

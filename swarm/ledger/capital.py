@@ -128,15 +128,6 @@ class Capitals:
         return found
 
 
-TABLES = (
-    "authority (raw BLOB NOT NULL)",
-    "verdict_places (worker TEXT, step INTEGER, number INTEGER, owner TEXT, position INTEGER, "
-    "PRIMARY KEY (worker, step, number, owner, position)) WITHOUT ROWID",
-    "balances (worker TEXT, step INTEGER, tokens INTEGER NOT NULL, "
-    "PRIMARY KEY (worker, step)) WITHOUT ROWID",
-)
-
-
 _PLACES = (
     "SELECT p.worker, p.step, p.number, p.owner, p.position, e.entry FROM verdict_places p "
     "JOIN entries e ON e.owner = p.owner AND e.position = p.position"

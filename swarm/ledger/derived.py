@@ -53,8 +53,6 @@ class DerivedTables:
         def create(connection: sqlite3.Connection) -> None:
             for statement in _TABLES:
                 connection.execute(statement)
-            for table in (*invites.TABLES, *capital.TABLES):
-                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             capital.follow(connection, raw)
 
         await self._database.transact(create)

@@ -13,3 +13,10 @@ CREATE TABLE IF NOT EXISTS seals (owner TEXT, position INTEGER, epoch INTEGER NO
 CREATE TABLE IF NOT EXISTS sealed_capitals (worker TEXT, owner TEXT, position INTEGER NOT NULL,
   capitals BLOB NOT NULL, PRIMARY KEY (worker, owner)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS verdicts_of ON verdicts (worker, position);
+CREATE TABLE IF NOT EXISTS redeemed (invite BLOB, redeemed_ms INTEGER, peer TEXT, PRIMARY KEY
+  (invite, redeemed_ms, peer)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS authority (raw BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS verdict_places (worker TEXT, step INTEGER, number INTEGER, owner TEXT,
+  position INTEGER, PRIMARY KEY (worker, step, number, owner, position)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS balances (worker TEXT, step INTEGER, tokens INTEGER NOT NULL,
+  PRIMARY KEY (worker, step)) WITHOUT ROWID;

@@ -10,13 +10,8 @@ nonnegative supermartingale (a mixture over starting points; compare Shin, Ramda
 
 A lie that begins at the n-th submission has to earn back log(n(n+1)) nats: 9 after 100 honest ones.
 
-*Validators.* Each validator's log has its own order, which its owner signed. The capitals of a bet
-in several logs are multiplied. At any time only one of them moves, so the product is a
-supermartingale however the logs interleave, and it depends only on the logs: whoever holds them
-finds the same figure.
-
-*Processes.* The worker's capital is the mean over its processes, and a process's the mean over its
-bets."""
+*Validators.* The capitals of a bet in several logs are multiplied. At any time only one of them
+moves, so the product is a supermartingale however the logs interleave."""
 
 from __future__ import annotations
 

@@ -24,15 +24,6 @@ Also = Callable[[sqlite3.Connection, int], None]
 """Additional work in the transaction of an append; gets the index of the first new entry."""
 
 
-TABLES = (
-    "entries (owner TEXT, position INTEGER, entry BLOB NOT NULL, "
-    "PRIMARY KEY (owner, position)) WITHOUT ROWID",
-    "nodes (owner TEXT, level INTEGER, position INTEGER, hash BLOB NOT NULL, "
-    "PRIMARY KEY (owner, level, position)) WITHOUT ROWID",
-    "starts (owner TEXT PRIMARY KEY, position INTEGER)",
-)
-
-
 class Log:
     """The log of `owner` in `database`, which may hold several logs. Keeps nothing in memory."""
 

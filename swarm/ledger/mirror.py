@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from swarm.data import statements
 from swarm.errors import PeerError, SwarmError
-from swarm.ledger import log, merkle
+from swarm.ledger import merkle
 from swarm.ledger.log import Also, Log
 from swarm.ledger.wire import ForkEvidence, Origin
 from swarm.wire.envelope import Envelope, open_envelope
@@ -15,12 +16,6 @@ from swarm.world import Database, execute
 
 FORKS_MAX = 4
 """Contradictions kept of each log. One is enough as evidence; a peer may sign thousands."""
-
-
-_TABLES = (
-    "heads (owner TEXT PRIMARY KEY, envelope BLOB NOT NULL)",
-    "forks (owner TEXT, first BLOB, second BLOB, PRIMARY KEY (owner, first, second)) WITHOUT ROWID",
-)
 
 
 class Fork(SwarmError):
@@ -50,8 +45,7 @@ class LogMirror:
     @staticmethod
     async def create_tables(database: Database) -> None:
         """Create the tables if they do not exist; call it before any other use of the database."""
-        tables = (*log.TABLES, *_TABLES)
-        await execute(database, *(f"CREATE TABLE IF NOT EXISTS {table}" for table in tables))
+        await execute(database, *statements(__file__))
 
     def head(self) -> Envelope | None:
         """The stored head if the mirror holds all its entries, else None."""

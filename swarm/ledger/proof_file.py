@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from swarm.data import statements
 from swarm.errors import DECODE_ERRORS
 from swarm.ledger.receipts import Receipt
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
@@ -118,16 +119,7 @@ class KeptProofs:
 
     async def open(self) -> None:
         """Prepare the tables, for a worker that is admitted."""
-        await execute(
-            self._database,
-            "CREATE TABLE IF NOT EXISTS proof_manifests "
-            "(digest BLOB PRIMARY KEY, envelope BLOB NOT NULL) WITHOUT ROWID",
-            "CREATE TABLE IF NOT EXISTS receipts (number INTEGER PRIMARY KEY AUTOINCREMENT, "
-            "run TEXT NOT NULL, validator TEXT NOT NULL, position INTEGER NOT NULL, "
-            "submission BLOB NOT NULL, manifest BLOB NOT NULL, verdict BLOB NOT NULL, "
-            "entry BLOB NOT NULL, head BLOB NOT NULL, proof BLOB NOT NULL, "
-            "bytes INTEGER NOT NULL, UNIQUE (run, validator, position))",
-        )
+        await execute(self._database, *statements(__file__))
 
     def next_index(self, validator: str) -> int:
         """The index in a validator's log after the last entry kept."""

@@ -16,35 +16,7 @@ file is fixed.
 refused earns nothing and costs a fine of (safety/p − 1)·v tokens, taken from the newest held credit
 of the window. An eviction voids the credit from `stake_steps` before the evicting submission on.
 
-*No lie pays.* Let a fake of v tokens be submitted at stake s, and let its recomputation refuse it.
-With probability 1 − p it earns v, otherwise it loses min(fine, stake). With fine f = (safety/p −
-1)·v there are three cases:
-
-- safety·v/(v + s) ≥ 1: then p = 1, it is never credited, and the expected gain is at most 0;
-- between the bounds: f = s exactly, so the stake covers it, and the expected gain is
-  (1 − p)·v − p·s = v − p·(v + s) = −(safety − 1)·v;
-- at share_min: p ≥ safety·v/(v + s), so f ≤ s, and the expected gain is
-  (1 − p)·v − (safety − p)·v = −(safety − 1)·v.
-
-The gain is in tokens of credit, whether or not the refusal evicts; an eviction only adds to the
-loss. It is the same before every fake, whatever happened before, so a strategy that decides from
-its past (when to lie, how much, under how many identities) is a sum of such gains: its expected
-credit is at most that of its honest tokens, less safety − 1 times the tokens of its fakes (those
-with p < 1).
-
-*Little is trained on.* The same fake takes p·f = (safety − p)·v verified tokens from the stake on
-average, and (1 − p)·v tokens of it pass: at most one per `safety` tokens taken. Stakes are earned
-by honest work that is recomputed. So whenever a saboteur stops, the fakes that passed are expected
-to be at most 1/safety of his verified tokens, and 1/(safety + 1) of all that he got accepted. With
-a stake of s he can expect to get at most s/safety fake tokens accepted at once.
-
-*Near the policy.* An answer that recomputation does not refuse, because it is close to what the
-policy would have sampled, adds evidence to the worker's instead. If it adds δ nats per token, the
-worker is evicted after about T = log(n·(n + 1)/eviction_p_value)/δ recomputed tokens in n
-submissions. In the long run a worker with n submissions of v tokens per step has √(safety·n·W)·v
-tokens recomputed in a window of W steps. If that is at least T, the eviction voids all of its
-credit; otherwise the share T/(window's recomputed tokens) − 1 of a window's credit becomes final.
-"""
+Decision 25 proves that no lie pays, and that little of what a saboteur makes is trained on."""
 
 from __future__ import annotations
 

@@ -13,11 +13,6 @@ from swarm.wire.envelope import Dropped, open_envelope
 from swarm.wire.messages import Invite
 from swarm.world import Database
 
-TABLES = (
-    "redeemed (invite BLOB, redeemed_ms INTEGER, peer TEXT, PRIMARY KEY (invite, redeemed_ms, "
-    "peer)) WITHOUT ROWID",
-)
-
 
 class RedeemedInvites:
     """Reads the tables of invites."""

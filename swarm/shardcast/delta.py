@@ -4,23 +4,8 @@ After one optimiser step at the learning rates of reinforcement learning about 9
 weights are bit for bit unchanged (PULSE, 2026). A *delta file* holds, block by block, the positions
 of the changed words and the differences of their raw bits. So base and delta give the next
 checkpoint exactly, whatever its format: nothing is rounded, nothing is interpreted.
-
-    magic, 8 bytes      length of the header, 4 bytes, little-endian as everything here
-    header, msgpack     [block_bytes, [[name, size_bytes, word_bytes], …]]
-    lengths             4 bytes each: the frame's, for every block of every file, in order; 0: equal
-    frames              zstd, one per changed block
-
-A block is `block_bytes` of a file (the last block may be shorter), an array of words of 1, 2, 4 or
-8 bytes. Its frame holds:
-
-- the number of changes n (4 bytes) and the number of wide gaps (4 bytes);
-- n gaps of one byte: words skipped since the last change, 255 for a wide gap;
-- the wide gaps, 4 bytes each;
-- n differences of the words as integers, modulo their width and zigzag, in planes: first the lowest
-  bytes of all, then the second bytes, and so on.
-
-After a small step nearly all differences are ±1, so the planes above the lowest compress to
-nothing.
+(docs/protocol/deltas.md: the format.) After a small step nearly all differences are ±1, so the
+planes above the lowest compress to nothing.
 
 This module needs numpy and runs in a child process (`DeltaService`); the network side is
 `swarm.shardcast.chain`."""

@@ -70,4 +70,3 @@ class DeltaService(Protocol):
 
     async def make(self, job: MakePieces) -> PiecesMade:
         """Make pieces; raises `BadDelta` for a delta that is malformed or of another base."""
-        ...

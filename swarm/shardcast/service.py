@@ -24,7 +24,6 @@ class PushInbox(Protocol):
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
         """See `BulkService.accept`."""
-        ...
 
 
 @dataclass(eq=False)

@@ -145,19 +145,15 @@ class Stream(Protocol):
 
     async def send(self, frame: bytes) -> None:
         """Send one non-empty frame; waits for a reader that is far behind. Raises `StreamError`."""
-        ...
 
     async def receive(self) -> bytes | None:
         """The next frame, or None after the other side's end. Raises `StreamError`."""
-        ...
 
     async def end(self) -> None:
         """End this side: it sends no more frames. Receiving continues."""
-        ...
 
     async def reset(self) -> None:
         """Tear the stream down at once, both ways, even when cancelled. Never raises."""
-        ...
 
 
 StreamHandler = Callable[[Stream], Awaitable[None]]
@@ -230,11 +226,9 @@ class BulkService(Protocol):
         nothing), and again each second while it uses the plane. `credential` is its admission
         envelope, or empty.
         """
-        ...
 
     def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
         """Open a blob to be sent; raises `Refused` (404 when unknown)."""
-        ...
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
         """Open a sink for a blob that a client pushes; raises `Refused` (403, 413, 429, 503, 507).
@@ -242,7 +236,6 @@ class BulkService(Protocol):
         The transport commits the piece once it is complete and its hash is right; the commit may
         raise `Refused` too. Otherwise the transport abandons the sink.
         """
-        ...
 
 
 Arrived = Callable[[Piece], Awaitable[None]]
@@ -276,11 +269,9 @@ class BlobTransport(Protocol):
         the next is received. The first blob that fails ends the run with `FetchError`; what
         `arrived` raises is raised too.
         """
-        ...
 
     def round_trip_seconds(self, source: Source) -> float:
         """The shortest round trip to a source measured so far, in seconds; 0 if none was."""
-        ...
 
 
 class Transport(BlobTransport, Protocol):
@@ -291,25 +282,20 @@ class Transport(BlobTransport, Protocol):
 
     def addresses(self) -> Sequence[str]:
         """This peer's multiaddrs, each ending in `/p2p/<peer id>`; relayed ones included."""
-        ...
 
     def bulk_addresses(self) -> Sequence[str]:
         """This peer's `http://host:port` roots; empty when no other peer can reach them."""
-        ...
 
     def reachability(self) -> Reachability: ...
 
     def reachability_reason(self) -> str:
         """How the reachability is known, or why it is not: a clause for a person."""
-        ...
 
     def wants_relay(self) -> bool:
         """Whether some peers can reach this one only through a relay."""
-        ...
 
     def connected(self) -> Sequence[PeerId]:
         """Peers with a live connection, sorted."""
-        ...
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect, trying the addresses in turn; returns at once if connected.
@@ -317,63 +303,51 @@ class Transport(BlobTransport, Protocol):
         Raises `ConnectError` naming the peer and each address's reason, within
         `limits.CONNECT_DEADLINE_SECONDS`.
         """
-        ...
 
     async def disconnect(self, peer: PeerId) -> None: ...
 
     def ban(self, peer: PeerId, seconds: float) -> None:
         """Drop the connection to a peer, and neither dial nor accept it for `seconds`."""
-        ...
 
     def vouch(self, peer: PeerId, seconds: float) -> None:
         """Mark a peer as trusted or admitted for `seconds`: meanwhile its connection is not closed
         to make room for a stranger's."""
-        ...
 
     def keep_many(self) -> None:
         """Keep as many connections as there is room for, not only `limits.CONNECTIONS_KEPT`: all
         peers of a run call this one."""
-        ...
 
     def network_of(self, peer: PeerId) -> str:
         """The /24 (IPv6: /48) of a connected peer's address: a range that one owner gets easily.
 
         Empty where the range says nothing: private and relayed addresses, peers not connected.
         """
-        ...
 
     def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
         """A new subscription to connection events; a subscriber that lags loses its oldest."""
-        ...
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """Open a stream to a connected peer; raises `StreamError` if it lacks the protocol."""
-        ...
 
     def serve(
         self, protocol: str, handler: StreamHandler, *, frame_bytes_max: int = 1 << 20
     ) -> None:
         """Answer a protocol: one handler per protocol, a bounded number of streams per peer."""
-        ...
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
         """Send the blob in local file `path` to `target`, which checks its hash (HTTP PUT).
 
         Raises `FetchError` with the target's reason.
         """
-        ...
 
     def serve_bulk(self, service: BulkService) -> None:
         """Answer the bulk plane with `service`. Call it at most once."""
-        ...
 
     async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
         """Let the relay at these multiaddrs carry connections to this peer, from now on.
 
         Raises `ConnectError` when the relay cannot be reached or declines.
         """
-        ...
 
     def set_credential(self, credential: bytes) -> None:
         """Set the admission envelope that this peer shows to bulk servers."""
-        ...

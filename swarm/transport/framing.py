@@ -24,17 +24,14 @@ class ByteStream(Protocol):
 
     async def read(self) -> bytes:
         """Read some bytes; b"" at the end of what the other side wrote."""
-        ...
 
     async def write(self, data: bytes) -> None:
         """Write all of `data`, or raise; a write that is cancelled half way breaks the stream."""
-        ...
 
     async def close_write(self) -> None: ...
 
     async def reset(self) -> None:
         """Never raises."""
-        ...
 
 
 class FrameError(ValueError):

@@ -107,18 +107,15 @@ class Held(Protocol):
     @property
     def used_at(self) -> float:
         """When it was opened, or a stream of it last began or ended."""
-        ...
 
     @property
     def vouched(self) -> bool:
         """Whether its peer is trusted, admitted or otherwise known."""
-        ...
 
     @property
     def idle(self) -> bool:
         """Whether it carries no stream, is too old to be about to open its first, and no relay
         needs it for a reservation."""
-        ...
 
 
 class Known(Held, Protocol):
@@ -131,7 +128,6 @@ class Known(Held, Protocol):
     def trusted(self) -> bool:
         """Whether its peer is trusted, not only admitted: identities that are admitted may be
         many."""
-        ...
 
 
 _Held = TypeVar("_Held", bound=Held)

@@ -42,19 +42,15 @@ class World(Protocol):
 
     def now(self) -> float:
         """Seconds on trio's clock: for deadlines and durations, never compared across peers."""
-        ...
 
     def wall_time(self) -> float:
         """Seconds since the epoch by this peer's clock, which may be wrong: for envelopes only."""
-        ...
 
     def correct_clock(self, seconds: float) -> None:
         """Add `seconds` to the wall time from now on: the trusted peers agree that it is wrong."""
-        ...
 
     def secret_bytes(self, count: int) -> bytes:
         """Unpredictable bytes, for nonces; seeded in simulation."""
-        ...
 
 
 class Piece(Protocol):
@@ -64,7 +60,6 @@ class Piece(Protocol):
 
     def verify(self, digest: bytes) -> bool:
         """Whether the BLAKE3-256 of the bytes is `digest`."""
-        ...
 
 
 class Sink(Protocol):
@@ -74,19 +69,15 @@ class Sink(Protocol):
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes; raises `ValueError` beyond `size_bytes`, `DiskFullError` when full."""
-        ...
 
     def finish(self) -> Piece:
         """The bytes written so far, as a piece (hashed while they were written)."""
-        ...
 
     async def commit(self, piece: Piece) -> None:
         """Make a verified piece part of the file. It is durable only after `Disk.sync`."""
-        ...
 
     def abandon(self) -> None:
         """Discard the written bytes. Safe to call at any time, also after `commit`."""
-        ...
 
 
 class Database(Protocol):
@@ -94,11 +85,9 @@ class Database(Protocol):
 
     def read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query. The SQL must ORDER BY, so that simulations are reproducible."""
-        ...
 
     async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run `function` inside one write transaction; commit, or roll back if it raises."""
-        ...
 
     def close(self) -> None: ...
 
@@ -118,66 +107,52 @@ class Disk(Protocol):
 
     async def read(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
         """Read bytes of a file; raises `FileNotFoundError`."""
-        ...
 
     async def write(self, path: str, data: bytes) -> None:
         """Replace a file atomically and durably; raises `DiskFullError`.
 
         (Write a temporary file beside it, fsync, rename, fsync of the folder.)
         """
-        ...
 
     async def allocate(self, path: str, size_bytes: int) -> None:
         """Make (or keep) a file of exactly this size, for pieces; raises `DiskFullError`."""
-        ...
 
     def sink(self, path: str, offset: int, size_bytes: int) -> Sink:
         """A sink for one range of an allocated file."""
-        ...
 
     async def copy(self, path: str, offset: int, size_bytes: int, sink: Sink) -> None:
         """Append a range of a file to a sink; raises what `read` and `Sink.write` raise."""
-        ...
 
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
         """BLAKE3-256 of a range of a file."""
-        ...
 
     async def sha256(self, path: str) -> bytes:
         """SHA-256 of a whole file."""
-        ...
 
     async def sync(self, path: str) -> None:
         """fsync a file, or a folder and everything in it."""
-        ...
 
     async def rename(self, old: str, new: str) -> None:
         """Rename a file or folder atomically; replaces a file, never a non-empty folder."""
-        ...
 
     async def remove(self, path: str) -> None:
         """Remove a file, or a folder with its contents; silent when it does not exist."""
-        ...
 
     def exists(self, path: str) -> bool: ...
 
     def size_bytes(self, path: str) -> int:
         """Size of a file; raises `FileNotFoundError`."""
-        ...
 
     def list(self, path: str) -> list[str]:
         """Sorted names in a folder; empty when it does not exist."""
-        ...
 
     def free_bytes(self) -> int: ...
 
     def database(self, path: str) -> Database:
         """Open (or create) a database."""
-        ...
 
     def local_path(self, path: str) -> Path:
         """Path of a file or folder on this machine, for child processes."""
-        ...
 
 
 class ChildError(SwarmError):
@@ -252,7 +227,6 @@ class Child(Protocol):
         for the job's patience (the child is then killed). Cancelling the call cancels the job; a
         child that does not stop is killed.
         """
-        ...
 
 
 def client(service: type[T], child: Child) -> T:
@@ -274,7 +248,6 @@ class Compute(Protocol):
 
     def free_memory_bytes(self) -> int:
         """Memory of this machine that children may still use."""
-        ...
 
     def child(
         self,
@@ -295,4 +268,3 @@ class Compute(Protocol):
         are installed. Raises `ChildDied` when the child does not start, `UserError` when there is
         no such interpreter.
         """
-        ...

@@ -105,7 +105,6 @@ class Worker(Protocol):
 
     def submit(self, work: Work, sampling: Sampling) -> HandedIn:
         """Generate one submission."""
-        ...
 
 
 @dataclass(frozen=True)

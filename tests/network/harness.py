@@ -13,10 +13,12 @@ import trio.testing
 
 from swarm.errors import PeerError
 from swarm.events import Event, Events
+from swarm.data import statements
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.topics import RUN, WORK
+from swarm.ledger import derived
 from swarm.ledger.entries import Entry, Redeemed
-from swarm.ledger.redeemed_invites import TABLES, derive
+from swarm.ledger.redeemed_invites import derive
 from swarm.run.clock import TrustedClock
 from swarm.run.invites import Invites
 from swarm.run.lease import LeaseKeeper
@@ -99,8 +101,8 @@ class Database:
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:")
-        for table in TABLES:
-            self.connection.execute(f"CREATE TABLE {table}")
+        for statement in statements(derived.__file__):
+            self.connection.execute(statement)
 
     def read(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self.connection.execute(query, parameters).fetchall()

@@ -70,15 +70,12 @@ class Code(Protocol):
 
     def encode(self, values: Tensor) -> bytes:
         """The payload of `values`, fp32 [n], finite and at most `VALUE_MAX` in size."""
-        ...
 
     def decode(self, payload: bytes, count: int) -> Tensor:
         """The values of a payload, fp32 [`count`]; raises `BadContribution`."""
-        ...
 
     def payload_bytes(self, count: int) -> int:
         """Size of an uncompressed payload of `count` values."""
-        ...
 
 
 class Plain:

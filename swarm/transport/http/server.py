@@ -86,11 +86,7 @@ class Clients:
         """Wait until an address or peer may make its next small request.
 
         A flood of challenges, wrong proofs or unknown names slows only its sender."""
-        bucket, now = self._small_requests.of(name), trio.current_time()
-        seconds = bucket.debt_seconds(now)
-        bucket.borrow(1, now)
-        if seconds:
-            await trio.sleep(seconds)
+        await self._small_requests.of(name).spend(1)
 
 
 class Session:

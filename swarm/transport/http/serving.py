@@ -21,11 +21,9 @@ class Guest(room.Known, Protocol):
     @property
     def leaving(self) -> bool:
         """Whether it is being closed."""
-        ...
 
     def leave(self) -> None:
         """Close the connection, whatever it is doing."""
-        ...
 
 
 class Table:

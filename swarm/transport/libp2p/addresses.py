@@ -162,14 +162,12 @@ def expanded(addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
     result: list[Multiaddr] = []
     for address in addresses:
         host, port = host_and_port(address)
-        name, version = ("ip6", 6) if ":" in host else ("ip4", 4)
         if host not in ("0.0.0.0", "::"):
             result.append(address)
             continue
-        hosts = sorted(
-            get_network_addrs(version), key=lambda h: ipaddress.ip_address(h).is_loopback
-        )
-        result += [Multiaddr(f"/{name}/{host}/tcp/{port}") for host in hosts]
+        hosts = get_network_addrs(6 if ":" in host else 4)
+        hosts = sorted(hosts, key=lambda each: ipaddress.ip_address(each).is_loopback)
+        result += [multiaddr(each, port) for each in hosts]
     return result
 
 

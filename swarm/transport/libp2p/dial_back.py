@@ -20,6 +20,7 @@ from msgspec import Meta
 from multiaddr import Multiaddr
 
 from swarm.transport import Stream, StreamError
+from swarm.transport.libp2p.addresses import multiaddr
 from swarm.transport.libp2p.guard import BROKEN
 from swarm.transport.rates import TokenBuckets
 from swarm.transport.room import origin_of
@@ -135,9 +136,8 @@ class DialBack:
         return Answer(host, port, sorted(reached))
 
     async def _reaches(self, peer: PeerId, host: str, port: int) -> bool:
-        name = "ip6" if ":" in host else "ip4"
         with trio.move_on_after(DIAL_SECONDS), contextlib.suppress(*BROKEN, ValueError):
-            await self._handshake(Multiaddr(f"/{name}/{host}/tcp/{port}"), ID.from_string(peer))
+            await self._handshake(multiaddr(host, port), ID.from_string(peer))
             return True
         return False
 

@@ -32,7 +32,7 @@ from swarm.transport.http.client import BulkClient
 from swarm.transport.http.pace import Broken, Pace
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving, commit_push
-from swarm.transport.libp2p.addresses import expanded, host_and_port
+from swarm.transport.libp2p.addresses import expanded, host_and_port, multiaddr
 from swarm.wire.identity import Identity
 from swarm.world import Disk, Piece, Sink
 
@@ -245,8 +245,7 @@ class PiecePlane:
             listeners = await trio.open_tcp_listeners(port, host=host)
             bound = listeners[0].socket.getsockname()[1]
             nursery.start_soon(self._server.serve, listeners)
-            name = "ip6" if ":" in host else "ip4"
-            for address in expanded([Multiaddr(f"/{name}/{host}/tcp/{bound}")]):
+            for address in expanded([multiaddr(host, bound)]):
                 own = host_and_port(address)[0]
                 own = f"[{own}]" if ":" in own else own
                 self.roots.append(f"http://{own}:{bound}")

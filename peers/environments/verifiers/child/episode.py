@@ -103,11 +103,9 @@ class Tasks(Protocol):
 
     async def play(self, task: int, episode: Episode) -> Graded | Ungradable:
         """Run a task's episode to its end, asking `episode` for the texts, and grade it."""
-        ...
 
     def answer(self, task: int) -> str:
         """The expected answer of a task, if it has one."""
-        ...
 
 
 class Episode:

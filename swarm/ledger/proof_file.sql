@@ -1,0 +1,6 @@
+CREATE TABLE IF NOT EXISTS proof_manifests (digest BLOB PRIMARY KEY, envelope BLOB NOT NULL)
+  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS receipts (number INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL,
+  validator TEXT NOT NULL, position INTEGER NOT NULL, submission BLOB NOT NULL,
+  manifest BLOB NOT NULL, verdict BLOB NOT NULL, entry BLOB NOT NULL, head BLOB NOT NULL,
+  proof BLOB NOT NULL, bytes INTEGER NOT NULL, UNIQUE (run, validator, position));
