@@ -89,7 +89,8 @@ class SimulatedDisk:
         """Files by name, as of the last sync."""
         self._journal: list[dict[str, File | None]] = []
         """Changes of names since then; each one is atomic."""
-        self._used_bytes = 0
+        self.used_bytes = 0
+        """Bytes of all files; databases do not count."""
         self._databases: dict[str, sqlite3.Connection] = {}
         self._off = False
         self._held: trio.Event | None = None
@@ -111,7 +112,7 @@ class SimulatedDisk:
         self._files = dict(self._durable)
         for name in sorted(self._files):
             self._files[name].crash(chance)
-        self._used_bytes = sum(file.size_bytes for file in self._files.values())
+        self.used_bytes = sum(file.size_bytes for file in self._files.values())
         self._off = False
 
     def check_power(self) -> None:
@@ -121,11 +122,6 @@ class SimulatedDisk:
     def come_back(self) -> None:
         """Undo `lose_power` without loss: only the process had died."""
         self._off = False
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of all files; databases do not count."""
-        return self._used_bytes
 
     def files(self) -> Names:
         """Paths of the files, in order."""
@@ -177,7 +173,7 @@ class SimulatedDisk:
         if file is None:
             file = File()
             self._change({path: file})
-        self._used_bytes += max(0, size - file.size_bytes)
+        self.used_bytes += max(0, size - file.size_bytes)
         file.put(offset, content)
 
     def symbol(self, path: str, offset: int, size_bytes: int) -> Symbol | None:
@@ -236,7 +232,7 @@ class SimulatedDisk:
         file.put(0, bytes(data))
         file.sync()
         held = self._files.get(path)
-        self._used_bytes += len(data) - (held.size_bytes if held is not None else 0)
+        self.used_bytes += len(data) - (held.size_bytes if held is not None else 0)
         self._change({path: file})
         self._sync_names()
 
@@ -251,7 +247,7 @@ class SimulatedDisk:
         else:
             held.size_bytes = size_bytes
             held.extents.cut(size_bytes)
-        self._used_bytes += size_bytes - held_bytes
+        self.used_bytes += size_bytes - held_bytes
 
     def sink(self, path: str, offset: int, size_bytes: int) -> Sink:
         self._check(path)
@@ -323,7 +319,7 @@ class SimulatedDisk:
         if replaced is None and self._under(new):
             raise OSError(f"{new} is a folder that is not empty")
         if replaced is not None:
-            self._used_bytes -= replaced.size_bytes
+            self.used_bytes -= replaced.size_bytes
         change: dict[str, File | None] = dict.fromkeys(names)
         change |= {new + name[len(old) :]: self._files[name] for name in names}
         self._change(change)
@@ -333,7 +329,7 @@ class SimulatedDisk:
         await trio.lowlevel.checkpoint()
         self.check_power()
         for name in self._under(path):
-            self._used_bytes -= self._files[name].size_bytes
+            self.used_bytes -= self._files[name].size_bytes
             self._change({name: None})
 
     def exists(self, path: str) -> bool:
@@ -349,7 +345,7 @@ class SimulatedDisk:
         return sorted({name[len(path) + 1 :].split("/")[0] for name in names if name != path})
 
     def free_bytes(self) -> int:
-        return max(0, self.capacity_bytes - self._used_bytes)
+        return max(0, self.capacity_bytes - self.used_bytes)
 
     def database(self, path: str) -> Database:
         self._check(path)

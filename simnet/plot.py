@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simnet.observations import PROGRESS_PARTS, Broadcast, Observations
-from swarm.errors import UserError
+from swarm.errors import file_errors
 from swarm.terminal.figures import readable_bytes, readable_seconds
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ def draw(observations: Observations, report: dict[str, Any], path: Path) -> None
             (_, step), broadcast = main
             bound = report["figures"].get("bound_seconds")
             _progress(picture.add_subplot(), observations, step, broadcast, bound)
-        try:
+        with file_errors(f"--plot {path}", "written"):
             picture.savefig(path)
-        except OSError as error:
-            raise UserError(f"--plot {path} cannot be written ({error.strerror})") from error
 
 
 def colour(role: str) -> str:

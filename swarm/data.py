@@ -1,7 +1,5 @@
 """Data that programs do not compute: in a file beside the module that reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TypeVar
 

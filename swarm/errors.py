@@ -2,6 +2,9 @@
 
 Errors of a single operation are defined beside that operation."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -33,6 +36,15 @@ class DiskFullError(UserError):
 
 class DamagedError(UserError):
     """A file of this machine's own state cannot be read any more."""
+
+
+@contextmanager
+def file_errors(what: object, verb: str = "read") -> Iterator[None]:
+    """Turn an `OSError` of the block into the sentence that `what` cannot be read (or written)."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what} cannot be {verb} ({error.strerror or error})") from error
 
 
 def user_error_in(error: BaseException) -> UserError | None:

@@ -3,8 +3,6 @@
 Code emits events. Sinks turn them into a line for a person, a JSON line for a program, a counter,
 or an assertion."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

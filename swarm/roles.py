@@ -3,8 +3,6 @@
 Anyone can add a role: a class with the attributes of `Role`, named in an entry point of the group
 `swarm.roles`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import entry_points

@@ -1,7 +1,5 @@
 """The sentence of each event, for a person. An event without one shows only with `--verbose`."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Callable, Mapping

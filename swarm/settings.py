@@ -2,8 +2,6 @@
 
 Each role has a table of its own. The role's class names the table's model (`swarm.roles`)."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points

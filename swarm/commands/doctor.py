@@ -5,24 +5,21 @@ from typing import Annotated
 
 import typer
 
+from swarm.commands.peer import BulkPort, Config, Engine, Entries, Home, Listen, Roles
 from swarm.terminal.exit import FAILED, exits
 from swarm.terminal.options import AsJson
 
 
 @exits
 def doctor(
-    role: Annotated[list[str] | None, typer.Option(help="Role of the peer; repeatable.")] = None,
-    bootstrap: Annotated[
-        list[str] | None, typer.Option(help="Multiaddr of a peer that knows the network.")
-    ] = None,
+    role: Roles = None,
+    bootstrap: Entries = None,
     run: Annotated[str | None, typer.Option(help="Run to look at, if there are several.")] = None,
-    listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")] = None,
-    bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
-    home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="Engine that generates: native or vllm.")
-    ] = None,
+    listen: Listen = None,
+    bulk_port: BulkPort = None,
+    home: Home = None,
+    config: Config = None,
+    engine: Engine = None,
     model: Annotated[
         Path | None,
         typer.Option(help="Folder of a policy to load as well, such as the run's base policy."),

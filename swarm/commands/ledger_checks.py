@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from swarm.errors import PeerError, UserError
+from swarm.errors import PeerError, UserError, file_errors
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun
@@ -101,9 +101,8 @@ def _verify_proof(file: Path, owner: str | None, archive: Archive | None, *, as_
     from swarm.ledger import audit, proof_file
 
     try:
-        proven = proof_file.read(file.read_bytes())
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror})") from error
+        with file_errors(file):
+            proven = proof_file.read(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is no proof: {error}") from error
     problem = proven.problem()

@@ -4,8 +4,6 @@ Anyone can add a command: a function that typer can call, or a `typer.Typer` for
 an entry point of the group `swarm.commands`. A dot puts one into a group: `ledger.audit` is
 `swarm ledger audit`."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from importlib.machinery import PathFinder

@@ -1,7 +1,5 @@
 """`swarm peer`, also `python -m swarm.peer`: start one peer of the network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -10,26 +8,35 @@ import typer
 from swarm.terminal.exit import exits, speak
 from swarm.terminal.options import Version
 
+# What `swarm doctor` takes, too.
+Roles = Annotated[list[str] | None, typer.Option(help="Role of the peer; repeatable.")]
+Entries = Annotated[
+    list[str] | None, typer.Option(help="Multiaddr of a peer that knows the network.")
+]
+Listen = Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")]
+BulkPort = Annotated[int | None, typer.Option(help="TCP port of the piece plane.")]
+Home = Annotated[str | None, typer.Option(help="Folder of keys and state.")]
+Config = Annotated[Path | None, typer.Option(help="TOML file with settings.")]
+Engine = Annotated[str | None, typer.Option(help="Engine that generates: native or vllm.")]
+
 
 @exits
 def peer(
-    role: Annotated[list[str] | None, typer.Option(help="Role of this peer; repeatable.")] = None,
-    bootstrap: Annotated[
-        list[str] | None, typer.Option(help="Multiaddr of a peer that knows the network.")
-    ] = None,
-    listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")] = None,
+    role: Roles = None,
+    bootstrap: Entries = None,
+    listen: Listen = None,
     announce: Annotated[
         list[str] | None, typer.Option(help="Multiaddr to announce: a forwarded port, or a name.")
     ] = None,
     announce_bulk: Annotated[
         list[str] | None, typer.Option(help="http://host:port of the piece plane to announce.")
     ] = None,
-    bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
+    bulk_port: BulkPort = None,
     uplink_mbps: Annotated[
         float | None, typer.Option(help="Upload limit for pieces, in megabits per second.")
     ] = None,
-    home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    home: Home = None,
+    config: Config = None,
     run: Annotated[str | None, typer.Option(help="Run to join, if there are several.")] = None,
     invite: Annotated[
         str | None, typer.Option(help="Invite of the run's owner, if the run asks for one.")
@@ -37,9 +44,7 @@ def peer(
     manifest: Annotated[
         list[str] | None, typer.Option(help="File with a signed run manifest.")
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="Engine that generates: native or vllm.")
-    ] = None,
+    engine: Engine = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Trainer: resume from its last step.")
     ] = False,

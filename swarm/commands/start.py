@@ -3,8 +3,6 @@
 The peer makes its key on first use, joins the network through the bootstrap peer, finds the run,
 is admitted, and works until Ctrl-C."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

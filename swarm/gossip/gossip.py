@@ -1,7 +1,5 @@
 """The gossip of one peer: conversations with its neighbours, and the spreading of envelopes."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

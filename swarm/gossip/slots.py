@@ -2,8 +2,6 @@
 
 A `Neighbour` is a peer with an open gossip stream."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Announcements held for neighbours that lack them."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 They travel in frames: msgpack arrays whose first element is a tag.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 

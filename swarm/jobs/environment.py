@@ -3,8 +3,6 @@
 `swarm environment check` has a service of its own: one environment, over its own answers and junk.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Protocol
 
 import msgspec

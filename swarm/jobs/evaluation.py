@@ -1,7 +1,5 @@
 """The service of `swarm eval`, which plays tasks of environments."""
 
-from __future__ import annotations
-
 from typing import Literal, Protocol
 
 import msgspec

@@ -1,7 +1,5 @@
 """The service that generates submissions."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Protocol
 
 import msgspec

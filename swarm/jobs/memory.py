@@ -1,7 +1,5 @@
 """What a trainer holds in memory, by part, before anything is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

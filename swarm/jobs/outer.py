@@ -7,8 +7,6 @@ durably. So a job that was interrupted is repeated with the same result, and all
 the same contributions hold the same bits.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Protocol
 
 import msgspec

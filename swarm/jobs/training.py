@@ -1,7 +1,5 @@
 """The service of the trainer: it holds the learner."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, Protocol
 
 import msgspec

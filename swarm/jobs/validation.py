@@ -1,7 +1,5 @@
 """The services that check submissions: inspection and prefill."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Protocol
 

@@ -5,8 +5,6 @@ A request to another peer is a stream, the message, the answer, and one deadline
 Streams are kept for the next request, since opening one costs a round trip. A peer that closes its
 stream after each message (some generic nodes do) costs a new stream per request, nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ It speaks libp2p's kad-dht wire format under `/swarm/kad/1.0.0` (docs/protocol/k
 code is written once over the transport seam, so that it runs on real sockets and in virtual time.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 

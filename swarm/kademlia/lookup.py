@@ -6,8 +6,6 @@ is done when the k nearest peers it knows have been asked. A peer that is slow t
 hold up its path; a late answer still counts (the Kademlia paper, 2.3). Peers beyond the first two
 of one /24 come after all others, so invented neighbours from one network do not fill the answer."""
 
-from __future__ import annotations
-
 import bisect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Provider records: one per (key, peer) for each peer that announces a blob; expiring, bounded."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass

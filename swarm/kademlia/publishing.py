@@ -1,7 +1,5 @@
 """Publishing: stores records and provider records at the nearest peers, and republishes them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

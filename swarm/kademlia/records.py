@@ -5,8 +5,6 @@ Values that peers sign, in a namespace of the DHT for networks of one's own node
 The key is `/swarm-value/<peer id>/<name>`: only that peer can put the value, anybody can read it,
 and a later one replaces an earlier one. The peers of a run do not keep such values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol

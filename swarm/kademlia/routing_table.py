@@ -4,8 +4,6 @@ A peer becomes a contact only after it has *answered* a request on a stream that
 neither peers that liars invent nor peers that only make requests (clients) become contacts. Against
 eclipse attacks, a bucket holds at most two contacts of one /24 (IPv4) or /64 (IPv6)."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import ipaddress

@@ -1,7 +1,5 @@
 """The messages of libp2p's kad-dht, as protobuf (libp2p specs, kad-dht r0), bounded and typed."""
 
-from __future__ import annotations
-
 import enum
 import functools
 from collections.abc import Sequence

@@ -18,6 +18,7 @@ from swarm.ledger.entries import decode
 from swarm.ledger.epochs import base_of, records_of
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.ledger.wire import ForkEvidence, Origin
+from swarm.terminal.output import plain
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import LogHead, Verdict
@@ -180,12 +181,5 @@ def _row(
 ) -> Row:
     row: Row = {"owner": owner, "index": index, "type": kind}
     for name, value in (fields or {}).items():
-        row[name] = _plain(value)
+        row[name] = plain(value)
     return row | {"raw": raw.hex()}
-
-
-def _plain(value: Any) -> Any:
-    """Structures as dictionaries, bytes as hexadecimal text."""
-    if isinstance(value, msgspec.Struct):
-        return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
-    return value.hex() if isinstance(value, bytes) else msgspec.to_builtins(value)

@@ -1,7 +1,5 @@
 """Reading another trusted peer's ledger."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -34,15 +32,19 @@ class LedgerClient:
     def peer(self) -> PeerId:
         return self._stream.peer
 
+    def opened(self, raw: bytes, what: str) -> Envelope:
+        """An envelope that the peer sent; raises `PeerError` for an invalid one."""
+        try:
+            return open_envelope(raw)
+        except Dropped as dropped:
+            raise PeerError(f"{self.peer} sent an invalid {what} ({dropped})") from dropped
+
     async def head(self, owner: str) -> Envelope | None:
         """The newest head of `owner`'s log that the peer holds; its signature is checked."""
         answer = await self._ask(wire.HeadRequest(owner), wire.Head)
         if not answer.envelope:
             return None
-        try:
-            head = open_envelope(answer.envelope)
-        except Dropped as dropped:
-            raise PeerError(f"{self.peer} sent an invalid log head ({dropped})") from None
+        head = self.opened(answer.envelope, "log head")
         if head.sender != owner or not isinstance(head.message, LogHead):
             raise PeerError(f"{self.peer} sent something else than the head of {owner}")
         return head

@@ -4,8 +4,6 @@ The transaction that appends an entry also updates them: signed verdicts, worker
 (`swarm.ledger.capital`), submissions refused for all, the evidence against each worker, used
 submissions, and signed evictions and reinstatements."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 

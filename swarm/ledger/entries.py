@@ -1,7 +1,5 @@
 """The entries of a trusted peer's log, encoded as msgpack arrays `[tag, fields…]`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, TypeAlias
 

@@ -13,8 +13,6 @@ A lie that begins at the n-th submission has to earn back log(n(n+1)) nats: 9 af
 *Validators.* The capitals of a bet in several logs are multiplied. At any time only one of them
 moves, so the product is a supermartingale however the logs interleave."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

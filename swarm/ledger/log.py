@@ -4,8 +4,6 @@ The oldest entries may be pruned. Then the log begins at a later index, and the 
 subtrees before it stand for what is gone: roots of all larger sizes, and proofs between them, need
 no others."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ leaves [i * 2^l, (i + 1) * 2^l). Appending a leaf completes one node, plus one f
 1-bit of n. A root or a proof reads O(log n) nodes. Proofs are built as in RFC 6962 §2.1 and
 verified by the algorithms of RFC 9162 §2.1.3.2 and §2.1.4.2."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """A mirror of another trusted peer's log; every entry is verified by a head its owner signed."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 

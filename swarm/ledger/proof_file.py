@@ -3,8 +3,6 @@
 A worker keeps the proofs of its own work in its database, where `swarm ledger prove` reads them.
 They stay when the validator has sealed and deleted the entries."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,14 +1,12 @@
 """Receipts: verdicts, each proven to be in its validator's log."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from swarm.errors import PeerError
 from swarm.ledger import merkle
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import Judged, decode, judged
-from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.envelope import Envelope
 from swarm.wire.messages import LogHead, Verdict
 
 
@@ -76,10 +74,7 @@ async def receipts_from(
     proofs = await client.inclusions(peer, [item.index for item in covered], size)
     receipts = []
     for item, proof in zip(covered, proofs, strict=True):
-        try:
-            envelope = open_envelope(item.envelope)
-        except Dropped as dropped:
-            raise PeerError(f"{peer} sent an invalid receipt ({dropped})") from dropped
+        envelope = client.opened(item.envelope, "receipt")
         receipt = Receipt(envelope, item.entry, item.index, head, proof)
         problem = receipt.problem()
         if problem is None and worker and receipt.verdict.worker != worker:

@@ -3,8 +3,6 @@
 Two trusted peers may redeem one invite for two peers at once. The earlier entry counts, which all
 of them find out when their logs meet; the other peer loses its lease."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Validators, trainers and readers of the ledger apply the same rule to the verdicts that they know,
 so that all of them reach the same state once they know the same verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -6,13 +6,8 @@ in which appends wait.
 On which seals the trusted peers agree, and which seals they may make (decision 41).
 
 A peer votes for a seal by appending it to its own log. It votes for a second seal of an epoch only
-if its first one is *lost*, and the peer that made the second one had seen that: so two seals of an
-epoch are never both made by more than half of the peers, as long as those in both halves follow
-the rule, and no peer alone can make another vote twice. (This is how Paxos keeps two values from
-being chosen: Lamport, "The Part-Time Parliament", 1998. The logs themselves are the record of who
-voted for what, and when.)"""
-
-from __future__ import annotations
+if its first one is *lost*, and the peer that made the second one had seen that (Paxos: Lamport,
+"The Part-Time Parliament", 1998)."""
 
 import math
 import sqlite3

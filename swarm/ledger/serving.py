@@ -1,7 +1,5 @@
 """Serving this peer's log and mirrors to anyone who asks."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol

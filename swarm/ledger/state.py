@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from swarm.ledger import entries as log_entries
 from swarm.ledger import ruling
 from swarm.ledger.record import Rules, Standing, Work, refutation
-from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.envelope import Envelope, readable
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Eviction, Reinstatement
 
@@ -258,11 +258,7 @@ def _eviction_in_force(
     An entry of a log may hold any bytes, so only the signed message says whom it is about."""
     # Sorted, and `>=` below: of two signed in the same millisecond all readers take the same one.
     newest: Envelope | None = None
-    for raw in sorted(envelopes):
-        try:
-            envelope = open_envelope(raw)
-        except Dropped:
-            continue
+    for envelope in readable(sorted(envelopes)):
         message = envelope.message
         allowed = (
             isinstance(message, (Eviction, Reinstatement))

@@ -4,8 +4,6 @@ A stream carries one request at a time. Requests and answers are msgpack arrays 
 one per frame. The client checks everything against a head that the log's owner signed. A trusted
 peer also serves its mirrors of the others' logs, so that a lost log can be restored."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -4,11 +4,11 @@ the proofs that a worker keeps of its own work."""
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import PeerError, UserError
+from swarm.errors import PeerError, UserError, file_errors
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
@@ -22,7 +22,7 @@ from swarm.node.node import Node
 from swarm.run.choice import choose_run
 from swarm.run.run import Run
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.envelope import Dropped, Envelope, open_envelope, readable
 from swarm.wire.identity import KEY_FILE, check_home_identity, id_in_home, load_or_create
 from swarm.wire.messages import LogHead
 from swarm.world.home import check_format
@@ -102,10 +102,7 @@ async def _copy_verdicts(client: LedgerClient, archive: Archive, worker: str) ->
     start = 0
     while page := await client.verdicts(worker, start):
         for item in page:
-            try:
-                envelope = open_envelope(item.envelope)
-            except Dropped as dropped:
-                raise PeerError(f"{client.peer} sent an invalid verdict ({dropped})") from dropped
+            envelope = client.opened(item.envelope, "verdict")
             if log.origin.start <= item.index < log.size:
                 log.verdicts[item.index] = envelope
         if page[-1].index < start:
@@ -155,9 +152,9 @@ def learn_versions(home: Path, run: Run) -> None:
     database = home / "peer.sqlite"
     if database.exists():
         stored = "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest"
-        for (raw,) in home_rows(database, stored, run.id):
-            with suppress(Dropped):  # of a newer Swarm
-                run.update(open_envelope(raw))
+        rows = home_rows(database, stored, run.id)
+        for envelope in readable(raw for (raw,) in rows):  # others are of a newer Swarm
+            run.update(envelope)
 
 
 Rows = Callable[..., list[tuple[Any, ...]]]
@@ -208,21 +205,16 @@ def _reading(database: Path) -> Iterator[Rows]:
 def write_export(archive: Archive, path: Path) -> int:
     """Write an archive as lines of JSON; returns the number of rows."""
     rows = list(archive.rows())
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    except OSError as error:
-        raise UserError(f"--out {path} cannot be written ({error.strerror})") from error
+    with file_errors(f"--out {path}", "written"), path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
     return len(rows)
 
 
 def read_export(path: Path) -> Archive:
     """Read a file that `write_export` wrote; raises `UserError`."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with file_errors(path), path.open(encoding="utf-8") as file:
             return Archive.of_rows(map(json.loads, file))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no export of a ledger: {error}") from error
 

@@ -3,8 +3,6 @@
 The peer touches the file from its event loop. A loop that hangs, a dead process and a disk that
 takes no more writes therefore look alike to the reader: the file grows old."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

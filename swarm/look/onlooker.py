@@ -15,7 +15,7 @@ from swarm.ledger.wire import Status, explained
 from swarm.node.node import Node
 from swarm.run.run import Run
 from swarm.sentences import numbered
-from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.envelope import Envelope, readable
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Checkpoint, Evaluation, Eviction, Present, Reinstatement, StepOrder
@@ -48,11 +48,8 @@ class RunStatus:
 
     def learn(self, status: Status) -> None:
         """Merge one trusted peer's answer; skip envelopes whose signer may not send them."""
-        for raw in (*status.envelopes, *([status.evaluation] if status.evaluation else ())):
-            try:
-                self._take(open_envelope(raw))
-            except Dropped:
-                continue
+        for envelope in readable((*status.envelopes, status.evaluation)):
+            self._take(envelope)
         for entry in status.present:
             held = self.present.get(entry.peer)
             if held is None or entry.age_seconds < held.age_seconds:
@@ -83,7 +80,7 @@ class RunStatus:
 
     def _take(self, envelope: Envelope) -> None:
         message = envelope.message
-        if envelope.body.run != self.run.id or self.run.permits(envelope.sender, message):
+        if not self.run.may_be_shown(envelope):
             return
         if isinstance(message, RunManifest):
             self.run.update(envelope)
@@ -127,21 +124,13 @@ async def learn_expulsions(node: Node, run: Run, peer: str, problems: list[str])
     """Apply a peer's evictions and reinstatements, from all trusted peers, to `run`."""
 
     async def ask(client: LedgerClient) -> None:
-        await _learn_expulsions(client, run, peer)
+        for raw in (await client.expulsions(peer)).envelopes:
+            envelope = client.opened(raw, "eviction")
+            told = isinstance(envelope.message, (Eviction, Reinstatement))
+            if told and run.may_be_shown(envelope):
+                run.expel(envelope)
 
     await ask_all(node, run.manifest.trusted_ids(), ask, problems)
-
-
-async def _learn_expulsions(client: LedgerClient, run: Run, peer: str) -> None:
-    for raw in (await client.expulsions(peer)).envelopes:
-        try:
-            envelope = open_envelope(raw)
-        except Dropped as dropped:
-            raise PeerError(f"{client.peer} sent an invalid eviction ({dropped})") from dropped
-        message = envelope.message
-        known = isinstance(message, (Eviction, Reinstatement)) and envelope.body.run == run.id
-        if known and run.permits(envelope.sender, message) is None:
-            run.expel(envelope)
 
 
 async def ask_all(

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from blake3 import blake3
 
 from swarm.data import beside
-from swarm.errors import UserError
+from swarm.errors import file_errors
 from swarm.look.prefixes import resolve
 from swarm.terminal.untrusted import printable
 
@@ -49,7 +49,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events in a log that `--json-logs` wrote, or in all logs of a folder.
 
     Skips lines that are no events: a log may end within one. Raises `UserError`."""
-    try:
+    with file_errors(f"--logs {path}"):
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         for file in files:
             with file.open("rb") as stream:
@@ -60,8 +60,6 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                         continue
                     if isinstance(event, dict) and isinstance(event.get("event"), str):
                         yield event
-    except OSError as error:
-        raise UserError(f"--logs {path} cannot be read ({error.strerror})") from error
 
 
 def trace_of(events: Iterable[Mapping[str, Any]], prefix: str) -> tuple[str, list[Span]]:

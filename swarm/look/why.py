@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from swarm.ledger.archive import Archive
-from swarm.ledger.entries import Evicted, Judged, Reinstated
+from swarm.ledger.entries import Evicted, Judged, Reinstated, expulsions_in
 from swarm.ledger.evidence import WORDS, WorkerEvidence, evidence_in
 from swarm.ledger.record import Rules
 from swarm.ledger.state import Record, Totals
@@ -19,7 +19,7 @@ from swarm.run.run import Run
 from swarm.terminal.figures import figure
 from swarm.terminal.output import plain
 from swarm.terminal.untrusted import printable
-from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.envelope import Envelope, readable
 from swarm.wire.messages import Eviction, Reinstatement, Verdict
 
 EVIDENCE_SHOWN_BELOW = 0.01
@@ -174,16 +174,11 @@ def run_of(archive: Archive) -> Run:
 def _expulsions(archive: Archive) -> list[Envelope]:
     """Signed evictions and reinstatements that count; `audit` reports the others."""
     found = []
-    for record in archive.records:
-        if isinstance(record.entry, (Evicted, Reinstated)):
-            try:
-                envelope = open_envelope(record.entry.envelope)
-            except Dropped:
-                continue
-            evicts = isinstance(envelope.message, Eviction)
-            signers = archive.manifest.trusted_ids() if evicts else [archive.signed.sender]
-            if envelope.sender in signers and envelope.body.run == archive.run:
-                found.append(envelope)
+    for envelope in readable(expulsions_in(record.entry for record in archive.records)):
+        evicts = isinstance(envelope.message, Eviction)
+        signers = archive.manifest.trusted_ids() if evicts else [archive.signed.sender]
+        if envelope.sender in signers and envelope.body.run == archive.run:
+            found.append(envelope)
     return found
 
 

@@ -1,7 +1,5 @@
 """Assembly of a node from the parts of the seam."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -36,7 +34,7 @@ async def assemble(
 
     `namespaces`: further ones that its DHT keeps records of, with their validators."""
     database = disk.database("peer.sqlite")
-    await database.transact(create_tables)
+    await create_tables(database)
     validators = {**record_validators(world.wall_time), **(namespaces or {})}
     dht = Kademlia(transport, world, validators, emit=events.emit)
     async with trio.open_nursery() as nursery:

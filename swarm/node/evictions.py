@@ -1,7 +1,5 @@
 """Effects of evictions: evicted peers are disconnected, and this peer leaves if it is evicted."""
 
-from __future__ import annotations
-
 import math
 
 import trio

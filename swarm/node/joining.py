@@ -1,7 +1,5 @@
 """Joining: how a peer enters the network and its DHT, and finds a run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

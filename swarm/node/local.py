@@ -1,7 +1,5 @@
 """Nodes on the real network: a peer's own, and one that only visits."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence

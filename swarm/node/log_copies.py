@@ -1,7 +1,5 @@
 """Copies of the trusted peers' logs: each mirrors the others' logs, and restores its own."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The roles for which a run's manifest names this peer, checked as new versions come."""
 
-from __future__ import annotations
-
 from swarm.errors import UserError
 from swarm.run.run import Run
 from swarm.wire.identity import PeerId

@@ -1,7 +1,5 @@
 """The peers of a run that this one knows, connects to, and names to others."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 

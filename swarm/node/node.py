@@ -1,14 +1,11 @@
 """A peer in the network: its identity and signatures, and the peers and runs that it knows."""
 
-from __future__ import annotations
-
-import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
 
+from swarm.data import statements
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
@@ -22,7 +19,7 @@ from swarm.run.run import VERSION_REFUSED, Run
 from swarm.settings import PeerSettings
 from swarm.transport import BlobReference, FetchError, Source, Transport
 from swarm.version import __version__
-from swarm.wire.envelope import Dropped, Envelope, Sequencer, open_envelope, seal
+from swarm.wire.envelope import Dropped, Envelope, Sequencer, open_envelope, readable, seal
 from swarm.wire.identity import Identity, PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Message, PeerRecord
@@ -69,13 +66,9 @@ RECORD_BYTES_MAX = 11 * 1024
 records fit the frame in which they are forwarded."""
 
 
-def create_tables(connection: sqlite3.Connection) -> None:
+async def create_tables(database: Database) -> None:
     """Create the tables of a node's database."""
-    connection.execute(Sequencer.TABLE)
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS manifests (run TEXT NOT NULL, version INTEGER NOT NULL, "
-        "digest BLOB NOT NULL, envelope BLOB NOT NULL, PRIMARY KEY (run, digest)) WITHOUT ROWID"
-    )
+    await execute(database, Sequencer.TABLE, *statements(__file__))
 
 
 @dataclass
@@ -193,11 +186,7 @@ class Node:
         rows = self.database.read(
             "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest", (run,)
         )
-        versions: list[Envelope] = []
-        for (raw,) in rows:
-            with suppress(Dropped):
-                versions.append(open_envelope(raw))
-        return versions
+        return list(readable(raw for (raw,) in rows))
 
     async def store_versions(self, run: str, versions: Sequence[Envelope]) -> None:
         """Store versions of a run durably, replacing those stored before."""

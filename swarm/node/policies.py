@@ -6,8 +6,6 @@ repeats the newest announcement only. In a run whose workers swap weights in fli
 its validator, and both keep them over a restart. A trainer and its standbys keep them, to
 find policies again that were deleted from their disks."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import trio
@@ -27,7 +25,7 @@ from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Source
-from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.envelope import Envelope, readable
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Checkpoint, CheckpointReference
 from swarm.world import execute
@@ -90,19 +88,11 @@ class Announced:
 
     async def open(self) -> None:
         """Recall what was announced before a restart."""
-        await execute(
-            self._node.database,
-            "CREATE TABLE IF NOT EXISTS announced (run TEXT NOT NULL, lineage INTEGER NOT NULL,"
-            " step INTEGER NOT NULL, envelope BLOB NOT NULL, PRIMARY KEY (run, lineage, step))"
-            " WITHOUT ROWID",
-        )
-        for (raw,) in self._node.database.read(
+        rows = self._node.database.read(
             "SELECT envelope FROM announced WHERE run = ? ORDER BY lineage, step", (self._run.id,)
-        ):
-            try:
-                self._remember(open_envelope(raw))
-            except Dropped:  # another version of Swarm wrote it
-                continue
+        )
+        for envelope in readable(raw for (raw,) in rows):  # another version of Swarm wrote others
+            self._remember(envelope)
 
     async def keep(self) -> None:
         """Store what is announced, as far as this peer keeps it, until cancelled."""

@@ -1,7 +1,5 @@
 """A node inside one run: the interface that its roles use (`swarm.roles`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

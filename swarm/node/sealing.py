@@ -2,8 +2,6 @@
 
 Nothing here is on the path of a step, so everything happens at the next look."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import trio

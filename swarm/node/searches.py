@@ -1,7 +1,5 @@
 """Searches of the DHT for peers, each of which costs tens of requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The states that steps continue (`swarm.rollouts.continuations`), fetched by the order's hash."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import trio

@@ -1,7 +1,5 @@
 """A peer's report of its own state."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import inf
 

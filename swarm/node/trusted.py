@@ -3,8 +3,6 @@
 All durable state is in `ledger.sqlite`: this peer's log, its mirrors of the other trusted peers'
 logs, and tables derived from their entries."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence

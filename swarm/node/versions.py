@@ -1,7 +1,5 @@
 """Versions of a run's manifest: fetched from other peers and stored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 

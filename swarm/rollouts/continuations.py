@@ -4,8 +4,6 @@ A state is a task and the first tokens of a completion of it. The trainer publis
 as one blob, which the step's order names by hash. Worker and validator derive from the order which
 groups of a submission continue which states (VinePPO, arXiv 2410.01679)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

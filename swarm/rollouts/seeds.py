@@ -3,8 +3,6 @@
 Each is BLAKE3 over a domain string and length-prefixed fields, so that no two inputs collide by
 concatenation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

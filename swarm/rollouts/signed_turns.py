@@ -3,8 +3,6 @@
 A turn's signature, seed, position and hash of all tokens before it bind it to one place in one
 episode of one worker: it cannot be forged, moved, left out, or used with another text."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from swarm.rollouts.rollout import TURNS_MAX, Segment

@@ -5,8 +5,6 @@ statistics, for three reasons: proofs do not compress, equal content gives equal
 size of an uncompressed file bounds the cost of reading it. Files may be hostile, so they are read
 in a child process with a memory limit."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Admissions: signed leases that let a peer take part in a run."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 
 from swarm.errors import SwarmError

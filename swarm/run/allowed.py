@@ -1,7 +1,5 @@
 """The environments that this machine's user allows any run to build (`docs/decisions/0050`)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 

@@ -2,8 +2,6 @@
 
 Every problem is a `UserError` that names the field, its value and a remedy."""
 
-from __future__ import annotations
-
 from swarm.errors import UserError
 from swarm.wire.identity import InvalidPeerId, public_key_of
 from swarm.wire.manifest import RunManifest

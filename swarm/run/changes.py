@@ -1,7 +1,5 @@
 """Differences between two versions of a run manifest, and when each takes effect."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The owner's key is pinned on first use, so that a bootstrap peer cannot later hand out another run
 under the same name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

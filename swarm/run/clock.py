@@ -1,7 +1,5 @@
 """Agreement of the trusted peers' clocks in a run."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Findings of the checks that a person or a starting peer makes: a line each, fine or not."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The verdicts of all validators that a peer knows, and which of them is final."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from swarm.events import Events

@@ -4,8 +4,6 @@ An invite's token is text that the owner hands to a person. The first peer that 
 trusted peer redeems it, which that trusted peer logs. From then on the invite belongs to that peer,
 which may leave and return without it."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import secrets

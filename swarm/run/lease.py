@@ -1,7 +1,5 @@
 """The member's side of admission: obtaining a lease and renewing it."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import trio

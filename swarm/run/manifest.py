@@ -1,13 +1,11 @@
 """Signed run manifests: their names, digests and files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import blake3
 import msgspec
 
-from swarm.errors import UserError
+from swarm.errors import UserError, file_errors
 from swarm.wire.envelope import (
     ENVELOPE_BYTES_MAX,
     ENVELOPE_VERSION,
@@ -41,11 +39,8 @@ def content_digest(manifest: Envelope) -> bytes:
 
 def load_manifest(path: Path) -> Envelope:
     """Read a signed manifest from a file written by `swarm run create`; raises `UserError`."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(ENVELOPE_BYTES_MAX + 1)  # just enough of a larger one to refuse it
-    except OSError as error:
-        raise UserError(f"run manifest {path} cannot be read ({error.strerror})") from error
+    with file_errors(f"run manifest {path}"), path.open("rb") as file:
+        raw = file.read(ENVELOPE_BYTES_MAX + 1)  # just enough of a larger one to refuse it
     return check_manifest(raw, str(path))
 
 

@@ -3,8 +3,6 @@
 Over `/swarm/runs/2.0.0` a peer hands out the manifests that it knows, also an older version by its
 digest, and accepts newer ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import trio

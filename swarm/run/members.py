@@ -5,8 +5,6 @@ each, and the peers that lost theirs. So every trusted peer knows all leases, a 
 lease at any of them, and the run's bounds count over all of them.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A peer inside a run, as the two sides of admission need it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Recipes: published settings by name, for `recipe = NAME`, or a list of names, in a run's TOML
 file. Of two recipes the first wins, as the file does over both."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keys and validators of the DHT records about runs and peers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

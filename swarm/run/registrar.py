@@ -6,8 +6,6 @@ silent, the next in rank takes over without a handover: it knows the lease from 
 digests, or from the admission that the peer shows. A peer is suspected after three missed
 heartbeats and gone after six. One further heartbeat brings it back."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """One peer's knowledge of its run, and the rules for who may send which message."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -52,7 +50,7 @@ class Run:
         """`older` holds the known earlier versions of this run, newest last."""
         self.id = run_id(manifest)
         self._title = ownership_of(manifest)
-        self._envelope = manifest
+        self.manifest_envelope = manifest
         self._trusted = frozenset(self.manifest.trusted_ids())
         self._versions: dict[bytes, Envelope] = {}
         self._evictions: dict[str, Envelope] = {}
@@ -87,11 +85,7 @@ class Run:
     @property
     def manifest(self) -> RunManifest:
         """The newest version of the manifest."""
-        return manifest_in(self._envelope)
-
-    @property
-    def manifest_envelope(self) -> Envelope:
-        return self._envelope
+        return manifest_in(self.manifest_envelope)
 
     def update(self, manifest: Envelope) -> bool:
         """Accept a newer manifest of the same run unless there is a `refusal`.
@@ -104,7 +98,7 @@ class Run:
         new_title = ownership_of(manifest)
         if new_title.precedence <= self._title.precedence:
             return False
-        self._envelope, self._title = manifest, new_title
+        self.manifest_envelope, self._title = manifest, new_title
         self._trusted = frozenset(new.trusted_ids())
         self.keep(manifest)
         return True
@@ -114,7 +108,7 @@ class Run:
         self._versions[content_digest(manifest)] = manifest
         self.revision += 1
         if len(self._versions) > VERSIONS_KEPT:
-            newest = content_digest(self._envelope)
+            newest = content_digest(self.manifest_envelope)
             del self._versions[next(digest for digest in self._versions if digest != newest)]
 
     def versions(self) -> list[Envelope]:

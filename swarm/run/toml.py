@@ -4,8 +4,6 @@ Tables and keys are the fields of `swarm.wire.manifest.RunManifest`, without the
 tokenizer and the environments, which are computed. `recipe` names published values for the rest
 (`swarm/run/recipes.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

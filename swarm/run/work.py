@@ -1,7 +1,5 @@
 """Rules of the protocol about submissions that more than one role follows."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio

@@ -8,8 +8,6 @@ cannot give (a file whose tensors changed shape, a delta that no peer has any mo
 full. So no checkpoint depends on an older one: its manifest lists its full pieces, and peers that
 applied the delta serve them."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import msgspec

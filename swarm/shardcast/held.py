@@ -3,8 +3,6 @@
 Recovery of checkpoints from disk at start: only pieces with the right hash are kept.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The jobs of the child process that encodes and applies deltas."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Protocol
 
 import msgspec

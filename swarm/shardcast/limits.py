@@ -1,7 +1,5 @@
 """Limits of checkpoints and their sources that several files of this package share."""
 
-from __future__ import annotations
-
 PIECES_WANTED = 2048
 """A checkpoint is cut into about this many pieces, so that many peers can exchange them at once."""
 

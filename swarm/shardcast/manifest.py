@@ -6,8 +6,6 @@ bytes, in order, so a reader can check by itself that no pieces overlap and none
 manifest may also name deltas, which lead to this checkpoint from earlier ones, and mirrors, which
 serve the pieces."""
 
-from __future__ import annotations
-
 import re
 import urllib.parse
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Plane b is an integer whose bit i is bit b of the count of piece i. Adding a nei
 a ripple carry over the planes, and one pass over the planes finds the rarest pieces of a set. Both
 cost a few operations on integers, whatever the number of pieces."""
 
-from __future__ import annotations
-
 from random import Random
 
 

@@ -3,8 +3,6 @@
 It serves pieces and manifests of checkpoints in the store, and blobs that a role registered (for
 example a submission). Each is named by its hash, never by a path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -4,8 +4,6 @@ INTELLECT-2's rule for choosing relays (arXiv 2505.07291): exponential moving av
 α = 0.3. Every observation raises every source's success rate by 0.01, up to 1, so that a source
 that failed is tried again later. A new source is assumed to be as fast as the fastest known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -17,8 +17,6 @@ it is already in use, then marked, and not hashed again: reading hundreds of gig
 would cost more. A *published* checkpoint is always durable before `publish` returns.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator

@@ -10,8 +10,6 @@ the time in which anything was being sent.
 The publisher of a checkpoint sends no piece twice before it has sent each once: new pieces reach
 the network only through its line."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

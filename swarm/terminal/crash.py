@@ -1,7 +1,5 @@
 """What a person sees of a fault of the program: its cause in a sentence, the rest in a file."""
 
-from __future__ import annotations
-
 import os
 import re
 import sysconfig

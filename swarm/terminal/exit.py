@@ -1,7 +1,5 @@
 """Exit statuses and error messages of commands, and output that never ends in a traceback."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

@@ -2,8 +2,6 @@
 
 A relay or a bootstrap peer needs none of them."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from swarm.errors import UserError

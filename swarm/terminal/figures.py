@@ -1,7 +1,5 @@
 """Formats and colours of figures, roles and states on the screen."""
 
-from __future__ import annotations
-
 DIM = "bright_black"
 ROLE_STYLES = {
     "bootstrap": "blue",

@@ -1,7 +1,5 @@
 """Ending a program's asynchronous work by Ctrl-C or SIGTERM."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple

@@ -1,7 +1,5 @@
 """What commands print for programs: JSON, on standard output or in a file."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -13,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from swarm.errors import UserError
+from swarm.errors import UserError, file_errors
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -66,10 +64,8 @@ def write_text(option: str, text: str, path: Path) -> None:
     if path == STANDARD_OUTPUT:
         print(text, flush=True)
         return
-    try:
+    with file_errors(f"{option} {path}", "written"):
         path.write_text(text + "\n" if text else "", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{option} {path} cannot be written ({error.strerror})") from error
 
 
 def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:

@@ -2,8 +2,6 @@
 
 An unknown key, a missing key or a wrong value is a one-sentence error."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib
@@ -13,15 +11,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from swarm.errors import UserError
+from swarm.errors import UserError, file_errors
 
 
 def read_toml(path: Path, where: str) -> dict[str, Any]:
     """Read a TOML file. Raises a `UserError` that begins with `where`."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{where} cannot be read ({error.strerror})") from error
+        with file_errors(where):
+            return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{where} is not valid TOML: {error}") from error
 

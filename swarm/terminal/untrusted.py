@@ -3,8 +3,6 @@
 All printed text that may come from a peer (an event's line, a table, an error) passes through here
 first. Tables of rich get it as `rich.text.Text`, which does not parse markup."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

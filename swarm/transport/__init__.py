@@ -17,8 +17,6 @@ Announced, announced, default_listen, require_peer; `libp2p.circuits`: CircuitLi
 least_useful, origin_of, surplus
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,28 +27,6 @@ import trio
 from swarm.errors import PeerError
 from swarm.wire.identity import PeerId
 from swarm.world import Piece, Sink
-
-__all__ = [
-    "BUSY_STATUSES",
-    "Arrived",
-    "BlobReference",
-    "BlobTransport",
-    "BulkService",
-    "ConnectError",
-    "ConnectionEvent",
-    "DialFailure",
-    "FetchError",
-    "OpenBlob",
-    "Reachability",
-    "Refused",
-    "Source",
-    "Stream",
-    "StreamError",
-    "StreamHandler",
-    "Traffic",
-    "Transport",
-    "refusal",
-]
 
 
 @dataclass(frozen=True)

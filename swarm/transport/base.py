@@ -1,7 +1,5 @@
 """Base class of the transports: handlers, connection events, bans, and the tasks of streams."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

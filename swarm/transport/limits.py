@@ -1,7 +1,5 @@
 """Limits of streams and connections that several transports share."""
 
-from __future__ import annotations
-
 FRAME_BYTES_MAX = 1 << 20
 """Largest frame received on a stream that this peer opened; a served protocol names its own."""
 

@@ -1,7 +1,5 @@
 """Token buckets: rate limits with bursts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 

@@ -6,8 +6,6 @@ closed for the newcomer: one from the address range that has most of them, so th
 itself. Before it comes to that, a peer closes connections that nobody uses (`surplus`), least
 recently used first."""
 
-from __future__ import annotations
-
 import functools
 import ipaddress
 import resource

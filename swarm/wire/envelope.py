@@ -5,12 +5,10 @@ On the wire an envelope is a 64-byte Ed25519 signature and then the *body*, a ms
 `"swarm/1/" + kind + 0x00 + body`, with the body bytes exactly as sent, so that a check re-encodes
 nothing. An envelope has at most 64 KiB."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeVar
@@ -285,6 +283,13 @@ def open_envelope(raw: bytes) -> Envelope:
     if len(raw) > ENVELOPE_BYTES_MAX:
         raise Dropped("too_large", f"{len(raw)} bytes")
     return _opened.get().open(bytes(raw))
+
+
+def readable(raws: Iterable[bytes]) -> Iterator[Envelope]:
+    """The envelopes among these that `open_envelope` opens."""
+    for raw in raws:
+        with suppress(Dropped):
+            yield open_envelope(raw)
 
 
 class Sequencer:

@@ -4,8 +4,6 @@ A peer id is the base58btc encoding of the identity multihash of the protobuf-en
 (libp2p peer-ids spec): `00 24 08 01 12 20`, then the 32 key bytes. Anyone can therefore read the
 public key from the id, and no directory of keys is needed."""
 
-from __future__ import annotations
-
 import functools
 import os
 import stat

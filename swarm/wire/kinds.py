@@ -1,7 +1,5 @@
 """Every kind of message that a signed envelope may carry."""
 
-from __future__ import annotations
-
 from swarm.wire import messages, turns
 from swarm.wire.manifest import RunManifest
 from swarm.wire.outer import Offer, OuterStatus, RoundRecord

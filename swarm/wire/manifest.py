@@ -3,8 +3,6 @@
 Fields are bounded here; bounds that concern several fields are in `swarm.run.bounds`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -5,8 +5,6 @@ per sender and kind: only the highest is valid. Each *event* message is valid by
 deduplicated by hash, and their durable effects are keyed by content. Sizes are bounded here, at
 decoding, so that no later code meets a list longer than it expects."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Literal
 

@@ -7,8 +7,6 @@ signed the message, so that it cannot replay another peer's. A repeated event is
 because a peer whose reply was lost must be able to repeat its request. Handlers are keyed by
 content, so that a repetition does no harm."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated

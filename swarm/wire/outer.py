@@ -5,8 +5,6 @@ function of its chain alone (`swarm.wire.manifest.Outer`). A record is named by 
 envelope.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec

@@ -2,8 +2,6 @@
 
 `docs/decisions/0039-protocol-versions.md` says when a change needs a new version."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta

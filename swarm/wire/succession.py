@@ -11,8 +11,6 @@ owner's place, and carry what entitles them: the signed manifest that names them
 Of two versions the one with the higher precedence counts, whatever their numbers. An owner's next
 version beats every takeover, and a successor's version all those of the owner before."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

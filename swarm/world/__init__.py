@@ -16,8 +16,6 @@ Recent; `restarts`: Restarts; `tasks`: J, JobThread, Lifetime, R, alongside, in_
 open_guarded
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 import sqlite3

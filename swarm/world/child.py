@@ -12,8 +12,6 @@ sandboxes, which need mounts.
 A service may have a method `run` without parameters, which works in the background until then, for
 example to keep children of its own; the child dies if it raises."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Child processes on this machine: started, supervised, and ended with their owner."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

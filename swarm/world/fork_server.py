@@ -12,8 +12,6 @@ The owner gets a pidfd of the process and, when the process has ended, its wait 
 owner goes, the process is killed. Peers use it for their children when the environment variable
 SWARM_FORK_SERVER names its socket, and start children without it while nobody listens there."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

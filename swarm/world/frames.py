@@ -3,8 +3,6 @@
 The owner's first frame is an `Assignment`; every later one is a `Request`. The child's frames are
 `Response`s. The number in a frame names the call that it belongs to; 0 is the assignment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -2,8 +2,6 @@
 
 A build opens a home of its own format, and refuses every other before it touches it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

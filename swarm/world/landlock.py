@@ -4,8 +4,6 @@ Landlock lists what stays readable, by folders. So all of the machine is listed 
 files: on the way to each, every neighbour by itself. What is made later in a folder on that way is
 closed, too; folders that exist keep all that comes into them."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

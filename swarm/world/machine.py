@@ -1,7 +1,5 @@
 """The real machine: trio's clock, the system's wall time and randomness, its free memory."""
 
-from __future__ import annotations
-
 import os
 import random
 import secrets

@@ -1,7 +1,5 @@
 """A value whose changes tasks can wait for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, TypeVar
 

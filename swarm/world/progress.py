@@ -1,7 +1,5 @@
 """Progress reports and cancellation of long work in a child process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A dictionary with a bound."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar

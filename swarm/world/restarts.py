@@ -1,7 +1,5 @@
 """Restarting a compute child that died: soon, with an event, and a limited number of times."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import trio

@@ -105,7 +105,7 @@ class Swarm:
         world = VirtualWorld(int.from_bytes(key.seed, "big"))
         disk = InlineDisk(home)
         database = disk.database("peer.sqlite")
-        await database.transact(create_tables)
+        await create_tables(database)
         events = Events(world, key.peer_id)
         seen: list[Event] = []
         events.add_sink(seen.append)

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar, cast
 import trio
 import trio.testing
 
+from swarm.data import statements
 from swarm.errors import PeerError
 from swarm.events import Event, Events
-from swarm.data import statements
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.topics import RUN, WORK
 from swarm.ledger import derived

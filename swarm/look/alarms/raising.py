@@ -1,7 +1,5 @@
 """The alarms of a running peer, from its own events and its disk (docs/alarms.md)."""
 
-from __future__ import annotations
-
 import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Callable

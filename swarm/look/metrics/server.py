@@ -1,7 +1,5 @@
 """Serves a peer's figures to Prometheus: `GET /metrics`, one request per connection."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import socket

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swarm.data import beside
-from swarm.errors import UserError
+from swarm.errors import UserError, file_errors
 from swarm.look.rollouts.seen import SeenRollout, as_row
 from swarm.terminal.output import removed_on_failure, to_json
 
@@ -58,12 +58,10 @@ def check_target(to: Path, option: str = "--to", files: Sequence[str] = (JSON_LI
 
 def export(rollouts: Iterable[SeenRollout], to: Path) -> int:
     """Write rollouts to a file or folder; return how many. Raises `UserError`."""
-    try:
+    with file_errors(f"--to {to}", "written"):
         if to.suffix == JSON_LINES:
             return _write_lines(rollouts, to)
         return _write_folder(rollouts, to)
-    except OSError as error:
-        raise UserError(f"--to {to} cannot be written ({error.strerror or error})") from error
 
 
 def _write_lines(rollouts: Iterable[SeenRollout], to: Path) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import blake3
 import msgspec
 
-from swarm.errors import DECODE_ERRORS, UserError
+from swarm.errors import DECODE_ERRORS, UserError, file_errors
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed
 from swarm.look.archives import archive_in_home, home_rows, read_export
@@ -194,10 +194,8 @@ def _siblings(homes: list[Path]) -> list[Path]:
 
 def _paths(path: Path) -> list[Path]:
     if not path.is_dir():
-        try:
+        with file_errors(path):
             path.stat()
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror})") from error
         return [path]
     found = []
     for each in path.rglob("*"):

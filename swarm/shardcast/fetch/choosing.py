@@ -1,7 +1,5 @@
 """The choice of the next piece that a fetch requests, and of its source."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

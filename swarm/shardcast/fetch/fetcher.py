@@ -1,7 +1,5 @@
 """The fetcher of checkpoints: the manifest, then every missing piece."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from math import inf
 

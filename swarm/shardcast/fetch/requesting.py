@@ -1,7 +1,5 @@
 """Performing one request to one source: fetch its pieces, check each, write each to its file."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ The publisher of a large checkpoint announces different pieces to each neighbour
 until it has sent each piece once (super-seeding, BitTorrent BEP 16).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf

@@ -5,8 +5,6 @@ lowers the liar's success rate as a source.
 
 The frames in which neighbours announce their pieces (`/swarm/have/2.0.0`)."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

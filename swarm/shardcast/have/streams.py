@@ -1,7 +1,5 @@
 """The streams on which neighbours announce their pieces, and the choice of neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import trio

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from swarm.errors import SwarmError, UserError, leaf_errors
+from swarm.errors import SwarmError, UserError, file_errors, leaf_errors
 from swarm.shardcast import limits
 from swarm.shardcast import manifest as manifests
 from swarm.shardcast.mirror.folder import INDEX, Index, Progress, index_of
@@ -88,12 +88,9 @@ def _export_piece(path: Path, piece: manifests.ManifestPiece, blobs: Path) -> No
     # Check the bytes too: after a power cut a file may have the right size but wrong bytes.
     if exists and manifests.digest_of(target.read_bytes()) == piece.digest:
         return
-    try:
-        with path.open("rb") as file:
-            file.seek(piece.offset)
-            data = file.read(piece.size_bytes)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    with file_errors(path), path.open("rb") as file:
+        file.seek(piece.offset)
+        data = file.read(piece.size_bytes)
     if manifests.digest_of(data) != piece.digest:
         raise differs(path)
     _put(target, data)

@@ -1,7 +1,5 @@
 """The piece client: fetches and pushes over HTTP, on kept connections."""
 
-from __future__ import annotations
-
 import logging
 import select
 import ssl

@@ -1,7 +1,5 @@
 """Limits that several files of the piece plane share."""
 
-from __future__ import annotations
-
 STALL_SECONDS = 10.0
 """A transfer that moves no byte for this long is broken off."""
 

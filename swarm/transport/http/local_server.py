@@ -2,14 +2,12 @@
 
 An error calls an option as `what` says, as the user writes it: `--listen`, or a key of a table."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
-from swarm.errors import UserError
+from swarm.errors import UserError, file_errors
 
 STALLED_MS = 120_000
 """A connection whose client takes nothing of what was sent for so long is broken off."""
@@ -87,11 +85,10 @@ def keys_in(path: Path | None, what: str) -> frozenset[str]:
     if path is None:
         return frozenset()
     try:
-        lines = path.expanduser().read_text("utf-8").split("\n")
+        with file_errors(f"{what} {path}"):
+            lines = path.expanduser().read_text("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{what} {path} cannot be read (it is no text)") from error
-    except OSError as error:
-        raise UserError(f"{what} {path} cannot be read ({error.strerror})") from error
     keys = frozenset(line.strip() for line in lines if line.strip())
     if not keys or min(map(len, keys)) < KEY_CHARACTERS_MIN:
         raise UserError(

@@ -1,7 +1,5 @@
 """The messages of the piece plane: heads of HTTP, the proof of a client, frames of a stream."""
 
-from __future__ import annotations
-
 import functools
 import re
 import urllib.parse

@@ -1,7 +1,5 @@
 """How long a body of the piece plane may take, and how fast this peer sends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import trio

@@ -1,7 +1,5 @@
 """The piece server: HTTP connections, their requests, and the limits of clients."""
 
-from __future__ import annotations
-
 import logging
 import math
 import secrets

@@ -2,8 +2,6 @@
 
 The connections of a piece server, by the rules of `swarm.transport.room`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

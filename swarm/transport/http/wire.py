@@ -1,7 +1,5 @@
 """One connection of the piece plane: h11 parses its heads, bodies bypass h11."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -2,8 +2,6 @@
 
 Addresses that a user lets a peer announce: a forwarded port, or a name."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import ipaddress

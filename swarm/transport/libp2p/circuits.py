@@ -4,8 +4,6 @@ libp2p's own (0.8.1) keeps one circuit per peer in a table, so that the end of a
 ends another one too; it has no limit on its whole rate, and writes its reasons into the carried
 stream, where they are garbage."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

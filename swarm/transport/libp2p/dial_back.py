@@ -5,8 +5,6 @@ no other, so nobody can make it connect to a third party; it dials ports that th
 asker believes only what it has seen itself: a handshake with the asked peer's key on its listener.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import logging

@@ -2,8 +2,6 @@
 
 Protocol negotiation (multistream-select) with limits; libp2p reads messages of any size."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence

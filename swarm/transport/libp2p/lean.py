@@ -6,8 +6,6 @@ processor time at its start. While libp2p is imported here, these parts are empt
 imported from them, and whatever uses one raises `PartLeftOut`. Afterwards they can be imported as
 usual."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, MutableSequence, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ Strangers announce names as addresses. A lookup whose DNS server is silent holds
 to half a minute, also after the dial was given up. In the threads that trio gives to all, a few
 dozen of such names would stop the disk of every peer that dials them."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import AsyncIterator, Sequence

@@ -2,8 +2,6 @@
 
 The piece plane over a stream, for peers without a usable HTTP address: both sides of it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar

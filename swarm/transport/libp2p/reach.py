@@ -1,7 +1,5 @@
 """Whether other peers can reach this one: found out by dial-back, and how it is known."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Circuit relay v2: this peer as the client of relays, and the reservations of a relay."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`Libp2pTransport`: the seam of `swarm.transport` on libp2p."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import ipaddress
