@@ -1,12 +1,8 @@
 """The announcer: decides what to announce to which neighbour, and when.
 
-News waits for a quarter of the time since the checkpoint began to arrive (at least 250 ms, at most
-a minute), or 250 ms when the neighbour lacks only few pieces. So a neighbour always knows of most
-pieces, and a broadcast of hours costs some tens of frames. Pieces that a neighbour claims itself
-are not announced to it.
-
-The publisher of a large checkpoint announces different pieces to each neighbour, a few at a time,
-until it has sent each piece once (super-seeding, BitTorrent BEP 16).
+docs/protocol.md has the rules. News waits, so that a broadcast of hours costs some tens of frames.
+The publisher of a large checkpoint announces different pieces to each neighbour (super-seeding,
+BitTorrent BEP 16).
 """
 
 from collections.abc import Callable
