@@ -30,12 +30,16 @@ def _sentences() -> Iterator[str]:
 
 def _sentences_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(
-                str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
-            )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+        match node:
+            case ast.JoinedStr() | ast.Constant(value=str()):
+                yield _text_of(node)
+            case ast.Call(func=ast.Name("file_errors"), args=[what, *verb]):
+                yield f"{_text_of(what)} cannot be {_text_of(verb[0]) if verb else 'read'} (…)"
+
+
+def _text_of(node: ast.expr) -> str:
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
 
 
 def said() -> list[str]:
