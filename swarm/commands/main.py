@@ -21,21 +21,57 @@ from swarm.terminal.options import Version
 
 GROUP = "swarm.commands"
 
+PANELS = {
+    "Run a peer": "peer join doctor id health",
+    "Look at a run": "status ledger why trace rollouts dashboard",
+    "Own a run": "run trainer",
+    "Models and data": "train sft dpo eval synthesize dataset checkpoint endpoint",
+    "Try and develop": "demo environment engine backend",
+}
+"""Heads of the help, each with its commands in order; those of other packages follow."""
+OTHERS = "Of other packages"
+
+FIRST_LINES = """\
+See it work:     swarm demo                        a whole swarm on this machine, in two minutes
+                 swarm demo --model OWNER/NAME     the same with a model that you name
+Contribute:      swarm doctor                      whether this machine can, and what to change
+                 swarm join LINK                   the run of an invite link, or by a peer's address:
+                 swarm peer --role inference --bootstrap MULTIADDR
+                 swarm status                      how far the run is
+                 swarm ledger                      your receipts, each proven
+Run:             swarm trainer plan                the memory that a trainer needs
+                 swarm run create run.toml         measure thresholds, sign the run
+                 swarm peer --role trainer …       and a validator, each with its --home
+                 swarm dashboard                   the run as a live page
+                 swarm run update run.toml         change it while it runs
+Research:        swarm environment new NAME        an environment of your own
+                 swarm demo --environment NAME     train on it
+                 swarm eval CHECKPOINT             measure a policy on held-out tasks
+                 swarm rollouts show FOLDER        read what was generated, with rewards
+                 python -m simnet list             whole networks in virtual time
+All commands:    swarm -h
+"""
+"""What `swarm` alone shows."""
+
 
 class Deferred(TyperCommand):
     """A command that is imported when it is called or its own help is asked for.
 
-    `inner` are the entry points of commands inside it, by their names in it."""
+    `inner` are the entry points of commands inside it, by their names in it; `panel` is the head
+    of the help under which it stands."""
 
-    def __init__(self, name: str, entry: EntryPoint, inner: dict[str, EntryPoint]) -> None:
-        super().__init__(name, help=summary(entry))
+    def __init__(
+        self, name: str, entry: EntryPoint, inner: dict[str, EntryPoint], panel: str | None = None
+    ) -> None:
+        super().__init__(name, help=summary(entry), rich_help_panel=panel)
         self.entry, self.inner = entry, inner
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """As typer calls it: from here on the command itself is at work."""
-        return self._loaded().make_context(*args, **kwargs)
+        return self.loaded().make_context(*args, **kwargs)
 
-    def _loaded(self) -> Any:
+    def loaded(self) -> Any:
+        """The command itself."""
         try:
             found = self.entry.load()
             if not callable(found):  # a `Typer` is, too
@@ -70,8 +106,10 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        order = " ".join(PANELS.values()).split()
         found = {entry.name: entry for entry in sorted(entry_points(group=GROUP))}
-        for name, entry in found.items():
+        for name in sorted(found, key=lambda name: order.index(name) if name in order else 99):
+            entry = found[name]
             if "." not in name:
                 within = f"{name}."
                 inner = {
@@ -79,7 +117,13 @@ class Commands(TyperGroup):
                     for each, value in found.items()
                     if each.startswith(within)
                 }
-                self.add_command(Deferred(name, entry, inner))
+                heads = (head for head, names in PANELS.items() if name in names.split())
+                self.add_command(Deferred(name, entry, inner, next(heads, OTHERS)))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """As click calls it; completion looks into the command itself."""
+        found = super().get_command(ctx, cmd_name)
+        return found.loaded() if ctx.resilient_parsing and isinstance(found, Deferred) else found
 
 
 def summary(entry: EntryPoint) -> str:
@@ -111,15 +155,15 @@ app = typer.Typer(
     name="swarm",
     cls=Commands,
     help="Reinforcement learning of language models across machines that do not trust each other.",
-    no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
 
-@app.callback()
-def _swarm(version: Version = False) -> None:
-    pass  # for `swarm --version`
+@app.callback(invoke_without_command=True)
+def _swarm(context: typer.Context, version: Version = False) -> None:
+    if context.invoked_subcommand is None:
+        print(FIRST_LINES, end="")
 
 
 def main() -> None:

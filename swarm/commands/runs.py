@@ -1,4 +1,4 @@
-"""`swarm runs`: the runs of a network."""
+"""`swarm run list`: the runs of a network."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def choose_run(
     among these. Raises `UserError`."""
     names = ", ".join(run_id(envelope) for envelope in manifests[:NAMES_MAX]) or "none"
     if len(manifests) > NAMES_MAX:
-        names += f" and {len(manifests) - NAMES_MAX} more (swarm runs lists them)"
+        names += f" and {len(manifests) - NAMES_MAX} more (see swarm run list)"
     if wanted is None:
         before = [
             each

@@ -1,4 +1,4 @@
-"""`swarm runs`: the table of a network's runs, and lists that are long or hostile."""
+"""`swarm run list`: the table of a network's runs, and lists that are long or hostile."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_runs_of_a_network_are_listed(tmp_path: Path) -> None:
         files.append(tmp_path / f"{owner.peer_id}-{name}")
         files[-1].write_bytes(signed_manifest(tmp_path / "model", owner, name).raw)
     with bootstrap_peer(tmp_path / "home", *files) as address:
-        told = json.loads(swarm("runs", "--bootstrap", address, "--json").output)
+        told = json.loads(swarm("run", "list", "--bootstrap", address, "--json").output)
         assert [each["name"] for each in told] == ["first", "first", "second"]
         assert {each["run"] for each in told} == {each.name.replace("-", "/", 1) for each in files}
         assert [each["answers"] for each in told] == [False] * 3, "no trainer runs"
@@ -240,6 +240,6 @@ def test_lists_have_an_hourly_budget(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_an_error_names_some_of_many_runs() -> None:
-    with pytest.raises(UserError, match=r"and 40 more \(swarm runs lists them\)$") as error:
+    with pytest.raises(UserError, match=r"and 40 more \(see swarm run list\)$") as error:
         choose_run(named(50), None)
     assert str(error.value).count(OWNER.peer_id) == 10

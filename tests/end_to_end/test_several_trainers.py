@@ -1,4 +1,4 @@
-"""Two trainers in processes of their own, one of which is killed within its inner steps."""
+"""Trainers in processes of their own, some of which are killed within their inner steps."""
 
 from __future__ import annotations
 
@@ -112,8 +112,38 @@ async def test_a_trainer_that_is_alone_trains_to_the_end(tmp_path: Path, fork_se
         nursery.cancel_scope.cancel()
 
 
-def model_of(peer: Peer) -> bytes:
-    return (peer.home / "outer" / f"model-{ROUNDS}" / "model.safetensors").read_bytes()
+@pytest.mark.long
+async def test_fourteen_trainers_of_which_three_are_killed_end_with_the_same_model(
+    tmp_path: Path, fork_server: Path
+) -> None:
+    """INTELLECT-1's number of trainers; each merges a fourteenth of the parameters."""
+    rounds, patience = 12, 20 * STEP_SECONDS
+    outer = Outer(rounds=rounds, inner_steps=3, deadline_seconds=patience, shards=14)
+    bootstrap, *trainers = make_peers(tmp_path, fork_server, outer, trainers=14)
+    async with trio.open_nursery() as nursery:
+        bootstrap.start(nursery)
+        await bootstrap.says("peer.listening", seconds=START_SECONDS)
+        for peer in trainers:
+            peer.start(nursery)
+        for number, victim in enumerate(trainers[1::5]):
+            await victim.says("outer.merged", seconds=patience, round=2 * number + 1)
+            await victim.kill()
+            victim.start(nursery)
+        for peer in trainers:
+            await peer.says("outer.run_complete", seconds=patience)
+        nursery.cancel_scope.cancel()
+    states = {
+        (event["record"], event["state"])
+        for peer in trainers
+        for event in peer.heard("outer.merged")
+    }
+    assert len({record for record, _ in states}) == len(states)
+    assert max(len(event["trainers"]) for event in trainers[0].heard("outer.merged")) == 14
+    assert len({model_of(peer, rounds) for peer in trainers}) == 1
+
+
+def model_of(peer: Peer, round_number: int = ROUNDS) -> bytes:
+    return (peer.home / "outer" / f"model-{round_number}" / "model.safetensors").read_bytes()
 
 
 def as_ranks(peer: Peer) -> None:
