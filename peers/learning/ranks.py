@@ -1,6 +1,7 @@
 """The ranks that `torchrun` started to hold one policy together, and their collectives."""
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,6 +10,7 @@ from typing import Any, Self
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from trio._core import _thread_cache
 
 from swarm.errors import SwarmError, UserError
 from swarm.world.tasks import J, JobThread, R
@@ -179,6 +181,9 @@ class LearnerThread(JobThread):
     def __init__(self, ranks: Ranks) -> None:
         super().__init__()
         self._device = ranks.device
+        # Each thread has its own cache of how operations on sharded tensors are done; a new thread,
+        # which trio starts for a step after ten idle seconds, works all of them out again.
+        _thread_cache.IDLE_TIMEOUT = threading.TIMEOUT_MAX
 
     async def run(self, work: Callable[[J], R], job: J) -> R:
         def on_device(job: J) -> R:
