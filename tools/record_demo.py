@@ -56,7 +56,9 @@ def record(command: Sequence[str]) -> tuple[list[tuple[float, str]], str]:
         sys.stdout.flush()
     _, status = os.waitpid(process, 0)
     if status:
-        raise SystemExit(f"{' '.join(command)} ended with status {os.waitstatus_to_exitcode(status)}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with status {os.waitstatus_to_exitcode(status)}"
+        )
     screens, said, view = [], "", ""
     for seconds, data in pieces:
         view += data.decode(errors="replace")

@@ -33,7 +33,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Point links at the top's pages to their pages here."""
     depth = page.file.src_uri.count("/")
-    tops = {f"{'../' * (depth + 1)}{name}": f"{'../' * depth}{to}" for name, to in TOP_PAGES.items()}
+    tops = {
+        f"{'../' * (depth + 1)}{name}": f"{'../' * depth}{to}" for name, to in TOP_PAGES.items()
+    }
     inside = page.file.src_uri not in TOP_PAGES.values()
     return LINK.sub(lambda link: _relinked(link, tops), markdown) if inside else markdown
 

@@ -35,7 +35,7 @@ FIRST_LINES = """\
 See it work:     swarm demo                        a whole swarm on this machine, in two minutes
                  swarm demo --model OWNER/NAME     the same with a model that you name
 Contribute:      swarm doctor                      whether this machine can, and what to change
-                 swarm join LINK                   the run of an invite link, or by a peer's address:
+                 swarm join LINK                   the run of an invite link, or by an address:
                  swarm peer --role inference --bootstrap MULTIADDR
                  swarm status                      how far the run is
                  swarm ledger                      your receipts, each proven
