@@ -183,7 +183,7 @@ class LearnerThread(JobThread):
         self._device = ranks.device
         # Each thread has its own cache of how operations on sharded tensors are done; a new thread,
         # which trio starts for a step after ten idle seconds, works all of them out again.
-        _thread_cache.IDLE_TIMEOUT = threading.TIMEOUT_MAX
+        _thread_cache.IDLE_TIMEOUT = int(threading.TIMEOUT_MAX)
 
     async def run(self, work: Callable[[J], R], job: J) -> R:
         def on_device(job: J) -> R:
