@@ -4,6 +4,7 @@
 # make test      the tests;  make test-slow  those that take minutes
 # make test-long those for which CI has no time: run them before a release
 # make test-verifiers  the tests that need verifiers: installs two versions of it in build/verifiers
+# make test-openenv  the tests that need openenv: installs it in build/openenv (1 GB)
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
 # make test-hivemind  the test that needs this backend of the outer loop: installs it in
 #                build/backends first (1 GB)
@@ -24,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist wo
 # The tests start hundreds of Pythons: compiled modules are kept, though the shell may say not to.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo demo-real test test-slow test-long test-verifiers test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu gpu-day lint clean
+.PHONY: install demo demo-real test test-slow test-long test-verifiers test-openenv test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu gpu-day lint clean
 
 install: .venv/installed
 
@@ -66,6 +67,11 @@ test-vllm: .venv/installed
 test-hivemind: .venv/installed
 	$(BIN)/swarm backend install hivemind --home build/backends
 	$(BIN)/python -m pytest -n0 -m hivemind tests/end_to_end/test_backends.py $(ARGS)
+
+# The servers of OpenEnv have a Python of their own.
+test-openenv: .venv/installed
+	$(BIN)/swarm environment install openenv --home build/openenv --package smolagents==1.26.0
+	$(BIN)/python -m pytest -n0 -m openenv tests/agents $(ARGS)
 
 test-deploy: .venv/installed
 	@tools/install-validators.sh

@@ -137,6 +137,17 @@ def form_of(template: ChatTemplate) -> CallForm:
     return _form_in(template.render([asked, turn], tools, prompts=False), begins, template)
 
 
+def check_form(template: ChatTemplate, calls: str, where: str) -> None:
+    """Raise `UserError`, which begins with `where`, if a template has another form than `calls`."""
+    found = form_of(template)
+    if found != FORMS.get(calls):
+        like = next((name for name, form in FORMS.items() if form == found), "")
+        raise UserError(
+            f"{where}: calls is {calls!r}, but {template.where} writes them after "
+            f"{found.opening!r}; " + (f"give {like!r}" if like else "change the template")
+        )
+
+
 def _form_in(turn: str, begins: str, template: ChatTemplate) -> CallForm:
     """The form of the call at the end of a rendered conversation."""
     shared = 0

@@ -184,6 +184,33 @@ class UnusableTask(UserError):
     """
 
 
+class ScaledOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of an environment whose rewards are those of somebody else's program."""
+
+    reward_low: float = 0.0
+    """Its reward that counts as 0."""
+    reward_high: float = 1.0
+    """Its reward that counts as 1."""
+
+    def check(self, where: str) -> None:
+        """Raise `UserError`, which begins with `where`, for rewards that are no range."""
+        if self.reward_high <= self.reward_low:
+            raise UserError(
+                f"{where}: reward_high {self.reward_high:g} is not above reward_low "
+                f"{self.reward_low:g}; raise it"
+            )
+
+    def scaled(self, reward: float, whose: str) -> float:
+        """A reward in [0, 1]; raises `NotGradable` for one outside the range."""
+        low, high = self.reward_low, self.reward_high
+        if not low <= reward <= high:
+            raise NotGradable(
+                f"{whose} gives the reward {reward:g}, outside reward_low {low:g} to reward_high "
+                f"{high:g}; widen these options"
+            )
+        return (reward - low) / (high - low)
+
+
 class Tasks(Protocol):
     """The tasks of an environment; `peers.environments.tasks` has ready-made ones."""
 

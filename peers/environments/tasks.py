@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import blake3
 import msgspec
@@ -83,6 +84,35 @@ class Indexed:
     def draw(self, seed: bytes, split: Split) -> Task:
         # 256 bits modulo the number of tasks favour none measurably.
         return draw(seed, split, lambda raw: self.at(int.from_bytes(raw, "big") % self.count))
+
+
+ALIKE = 4
+"""The tasks of a game may differ in nothing that the model sees. If these first ones have one
+prompt, it is taken for such a game."""
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Tasks whose data have their `index`, uniform within each split."""
+
+    count: int
+    make: Callable[[int], Task]
+    by_index: bool
+    """Whether the split is that of the index, because all prompts are alike."""
+
+    @classmethod
+    def of(cls, count: int, make: Callable[[int], Task]) -> Self:
+        """Make the first tasks, to see whether they are alike."""
+        alike = len({make(index).prompt for index in range(min(count, ALIKE))}) == 1
+        return cls(count, make, by_index=count > 1 and alike)
+
+    def draw(self, seed: bytes, split: Split) -> Task:
+        return draw(
+            seed, split, lambda raw: self.make(int.from_bytes(raw, "big") % self.count), self._split
+        )
+
+    def _split(self, task: Task) -> Split:
+        return split_of(str(task.data["index"]) if self.by_index else task.prompt)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,8 @@ def test_the_recipes_have_the_projects_pins() -> None:
 
 def test_wrong_arguments_of_the_installation(tmp_path: Path) -> None:
     command = ("environment", "install")
-    assert complaint(*command, "gym") == "library 'gym' cannot be installed; there is: verifiers"
+    said = complaint(*command, "gym")
+    assert said == "library 'gym' cannot be installed; there are: verifiers, openenv"
     said = complaint(*command, "verifiers", "--version", "9", "--home", tmp_path)
     assert said == "verifiers '9' cannot be installed; there are: 0.4.0, 0.3.1"
     said = complaint(*command, "verifiers", "--package", "-r x", "--home", tmp_path)

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +22,7 @@ from typing import IO
 from peers.endpoint.errors import ApiError
 from peers.endpoint.tools import CallForm, alike, answer_of, answered
 from peers.environments.columns import Row
+from peers.environments.graders.pool import starter
 from peers.environments.interface import Conversation
 from peers.environments.play import Observation
 from swarm.errors import SwarmError
@@ -75,8 +75,6 @@ class Program:
     def __init__(self, command: Sequence[str], url: str) -> None:
         """`url`: that of the endpoint, with `/v1`."""
         self._command, self._url = command, url
-        # The kernel kills a process when the thread that started it ends, so one thread starts all.
-        self._starter = ThreadPoolExecutor(1, "harnesses")
 
     def start(self, folder: Path, key: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """Start a process in a folder; raises `HarnessError`."""
@@ -99,7 +97,7 @@ class Program:
             )
 
         try:
-            return self._starter.submit(start).result()
+            return starter().submit(start).result()
         except (OSError, subprocess.SubprocessError) as error:
             raise HarnessError(f"{self._command[0]} cannot be started ({error})") from error
 

@@ -14,8 +14,6 @@ from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options
 from swarm.terminal.output import print_json
 
-VERIFIERS = "verifiers"
-
 app = typer.Typer(help="Environments: what a run trains on.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of an environment that is installed here.")]
@@ -118,7 +116,7 @@ def check_command(
 @app.command("install")
 @exits
 def install_command(
-    library: Annotated[str, typer.Argument(help="verifiers.")],
+    library: Annotated[str, typer.Argument(help="verifiers or openenv.")],
     version: Annotated[
         str, typer.Option(help="Version of the library; 0.3.1 plays `load_environment` packages.")
     ] = "",
@@ -130,11 +128,9 @@ def install_command(
     ] = Path("~/.swarm"),
 ) -> None:
     """Make the Python of a library of environments in the home, or finish it, and add packages."""
-    from peers.environments.verifiers.installed import LATEST, install, recipe_of
+    from peers.environments.verifiers.installed import install, recipe_of
 
-    if library != VERIFIERS:
-        raise UserError(f"library {library!r} cannot be installed; there is: {VERIFIERS}")
-    home, version = home.expanduser().absolute(), version or LATEST
-    made = install(version, package or [], home, lambda line: print(line, flush=True))
+    home, recipe = home.expanduser().absolute(), recipe_of(version, library)
+    made = install(recipe, package or [], home, lambda line: print(line, flush=True))
     versions = ", ".join(f"{each} {found}" for each, found in made.versions.items())
-    print(f"verifiers is installed in {recipe_of(version).folder(home)}: {versions}")
+    print(f"{library} is installed in {recipe.folder(home)}: {versions}")

@@ -152,7 +152,7 @@ def pool_of(service: str, cpu_seconds: float = 0.0) -> Pool:
 
 
 @cache
-def _starter() -> ThreadPoolExecutor:
+def starter() -> ThreadPoolExecutor:
     """The thread that starts all processes: the kernel kills them when their thread ends."""
     return ThreadPoolExecutor(1, "graders")
 
@@ -168,7 +168,7 @@ class _Process:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115
         self._is_ready = False
         try:
-            self._process = _starter().submit(self._start, interpreter).result()
+            self._process = starter().submit(self._start, interpreter).result()
         except OSError as error:
             self._ours.close()
             self._words.close()

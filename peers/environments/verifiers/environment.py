@@ -2,22 +2,20 @@
 
 import json
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
-from peers.endpoint.tools import FORMS, answer_of, form_of
+from peers.endpoint.tools import FORMS, answer_of, check_form
 from peers.environments import interface
 from peers.environments.chat_template import ChatTemplate
 from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError
 from peers.environments.play import Observation
-from peers.environments.tasks import draw, split_of
+from peers.environments.tasks import Numbered
 from peers.environments.verifiers.installed import install_command, interpreter_for
 from swarm.errors import UserError
 
@@ -27,15 +25,11 @@ and longer for a large data set."""
 
 SERVICE = "peers.environments.verifiers.child.service:Player"
 
-ALIKE = 4
-"""The tasks of a game may differ in nothing that the model sees. A package whose first tasks have
-one prompt is taken for such a game."""
-
 COMPLETION_ROLE = "text"
 """The role of a prompt that the model continues rather than answers, in the older interface."""
 
 
-class VerifiersOptions(msgspec.Struct, frozen=True, kw_only=True):
+class VerifiersOptions(interface.ScaledOptions, frozen=True, kw_only=True):
     """Which package, and what it may use."""
 
     package: str
@@ -51,10 +45,6 @@ class VerifiersOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
     tasks: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """Tasks used of a package that has more, or infinitely many; the first ones."""
-    reward_low: float = 0.0
-    """The package's reward that counts as 0."""
-    reward_high: float = 1.0
-    """The package's reward that counts as 1."""
     seconds: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     """Deadline of a call: a prompt, an observation or a grade."""
     memory_mib: Annotated[int, Meta(ge=256)] = 4096
@@ -62,24 +52,6 @@ class VerifiersOptions(msgspec.Struct, frozen=True, kw_only=True):
     calls: Literal["none", "hermes", "mistral", "llama"] = "none"
     """How the model writes calls of tools, by the checkpoint's chat template; none: a package with
     tools is refused."""
-
-
-@dataclass(frozen=True)
-class PackageTasks:
-    """The tasks of a package by index, uniform within each split."""
-
-    count: int
-    make: Callable[[int], interface.Task]
-    by_index: bool
-    """Whether the split is that of the index, because all prompts are alike."""
-
-    def draw(self, seed: bytes, split: interface.Split) -> interface.Task:
-        return draw(
-            seed, split, lambda raw: self.make(int.from_bytes(raw, "big") % self.count), self._split
-        )
-
-    def _split(self, task: interface.Task) -> interface.Split:
-        return split_of(str(task.data["index"]) if self.by_index else task.prompt)
 
 
 @dataclass
@@ -113,11 +85,7 @@ class Verifiers(interface.Episodes):
                 "environment 'verifiers' plays a package; name one with the option package"
             )
         super().__init__(options)
-        if options.reward_high <= options.reward_low:
-            raise UserError(
-                f"environment 'verifiers': reward_high {options.reward_high:g} is not above "
-                f"reward_low {options.reward_low:g}; raise it"
-            )
+        options.check("environment 'verifiers'")
         # The first call starts the child, and a task may take several; each has its own deadline.
         self.call_seconds = open_seconds + 4 * options.seconds
         self._form, self._has_tools = FORMS.get(options.calls), False
@@ -139,11 +107,9 @@ class Verifiers(interface.Episodes):
         """End the child."""
         self._pool.close()
 
-    def tasks(self) -> PackageTasks:
+    def tasks(self) -> Numbered:
         """The package's first tasks, uniform within each split; raises `UserError`."""
-        count = self._count
-        alike = len({self._task(index).prompt for index in range(min(count, ALIKE))}) == 1
-        return PackageTasks(count, self._task, by_index=count > 1 and alike)
+        return Numbered.of(self._count, self._task)
 
     def start(self, task: interface.Task) -> _Played:
         return _Played(task.data["index"])
@@ -156,13 +122,8 @@ class Verifiers(interface.Episodes):
         return _prompt(said) if said else None
 
     def check_template(self, template: ChatTemplate) -> None:
-        if self._has_tools and (found := form_of(template)) != self._form:
-            like = next((name for name, form in FORMS.items() if form == found), "")
-            raise UserError(
-                f"environment 'verifiers': calls is {self.options.calls!r}, but {template.where} "
-                f"writes them after {found.opening!r}; "
-                + (f"give {like!r}" if like else "change the template")
-            )
+        if self._has_tools:
+            check_form(template, self.options.calls, "environment 'verifiers'")
 
     def grade(self, task: interface.Task, transcript: interface.Transcript) -> interface.Grade:
         """The package's own reward, scaled to [0, 1], with the parts that it names.
@@ -176,14 +137,9 @@ class Verifiers(interface.Episodes):
             reward, parts = self._pool.ask({"what": "grade", **episode})
         except (ProcessFailed, ServiceError) as error:
             raise interface.NotGradable(f"package {self.options.package!r}: {error}") from error
-        low, high = self.options.reward_low, self.options.reward_high
-        if not low <= reward <= high:
-            raise interface.NotGradable(
-                f"package {self.options.package!r} gives the reward {reward:g}, outside "
-                f"reward_low {low:g} to reward_high {high:g}; widen these options"
-            )
+        reward = self.options.scaled(reward, f"package {self.options.package!r}")
         parts = {name: part for name, part in parts.items() if math.isfinite(part)}
-        return interface.Grade((reward - low) / (high - low), parts)
+        return interface.Grade(reward, parts)
 
     @cached_property
     def _count(self) -> int:

@@ -1,7 +1,9 @@
-"""The Pythons that have `verifiers`: virtual environments under a home, in `environments/`.
+"""The Pythons that have a library of environments: virtual environments under a home, in
+`environments/`.
 
 `swarm environment install verifiers` makes one per version of the library: packages of the older
-interface need another than those of the 1.x interface."""
+interface need another than those of the 1.x interface. `swarm environment install openenv` makes
+one for servers of OpenEnv, which import nothing of Swarm."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -45,13 +47,32 @@ RECIPES = {
 }
 
 
-def recipe_of(version: str) -> Recipe:
-    """The recipe of a version of `verifiers`; raises `UserError` for an unknown one."""
-    if version not in RECIPES:
+OPENENV = Recipe(
+    name="openenv-0.10.0",
+    engine="",
+    steps=(("openenv==0.10.0",),),
+    unwanted=(),
+    check=("-c", "import openenv.core.env_server; print('it loads')"),
+    disk_bytes=2 << 30,
+    kind="environment",
+    arguments="openenv",
+)
+
+LIBRARIES = {"verifiers": RECIPES, "openenv": {"0.10.0": OPENENV}}
+"""Recipes by library and version, the default first."""
+
+
+def recipe_of(version: str, library: str = "verifiers") -> Recipe:
+    """The recipe of a library's version; raises `UserError` for an unknown one."""
+    if library not in LIBRARIES:
         raise UserError(
-            f"verifiers {version!r} cannot be installed; there are: {', '.join(VERSIONS)}"
+            f"library {library!r} cannot be installed; there are: {', '.join(LIBRARIES)}"
         )
-    return RECIPES[version]
+    known = LIBRARIES[library]
+    found = known.get(version or next(iter(known)))
+    if found is None:
+        raise UserError(f"{library} {version!r} cannot be installed; there are: {', '.join(known)}")
+    return found
 
 
 def install_command(version: str) -> str:
@@ -82,12 +103,11 @@ def interpreter_for(version: str) -> Path:
 
 
 def install(
-    version: str, packages: Sequence[str], home: Path, say: Callable[[str], None]
+    recipe: Recipe, packages: Sequence[str], home: Path, say: Callable[[str], None]
 ) -> Installed:
-    """Make the environment of a version of `verifiers`, or finish it, and add packages.
+    """Make the environment of a library, or finish it, and add packages.
 
     Packages get the versions of everything that the environment already has. Raises `UserError`."""
-    recipe = recipe_of(version)
     for package in packages:
         if not package[:1].isalnum() and not Path(package).exists():
             raise UserError(

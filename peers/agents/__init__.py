@@ -1,0 +1,8 @@
+"""Environments that others serve: `openenv`, a server of OpenEnv.
+
+They speak the protocol themselves, with a bound on the time and the bytes of every answer, and
+import no library of it. Servers run on the trusted side of a run: a run's manifest has the name of
+one, and a file on the environment peer's machine says what it is (`servers`). Imports no torch.
+
+For other rooms: `servers`: FOLDER_VARIABLE
+"""
