@@ -8,10 +8,10 @@ available_bytes, find_device, find_dtype, is_out_of_memory, use_hardware; `docto
 compute_findings, disk, machine, room, task_findings; `engine`: Capabilities, Engine, Piece,
 Prefill, Request; `episodes`: ContinuedTask, Player, Playing, SpanStates, add_states, play;
 `experts`: fused_names; `fitting`: facts_of; `install`: install, pip; `installed`: CHILD_NEEDS,
-Installed, PREFILLS, Recipe, interpreter_for, python_of, why_unusable; `loading`: *, Head, blank,
-body_of, caps_scores, decoder_layers, load, load_policy, published; `memory`: need_of; `model`: *,
-INDEX_FILE, StoredTensors, count_parameters, open_weights, read_weights, weight_files; `native`:
-NativeEngine; `noise`: Drawn, gumbel_noise; `registry`: check_engine, make_engine; `stored`:
-readable_as_folder; `tokenizer`: BYTES_MAX, PATTERNS, check_tokenizer, copy_tokenizer,
+Installed, PREFILLS, Recipe, interpreter_for, python_of, site_packages, why_unusable; `loading`: *,
+Head, blank, body_of, caps_scores, decoder_layers, load, load_policy, published; `memory`: need_of;
+`model`: *, INDEX_FILE, StoredTensors, count_parameters, open_weights, read_weights, weight_files;
+`native`: NativeEngine; `noise`: Drawn, gumbel_noise; `registry`: check_engine, make_engine;
+`stored`: readable_as_folder; `tokenizer`: BYTES_MAX, PATTERNS, check_tokenizer, copy_tokenizer,
 tokenizer_files, vocabulary; `winners`: margins
 """

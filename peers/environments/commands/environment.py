@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from peers.models.find import FORMS, find_model
@@ -12,7 +13,7 @@ from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options
-from swarm.terminal.output import print_json
+from swarm.terminal.output import check_writable, print_json
 
 app = typer.Typer(help="Environments: what a run trains on.", no_args_is_help=True)
 
@@ -111,6 +112,39 @@ def check_command(
         if not found.faults:
             print("no fault was found")
     return 1 if found.faults else 0
+
+
+@app.command("survey")
+@exits
+def survey_command(
+    packages: Annotated[
+        list[str] | None, typer.Argument(help="Packages, as pip takes them; default: a list.")
+    ] = None,
+    list_file: Annotated[
+        Path | None, typer.Option("--list", help="File of packages, one a line.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Results, as JSON lines.")] = Path("survey.jsonl"),
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="Deadline of each installation and each call.")
+    ] = 180,
+    mib: Annotated[int, typer.Option(min=1, help="Disk of one package's installation.")] = 4096,
+    home: Annotated[Path, typer.Option(help="Where to make the Pythons.")] = Path("~/.swarm"),
+    as_json: AsJson = False,
+) -> None:
+    """Install packages of verifiers, one after another, and play and grade a task of each.
+
+    Interrupt it at will: the same command goes on where it was. It runs what strangers wrote, so
+    let a user do it who has nothing to lose."""
+    from peers.environments.verifiers.survey import LISTED, Limits, listed, survey
+
+    check_writable("--out", out, (".jsonl",))
+    chosen = list(packages or ()) or listed(list_file or LISTED)
+    found = []
+    for each in survey(chosen, home.expanduser().absolute(), out, Limits(seconds, mib)):
+        found.append(each)
+        print(numbered(each.line), file=sys.stderr, flush=True)
+    if as_json:
+        print_json({"packages": [msgspec.to_builtins(each) for each in found]})
 
 
 @app.command("install")

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
@@ -165,14 +164,16 @@ class _Process:
         self._setup, self._start_seconds = setup, start_seconds
         self._ours, self._theirs = socket.socketpair()
         send(self._ours, setup)
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115
+        self._words = b""
+        """The end of its standard error: a process that may write without end fills no disk."""
         self._is_ready = False
         try:
             self._process = starter().submit(self._start, interpreter).result()
         except OSError as error:
             self._ours.close()
-            self._words.close()
             raise ProcessFailed(f"it cannot be started ({error.strerror})") from error
+        self._listener = threading.Thread(target=self._listen, name="words", daemon=True)
+        self._listener.start()
 
     def ask(self, request: Any, seconds: float) -> Reply:
         """Raises `ProcessFailed`, of which `Overdue` is one."""
@@ -197,7 +198,6 @@ class _Process:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._ours.close()
-        self._words.close()
 
     def _start(self, interpreter: Path | None) -> subprocess.Popen[bytes]:
         with self._theirs:
@@ -207,7 +207,7 @@ class _Process:
                 [*program, str(descriptor), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=self._words,
+                stderr=subprocess.PIPE,
                 pass_fds=(descriptor,),
                 env=_confined()
                 if interpreter is None
@@ -215,6 +215,12 @@ class _Process:
                 cwd="/",
                 start_new_session=True,
             )
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as written:
+            while chunk := os.read(written.fileno(), 1 << 16):
+                self._words = (self._words + chunk)[-4 * LAST_WORDS :]
 
     def _next(self, seconds: float, what: str) -> Reply:
         try:
@@ -237,8 +243,8 @@ class _Process:
                 f"it took more than {self._setup.cpu_seconds:g} s of CPU time and was killed"
             )
         how = describe_status(status)
-        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - 4 * LAST_WORDS))
-        words = self._words.read().decode("utf-8", "replace").split()
+        self._listener.join(END_SECONDS)
+        words = self._words.decode("utf-8", "replace").split()
         said = " ".join(words)[-LAST_WORDS:]
         return ProcessFailed(f"it ended {how}" + (f", and said: {said}" if said else ""))
 

@@ -23,7 +23,7 @@ from swarm.world.child import die_with_parent, limit_memory
 from swarm.world.landlock import close_keys
 
 FILE_BYTES_MAX = 1 << 20
-"""Largest file that the process may write: its stderr."""
+"""Largest file that the process may write."""
 RECURSION_MAX = 3000
 """Python's own limit of 1000 frames refuses some honest answers of a few hundred characters."""
 

@@ -102,18 +102,23 @@ def interpreter_for(version: str) -> Path:
     raise UserError(problems[homes().index(present[0])] if present else problems[0])
 
 
-def install(
-    recipe: Recipe, packages: Sequence[str], home: Path, say: Callable[[str], None]
-) -> Installed:
-    """Make the environment of a library, or finish it, and add packages.
-
-    Packages get the versions of everything that the environment already has. Raises `UserError`."""
+def check_packages(packages: Sequence[str]) -> None:
+    """Raise `UserError` for what pip would take for an option."""
     for package in packages:
         if not package[:1].isalnum() and not Path(package).exists():
             raise UserError(
                 f"--package {package!r} is no package; write one like marble-v1==0.1.0, or the "
                 "path of a wheel or folder"
             )
+
+
+def install(
+    recipe: Recipe, packages: Sequence[str], home: Path, say: Callable[[str], None]
+) -> Installed:
+    """Make the environment of a library, or finish it, and add packages.
+
+    Packages get the versions of everything that the environment already has. Raises `UserError`."""
+    check_packages(packages)
     made = install_recipe(recipe, home, say)
     for package in packages:
         say(f"installing {package}")

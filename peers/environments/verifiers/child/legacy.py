@@ -93,7 +93,11 @@ class Legacy:
     def load(cls, package: str, arguments: dict[str, Any], tasks_max: int) -> Self:
         """Load a package; raises `Unplayable`."""
         os.environ.setdefault(JUDGE_KEY, NO_KEY)
-        env = vf.load_environment(package, **arguments)
+        try:
+            env = vf.load_environment(package, **arguments)
+        except Exception as error:
+            cause = error.__cause__ or error  # the library's own words say less
+            raise Unplayable(f"{type(cause).__name__}: {cause}") from error
         if env.requires_group_rollouts:
             raise Unplayable("it grades rollouts by comparing them; Swarm grades each by itself")
         dataset = env.get_dataset()

@@ -7,6 +7,7 @@ the next text instead of calling an endpoint."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import sys
@@ -162,7 +163,9 @@ class Tasksets:
         module = types.ModuleType(HARNESS)
         module.InProcess, module.__all__ = InProcess, ["InProcess"]  # type: ignore[attr-defined]
         sys.modules[HARNESS] = module
-        given = {"taskset": {**arguments, "id": package}, "id": player}
+        if "." in package:  # which the library takes for a module of its own
+            sys.modules[package.replace(".", "_")] = importlib.import_module(package)
+        given = {"taskset": {**arguments, "id": package.replace(".", "_")}, "id": player}
         seats = agent_config_fields(resolve_env_config(given))
         seat = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
         config = resolve_env_config(
