@@ -12,6 +12,7 @@
 # make test-browser  the dashboard's page in Chromium; skipped without one
 # make test-nat  peers behind real NATs in network namespaces, as root; ARGS='-s' prints the table
 # make test-upgrade  an older build beside this one: its revision, or a folder, in SWARM_OLDER
+# make docs      the documentation as pages with search, in build/site
 # make gpu-day   what waits for a GPU, in ten minutes: MODEL=… OUT=…
 # make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
 # make lint      style, types, and which room may import which
@@ -25,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist wo
 # The tests start hundreds of Pythons: compiled modules are kept, though the shell may say not to.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo demo-real test test-slow test-long test-verifiers test-openenv test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu gpu-day lint clean
+.PHONY: install demo demo-real test test-slow test-long test-verifiers test-openenv test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu gpu-day docs lint clean
 
 install: .venv/installed
 
@@ -92,6 +93,15 @@ gpu-day: .venv/installed
 
 test-gpu: .venv/installed
 	$(BIN)/python -m pytest -m gpu -n0 -r s tests/engines tests/trainer $(ARGS)
+
+SITE := build/site-tools/bin
+docs: .venv/installed
+	@[ -x $(SITE)/mkdocs ] || { $(BIN)/python -m venv build/site-tools && \
+	  $(SITE)/python -m pip install --quiet --disable-pip-version-check \
+	  mkdocs-material==9.8.2 'mkdocstrings[python]==1.0.8'; }
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/mkdocs build >build/site.log 2>&1 || \
+	  { grep -v ^INFO build/site.log; exit 1; }
+	@echo 'open build/site/index.html'
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.segment import Segment
+from rich.style import Style
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
@@ -89,9 +90,10 @@ def drawn(line: str) -> str:
 def _spans(segments: Iterator[Segment]) -> Iterator[str]:
     column = 0
     for text, style, _ in segments:
-        if style is None or not text.strip():
+        if not text.strip():
             column += len(text)
             continue
+        style = style or Style.null()
         colour = style.color.get_truecolor(MONOKAI).hex if style.color else "#d9d9d9"
         weight = ' font-weight="bold"' if style.bold else ""
         faint = ' opacity="0.6"' if style.dim else ""

@@ -16,6 +16,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 TOP_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "reports.md"}
 LIBRARIES = ("swarm", "peers", "simnet")
+SHAPE = re.compile(r"\[(\w+)\]\[([\w ]+)\]")
+"""A shape such as [names][rollouts], which Markdown would take for a link."""
 LINK = re.compile(r"\[((?:[^][]|\[[^][]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -36,6 +38,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     tops = {
         f"{'../' * (depth + 1)}{name}": f"{'../' * depth}{to}" for name, to in TOP_PAGES.items()
     }
+    markdown = SHAPE.sub(r"\[\1\]\[\2\]", markdown)
     inside = page.file.src_uri not in TOP_PAGES.values()
     return LINK.sub(lambda link: _relinked(link, tops), markdown) if inside else markdown
 

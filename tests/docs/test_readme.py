@@ -197,3 +197,13 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
         r"`((?:deploy|swarm|peers|simnet|benchmarks|tests|tools)/[\w/.@-]+)`", text(str(page))
     )
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_site_leads_to_every_page() -> None:
+    """`make docs`; decisions are listed by their own page."""
+    listed = set(re.findall(r"^ +- [^#\n]+: (\S+\.md)$", text("mkdocs.yml"), re.M))
+    there = {page.relative_to("docs").as_posix() for page in PAGES if page.parts[0] == "docs"}
+    made = {"index.md", "changelog.md", "reports.md", "api.md"}
+    assert {page for page in there if not page.startswith("decisions/")} == {
+        page for page in listed - made if not page.startswith("decisions/")
+    }
