@@ -269,6 +269,8 @@ async def _copy(
     """Write the transferred content to the sink: bytes, or a symbol for content without bytes."""
     disk = sender._disk
     symbol = None
+    if not disk.exists(blob.path):
+        raise FetchError(f"{server} broke off: its file was deleted meanwhile")
     if isinstance(disk, SimulatedDisk) and isinstance(sink, SimulatedSink):
         symbol = disk.symbol(blob.path, blob.offset, blob.size_bytes)
         if symbol is not None:  # the transfer's time includes reading the disk

@@ -120,6 +120,13 @@ class Flows:
         """Bytes per second of all transfers together, at present."""
         return float(self._rate[: len(self._flows)].sum())
 
+    def widen(self, link: Link, bytes_per_second: float) -> None:
+        """Give a link another rate from now on."""
+        link.bytes_per_second = bytes_per_second
+        if link.number >= 0:
+            self._capacity[link.number] = bytes_per_second
+            self._change(trio.current_time())
+
     def pause(self, flow: Flow) -> None:
         """Stop a transfer until `resume`."""
         if flow.index >= 0:

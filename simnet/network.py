@@ -7,6 +7,7 @@ Connections begin and end as in libp2p. Connecting takes 250 ms and five round t
 notice at once when a peer's process dies; if it loses power or is cut off, they notice when a ping
 stays unanswered (25 s)."""
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -145,6 +146,15 @@ class SimulatedNetwork:
             return self.weather.loss
         more = self._losses.get(sender, 0.0) + self._losses.get(receiver, 0.0)
         return min(0.95, self.weather.loss + more)
+
+    def narrow(self, peer: PeerId, bytes_per_second: float) -> None:
+        """Give a peer's line another speed in both directions, until the peer leaves."""
+        end, speed = self._here[peer], bytes_per_second
+        end.line = dataclasses.replace(
+            end.line, uplink_bytes_per_second=speed, downlink_bytes_per_second=speed
+        )
+        for link in (end.uplink, end.downlink):
+            self.flows.widen(link, speed)
 
     def duplicate(self, peer: PeerId, protocol: str, times: int) -> None:
         """Make every frame of a protocol reach a peer `times` more times; a negative number undoes

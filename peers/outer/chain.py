@@ -224,6 +224,8 @@ class Chain:
 
     def fork(self, one: bytes, other: bytes) -> bytes | None:
         """The last record that two chains share; None if their beginnings are unknown."""
+        if one == other and one in self:
+            return one
         known = set(self._back(one))
         return next((digest for digest in self._back(other) if digest in known), None)
 

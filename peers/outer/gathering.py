@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import trio
 
@@ -20,13 +21,14 @@ from swarm.world import ChildDied
 from swarm.world.recent import Recent
 
 
-def ranking(trainers: Sequence[str], run: str, round: int) -> list[str]:
+@lru_cache(maxsize=16)
+def ranking(trainers: tuple[str, ...], run: str, round: int) -> tuple[str, ...]:
     """Trainers in the order in which they may close a round, by rendezvous hash.
 
     The first that is present signs the round's record once a quorum and the grace window are over;
     each further one waits a while longer.
     """
-    return rendezvous(trainers, b"outer", run.encode(), round.to_bytes(8, "big"))
+    return tuple(rendezvous(trainers, b"outer", run.encode(), round.to_bytes(8, "big")))
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class Gathering:
                     busy = trainer == self._loop.peer.peer_id
                     if busy or _name(contribution) in self._busy:
                         continue
+                    if self._loop.chain.refusal(contribution, head()) is not None:
+                        continue  # counted already: the next round has other mergers
                     due = self._sharing.due(contribution, view, since)
                     if due:
                         self._busy.add(_name(contribution))

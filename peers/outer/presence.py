@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from math import inf
+from typing import Annotated, NamedTuple
 
 import msgspec
 import trio
@@ -24,6 +25,7 @@ from swarm.wire.envelope import (
     open_envelope,
 )
 from swarm.wire.identity import PeerId
+from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Digest
 from swarm.wire.outer import OuterStatus, RoundRecord, Stage
 from swarm.world.observable import Observable
@@ -67,12 +69,23 @@ class Heard:
         return self.envelope.expect(OuterStatus)
 
 
+class _Known(NamedTuple):
+    """What follows from the statuses heard so far, until the next one is heard."""
+
+    manifest: RunManifest
+    others: dict[str, OuterStatus]
+    present: list[str]
+    until: float
+    """When the next of the present trainers counts as gone."""
+
+
 class Presence:
     """The newest status of every other trainer."""
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer
         self._heard: dict[str, Heard] = {}
+        self._cached: _Known | None = None
 
     def hear(self, envelope: Envelope) -> bool:
         """Take over a status, which may have been repeated long after it was signed.
@@ -87,23 +100,34 @@ class Presence:
             until = world.now()
         before = self._heard.get(envelope.sender)
         self._heard[envelope.sender] = heard = Heard(envelope, until)
+        self._cached = None
         return before is None or before.until <= world.now() or before.status != heard.status
+
+    def _known(self) -> _Known:
+        """Worked out once per status heard, since every step of a round asks for it many times."""
+        manifest, now = self._peer.run.manifest, self._peer.node.world.now()
+        known = self._cached
+        if known is None or known.manifest is not manifest or now >= known.until:
+            trusted, me = {*manifest.trainer_ids()}, self._peer.peer_id
+            some = {
+                trainer: heard
+                for trainer, heard in sorted(self._heard.items())
+                if trainer in trusted and trainer != me
+            }
+            here = {trainer: heard.until for trainer, heard in some.items() if now < heard.until}
+            others = {trainer: heard.status for trainer, heard in some.items()}
+            present = sorted([*here, *({me} & trusted)])
+            known = _Known(manifest, others, present, min(here.values(), default=inf))
+            self._cached = known
+        return known
 
     def others(self) -> dict[str, OuterStatus]:
         """The newest status of each other trainer that the run still trusts, by peer id."""
-        trusted = self._peer.run.manifest.trainer_ids()
-        return {
-            trainer: heard.status
-            for trainer, heard in sorted(self._heard.items())
-            if trainer in trusted and trainer != self._peer.peer_id
-        }
+        return self._known().others
 
     def present(self) -> list[str]:
         """Trainers that are present, this one included if it is one, sorted."""
-        now = self._peer.node.world.now()
-        found = [trainer for trainer in self.others() if now < self._heard[trainer].until]
-        is_named = self._peer.run.manifest.is_trainer(self._peer.peer_id)
-        return sorted([*found, *([self._peer.peer_id] if is_named else [])])
+        return self._known().present
 
     def at(self, stage: Stage) -> dict[str, bytes]:
         """The records whose outer states the other trainers hold that are present at a stage."""
@@ -112,9 +136,7 @@ class Presence:
 
     def gone_in(self) -> float:
         """Seconds until the next of the present trainers counts as gone."""
-        now = self._peer.node.world.now()
-        untils = [self._heard[trainer].until for trainer in self.others()]
-        return min((until - now for until in untils if until > now), default=float("inf"))
+        return self._known().until - self._peer.node.world.now()
 
 
 PROTOCOL = "/swarm/outer/2.0.0"

@@ -540,7 +540,8 @@ class ReplicaRole:
                 await self._loop.changed.wait_change()
                 continue
             gathered, contributions = self._gathered()
-            ranked = ranking(self._run.manifest.trainer_ids(), self._run.id, state.round + 1)
+            trainers = tuple(self._run.manifest.trainer_ids())
+            ranked = ranking(trainers, self._run.id, state.round + 1)
             at = gathered.closes_at(self._outer, ranked, self._peer.peer_id)
             if self._outer.is_scored:
                 at += self._strangers.wait_seconds()

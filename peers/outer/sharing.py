@@ -65,11 +65,13 @@ def lines(
 
 
 @lru_cache(maxsize=1024)
-def _duties(lines: tuple[Line, ...], me: str) -> tuple[int, dict[str, int]]:
-    """The shards of which a trainer is the first in line, and those of which it is the second, by
-    the first: bit s is shard s."""
+def _duties(
+    trainers: tuple[str, ...], run: str, round: int, here: frozenset[str], shards: int, me: str
+) -> tuple[int, dict[str, int]]:
+    """The shards of which a trainer is the first in line (`lines`), and those of which it is the
+    second, by the first: bit s is shard s."""
     first, second = 0, dict[str, int]()
-    for shard, line in enumerate(lines):
+    for shard, line in enumerate(lines(trainers, run, round, here, shards)):
         if line[0] == me:
             first |= 1 << shard
         elif line[1] == me:  # of all that are in line, this one is
@@ -80,8 +82,11 @@ def _duties(lines: tuple[Line, ...], me: str) -> tuple[int, dict[str, int]]:
 class View(NamedTuple):
     """Who is there for a round; computed once for many contributions."""
 
-    present: Collection[str]
     lines: tuple[Line, ...]
+    first: int
+    """The shards of which this trainer is the first in line."""
+    second: dict[str, int]
+    """Those of which it is the second, by the first."""
 
 
 def _mask(numbers: Iterable[int]) -> int:
@@ -89,7 +94,11 @@ def _mask(numbers: Iterable[int]) -> int:
 
 
 def _numbers(mask: int) -> list[int]:
-    return [number for number in range(mask.bit_length()) if mask >> number & 1]
+    found = []
+    while mask:
+        found.append((mask & -mask).bit_length() - 1)
+        mask &= mask - 1
+    return found
 
 
 class Sharing:
@@ -104,6 +113,11 @@ class Sharing:
         """Shards of others' contributions that are here and checked: bit s is shard s."""
         self._held_by: dict[str, dict[bytes, int]] = {}
         """The same of each other trainer, as it says."""
+        self._told_present: list[str] = []
+        self._here: frozenset[str] = frozenset()
+        """Those of them that count."""
+        self._covers: Recent[bytes, int] = Recent(2 * TRAINERS_MAX)
+        """What those that are present hold of a contribution: asked for at every news of each."""
         self._merged: dict[str, dict[_Key, MergedShard]] = {}
         """What each trainer has signed, this one included."""
         self._unusable: Recent[bytes, None] = Recent(MERGED_MAX)
@@ -139,14 +153,24 @@ class Sharing:
         """Who may merge the shards of a round: the trainers that are present, have not merged that
         round yet, and are not further behind than a round."""
         others, run = self._loop.presence.others(), self._loop.peer.run
-        present = set(self._loop.presence.present())
         here = frozenset(
             trainer
-            for trainer in present - self.left_out
+            for trainer in self._present()
             if trainer == self._me or round - 2 <= others[trainer].round < round
         )
         trainers = tuple(sorted({*run.manifest.trainer_ids(), self._me}))
-        return View(present, lines(trainers, run.id, round, here, self.count))
+        place = trainers, run.id, round, here, self.count
+        return View(lines(*place), *_duties(*place, self._me))
+
+    def _present(self) -> frozenset[str]:
+        """The trainers that are present and count."""
+        told = self._loop.presence.present()
+        if told is not self._told_present:
+            self._told_present, here = told, frozenset(told) - self.left_out
+            if here != self._here:
+                self._here = here
+                self._covers.clear()
+        return self._here
 
     def took(self, seconds: float) -> None:
         """Note how long it took to fetch what a shard needs, or to merge it."""
@@ -161,15 +185,18 @@ class Sharing:
         """Note shards of a contribution that are here and checked."""
         digest = contribution.artifact.digest
         self._held[digest] = self._held.get(digest, 0) | _mask(shards)
+        self._covers.pop(digest, None)
         self._told = [HeldShards(of, _numbers(mask)) for of, mask in self._held.items()]
 
-    def _holders(self, part: Contribution, present: Collection[str]) -> int:
+    def _holders(self, part: Contribution) -> int:
         """The shards of a contribution that trainers other than its own have, of those present."""
-        digest = part.artifact.digest
-        mask = self._held.get(digest, 0)
-        for trainer in present:
-            if trainer != part.trainer and trainer not in self.left_out:
+        digest, present = part.artifact.digest, self._present()
+        mask = self._covers.get(digest)
+        if mask is None:
+            mask = self._held.get(digest, 0)
+            for trainer in present - {part.trainer}:
                 mask |= self._held_by.get(trainer, {}).get(digest, 0)
+            self._covers[digest] = mask
         return mask
 
     def due(self, part: Contribution, view: View, since: float) -> list[int]:
@@ -178,11 +205,10 @@ class Sharing:
         Another trainer than the contribution's own has to have each: so no single death costs one.
         """
         mine = self._held.get(part.artifact.digest, 0)
-        first, second = _duties(view.lines, self._me)
-        due = first | second.get(part.trainer, 0)
+        due = view.first | view.second.get(part.trainer, 0)
         waited = self._loop.peer.node.world.now() - since
         if waited > self._patience:
-            for shard in _numbers(self._all & ~self._holders(part, view.present)):
+            for shard in _numbers(self._all & ~self._holders(part)):
                 rest = [trainer for trainer in view.lines[shard] if trainer != part.trainer]
                 if rest.index(self._me) * self._patience < waited:
                     due |= 1 << shard
@@ -193,7 +219,7 @@ class Sharing:
         missed_at = self.missed.get(part.artifact.digest)
         if missed_at is not None and self._loop.peer.node.world.now() < missed_at + MISSED_SECONDS:
             return False
-        missing = self._all & ~self._holders(part, view.present)
+        missing = self._all & ~self._holders(part)
         return all(view.lines[shard] == (part.trainer,) for shard in _numbers(missing))
 
     @property
@@ -205,7 +231,11 @@ class Sharing:
     def hear(self, trainer: str, status: OuterStatus) -> None:
         """Take over what a status says of shards."""
         run = self._loop.peer.run
-        self._held_by[trainer] = {each.contribution: _mask(each.shards) for each in status.held}
+        had = self._held_by.get(trainer, {})
+        held = {each.contribution: _mask(each.shards) for each in status.held}
+        self._held_by[trainer] = held
+        for digest, _ in had.items() ^ held.items():
+            self._covers.pop(digest, None)
         before, now = self._merged.get(trainer, {}), {}
         for each in status.merged:
             key = (each.record, each.shard)
@@ -342,7 +372,7 @@ class Sharing:
         for part in link.record.contributions if shards else ():
             if part.trainer in present:
                 continue
-            there = self._holders(part, present)
+            there = self._holders(part)
             for shard in shards:
                 reference, folder = part.artifact, str(shard)
                 if there >> shard & 1 or self._loop.artifacts.folder(reference, [folder]):
@@ -459,6 +489,7 @@ class Sharing:
         for each in signed:
             if each.values != right and each.trainer not in {*self.left_out, self._me}:
                 self.left_out.add(each.trainer)
+                self._told_present = []
                 self.disputed = [*self.disputed, each][-DISPUTED_MAX:]
                 self._say("outer.shard_wrong", each.trainer, link, shard)
         if self._used.get(key, right) != right:

@@ -97,7 +97,7 @@ class Strangers:
         """Whether it is this trainer's turn to score, and its own inner steps are done."""
         own, run = self._peer.peer_id, self._peer.run
         held = self._gathering.ready(self._round).get(own)
-        ranked = ranking(run.manifest.trainer_ids(), run.id, self._state().round + 1)
+        ranked = ranking(tuple(run.manifest.trainer_ids()), run.id, self._state().round + 1)
         present = [each for each in ranked if each in self._loop.presence.present()]
         return held is not None and held[0].base == self._round and own in present[:SCORERS]
 

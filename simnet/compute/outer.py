@@ -171,7 +171,6 @@ class OuterModel:
     ) -> None:
         path = self._disk.path_of(folder)
         await self._disk.remove(path)
-        await trio.sleep(size_bytes / self._disk.bytes_per_second)
         self._disk.put(f"{path}/{CONTENT}", 0, Symbol(f"{what} {name.hex()}", 0, size_bytes))
         await self._disk.write(f"{path}/{NOTES}", msgspec.msgpack.encode(notes))
-        await self._disk.sync(path)
+        await self._disk.sync(path)  # takes the time of all that was written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +13,10 @@ from peers.outer.sharing import TAKEOVER_SECONDS
 from swarm.wire.manifest import Outer
 
 OUTER = Outer(quorum=2, grace_seconds=30.0, deadline_seconds=600.0)
-NAMES = ["a", "b", "c"]
+NAMES = ("a", "b", "c")
 
 
-def due(ready: dict[str, float], present: list[str]) -> float:
+def due(ready: dict[str, float], present: Sequence[str]) -> float:
     return Gathered(ready, present, began=0.0).due_at(OUTER)
 
 

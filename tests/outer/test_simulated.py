@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
+from peers.outer.sharing import TAKEOVER_SECONDS
 from simnet.clock import run_virtual
-from simnet.compute.setting import Hardware
+from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import SERVER, start_bootstrap
 from simnet.scenarios.several_trainers import WORKLOAD, Agreement
 from simnet.simulate import simulate
@@ -83,3 +86,48 @@ def test_a_replica_that_waits_for_others_shows_no_rate() -> None:
     run_virtual(main, seed=1, limit_seconds=1000.0)
     assert max(rates.values()) > 0
     assert rates[max(rates)] == 0.0, "what it did once is not what it does"
+
+
+@pytest.mark.slow
+def test_a_line_that_drops_to_1_megabit_costs_the_others_only_the_grace_window() -> None:
+    """Of four trainers that merge in shards; what the slow one sends late counts a round later."""
+    names, slow, grace = ["a", "b", "c", "slow"], "slow", 10.0
+    merged: list[Event] = []
+    times: list[float] = []
+
+    async def main() -> None:
+        simulation = Simulation(1, workload=Workload(model_bytes=2_000_000))
+        Agreement(simulation)
+
+        def hear(now: float, peer: Peer, event: Event) -> None:
+            if peer.name == "a" and event.name == "outer.merged":
+                merged.append(event)
+                times.append(now)
+
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            outer = Outer(rounds=6, grace_seconds=grace, deadline_seconds=120.0, shards=4)
+            await start_bootstrap(simulation, trainers=names, validators=names[:1], outer=outer)
+            for name in names:
+                plan = Plan(name, ["replica"], SERVER, Hardware(step_seconds=20.0))
+                await simulation.add(plan).start()
+            first = simulation.expect("outer.merged", names)
+            done = simulation.expect("outer.run_complete", names[:3])
+            await simulation.meet(first, 100.0)
+            simulation.network.narrow(simulation.peers[slow].id, 1e6 / 8)
+            await simulation.meet(done, 600.0)
+        assert simulation.violations == []
+        own = simulation.identity(slow).peer_id
+        counts = [own in event.fields["trainers"] for event in merged]
+        assert counts[0] and any(counts[1:]), counts
+        # The next in line merges its shard, twice where the first record cannot be merged.
+        most = 20.0 + grace + 4 * TAKEOVER_SECONDS
+        assert max(b - a for a, b in pairwise(times)) < most, times
+
+    run_virtual(main, seed=1, limit_seconds=2000.0)
+
+
+def test_trainers_with_one_seed_do_the_same() -> None:
+    first, again = (simulate("several-trainers", peers=2, seed=3) for _ in range(2))
+    assert first["violations"] == []
+    assert first["trace_hash"] == again["trace_hash"]

@@ -25,6 +25,11 @@ from swarm.world import World
 LOOK_SECONDS_MIN = 0.01
 """A fetch with free lanes and no news looks for sources no more often than this."""
 
+TOGETHER_MAX = 64
+"""Requests of all fetches of a peer at once. A trainer fetches from each of the others at the end
+of a round: if each fetch made its usual number, a piece would share the line with hundreds, and
+miss its deadline."""
+
 
 class Fetcher:
     """Fetches checkpoints into a store. One per peer; it may fetch several at once."""
@@ -245,15 +250,17 @@ class Fetcher:
         """Start a request on every free lane; returns when to try again if nothing changes."""
         now = self._world.now()
         overdue = sum(attempt.hedge_at <= now for attempt in job.all_attempts())
-        if job.look_at <= now or (overdue and not job.missing):
+        if job.look_at <= now or (overdue and self._is_ending()):
             job.look_at = now + limits.SOURCES_RECHECK_SECONDS
             self._chooser.look(job)
             self._note_lateness()
         # Overdue attempts do not count against the lanes: else a few sources that trickle or hang
         # could occupy all lanes until their deadlines.
-        lanes = job.width + min(overdue, self.width.most)
+        lanes = min(job.width + min(overdue, self.width.most), self._room(job))
         while job.active < lanes and job.more_at <= now:
-            request = self._chooser.next(job, None, now) or self._chooser.hedge(job, now)
+            request = self._chooser.next(job, None, now)
+            if request is None and self._is_ending():
+                request = self._chooser.hedge(job, now)
             if request is None:
                 break
             nursery.start_soon(self._lane, job, request)
@@ -269,12 +276,23 @@ class Fetcher:
                     wake_at = ready_at
         return max(wake_at, now + LOOK_SECONDS_MIN)
 
+    def _room(self, job: Job) -> int:
+        """How many requests a fetch may make at once beside the other fetches; two at least, so
+        that no fetch that gets nothing holds up another, nor a source that hangs this one."""
+        others = sum(each.active for each in self._jobs.values()) - job.active
+        return max(2, TOGETHER_MAX - others)
+
+    def _is_ending(self) -> bool:
+        """Whether every missing piece is requested. Before, a second request for one that takes too
+        long would only take the line from the others."""
+        return not any(each.missing for each in self._jobs.values())
+
     async def _lane(self, job: Job, request: Request | None) -> None:
         """Perform one request after the other, until there is nothing to request."""
         while request is not None:
             await self._requester.perform(job, request)
             now = self._world.now()
-            free = job.active < job.width
+            free = job.active < min(job.width, self._room(job))
             request = self._chooser.next(job, request.line, now) if free else None
             wanting = request is None or job.active < job.width
             if (wanting and job.more_at <= now) or not job.active:
