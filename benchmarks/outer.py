@@ -14,6 +14,11 @@ outer state. All trainers end their inner steps at once, so it holds no wait for
 what synchronous training of the same number would send in the inner steps of a round, 2 (N − 1) / N
 gradients per step. `ring_of_int8`: INTELLECT-1's own average of int8 values, once a round.
 
+With `--uneven quarter` one trainer's lines have a quarter of that speed, and everyone waits for it;
+with `--uneven drop` they fall to 1 Mb/s after the first round, and the others wait for
+`GRACE_SECONDS`. `synchronisation_seconds` is then the median of the trainers, `slowest_seconds` the
+most of one that ends the round.
+
 `python -m benchmarks.outer --run 60` runs the scenario of that many trainers instead, with deaths
 and a partition, and prints its CPU seconds.
 """
@@ -25,7 +30,7 @@ import json
 import sys
 import time
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.common import at_least
 from simnet.clock import run_virtual
@@ -34,7 +39,8 @@ from simnet.lines import REGIONS, Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.scenarios.several_trainers import Agreement
 from simnet.simulate import simulate as run_scenario
-from simnet.simulation import Plan, Simulation
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
 from swarm.wire.manifest import SHARDS_MAX, Outer
 
 COMPUTE_SECONDS = 38 * 60.0
@@ -49,15 +55,23 @@ PUBLISHED_SECONDS = {"united states": 103.0, "transatlantic": 382.0, "global": 4
 CODED = 0.87
 """Bytes per parameter of a contribution in int8, as measured (docs/several-trainers.md)."""
 
+Uneven = Literal["", "quarter", "drop"]
 
 SIMULATED_BYTES = 40_000_000
-"""Size of a simulated contribution: 153 pieces. A real one of 8.7 GB has 2,100."""
+"""Least size of a simulated contribution: 153 pieces. A real one of 8.7 GB has 2,100."""
+
+LINE_BYTES_PER_SECOND = 2.3e6
+"""Slowest simulated line. On a slower one pieces, of which there are fewer than in reality, would
+take so much longer than in reality that they miss their deadlines."""
 
 SIMULATED_COMPUTE_SECONDS = 30.0
 """Duration of the simulated inner steps, on which synchronisation does not depend."""
 
 MACHINE_BYTES_PER_SECOND = 2e9
 """Assumed speed of a trainer's disks, and of its merge for each contribution."""
+
+DROPPED_BYTES_PER_SECOND = 1e6 / 8
+GRACE_SECONDS = 60.0
 
 ROUNDS = 2
 VIRTUAL_SECONDS_MAX = 24 * 3600.0
@@ -74,53 +88,62 @@ def ring(trainers: int, value_bytes: float) -> float:
 
 
 def simulate(
-    trainers: int, parameters: float, gigabits: float, shards: int, seed: int
+    trainers: int, parameters: float, gigabits: float, shards: int, seed: int, uneven: Uneven = ""
 ) -> dict[str, Any]:
     """Run two rounds; return the second's synchronisation: the first opens the connections."""
     shards = min(shards or trainers, SHARDS_MAX)
-    scale = SIMULATED_BYTES / (parameters * CODED)
+    real = parameters * CODED
+    size = max(SIMULATED_BYTES, int(LINE_BYTES_PER_SECOND * real / (gigabits * 1e9 / 8)))
+    scale = size / real
     line = gigabits * 1e9 / 8 * scale
     machine = MACHINE_BYTES_PER_SECOND * scale
     names = [f"trainer-{number}" for number in range(trainers)]
-    simulation = Simulation(seed, workload=Workload(model_bytes=SIMULATED_BYTES))
+    odd = names[-1]
+    ending = [name for name in names if name != odd or uneven != "drop"]
+    simulation = Simulation(seed, workload=Workload(model_bytes=size))
     agreement = Agreement(simulation)
-    received = list[dict[str, tuple[int, int]]]()
+    moved: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
 
-    def moved() -> dict[str, tuple[int, int]]:
-        found = {}
-        for name in names:
-            part = simulation.peers[name].part
-            traffic = part.node.transport.traffic if part is not None else None
-            found[name] = (traffic.received, traffic.sent) if traffic is not None else (0, 0)
-        return found
+    def hear(_: float, peer: Peer, event: Event) -> None:
+        if event.name == "outer.merged" and peer.node is not None:
+            traffic = peer.node.transport.traffic
+            moved[peer.name].append((traffic.received, traffic.sent))
+
+    simulation.listeners.append(hear)
 
     async def main() -> None:
         async with simulation.running():
+            grace = GRACE_SECONDS if uneven == "drop" else 3600.0
             outer = Outer(
-                rounds=ROUNDS, grace_seconds=3600.0, deadline_seconds=7200.0, shards=shards
+                rounds=ROUNDS, grace_seconds=grace, deadline_seconds=7200.0, shards=shards
             )
             await start_bootstrap(simulation, trainers=names, validators=names[:1], outer=outer)
             hardware = Hardware(
                 step_seconds=SIMULATED_COMPUTE_SECONDS, load_bytes_per_second=machine
             )
             for number, name in enumerate(names):
-                place = Line(REGIONS[number % len(REGIONS)], line, line)
+                speed = line / 4 if name == odd and uneven == "quarter" else line
+                place = Line(REGIONS[number % len(REGIONS)], speed, speed)
                 peer = simulation.add(Plan(name, ["replica"], place, hardware))
                 peer.disk.bytes_per_second = machine
                 await peer.start()
             first = simulation.expect("outer.merged", names)
-            done = simulation.expect("outer.run_complete", names)
+            done = simulation.expect("outer.run_complete", ending)
             await simulation.meet(first, VIRTUAL_SECONDS_MAX)
-            received.append(moved())
+            if uneven == "drop":
+                simulation.network.narrow(
+                    simulation.peers[odd].id, DROPPED_BYTES_PER_SECOND * scale
+                )
             await simulation.meet(done, VIRTUAL_SECONDS_MAX)
-            received.append(moved())
 
     began = time.process_time()
     run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
-    seconds = median(agreement.synchronisation[-trainers:])
-    before, after = received
+    if simulation.violations:
+        return {"violations": simulation.violations}
+    took = agreement.synchronisation[-len(ending) :]
+    seconds = median(took)
     each = [
-        median(after[name][way] - before[name][way] for name in names) / SIMULATED_BYTES * CODED
+        median(moved[name][-1][way] - moved[name][0][way] for name in ending) / size * CODED
         for way in (0, 1)
     ]
     return {
@@ -128,7 +151,9 @@ def simulate(
         "parameters": parameters,
         "gigabits_per_second": gigabits,
         "shards": shards,
+        "uneven": uneven,
         "synchronisation_seconds": round(seconds, 1),
+        "slowest_seconds": round(max(took), 1),
         "utilisation": round(utilisation(seconds), 4),
         "bytes_per_parameter": {"received": round(each[0], 3), "sent": round(each[1], 3)},
         "ring_of_int8": round(ring(trainers, 1.0), 3),
@@ -136,7 +161,6 @@ def simulate(
             name: round(INNER_STEPS * ring(trainers, size), 1)
             for name, size in (("fp32", 4.0), ("bf16", 2.0))
         },
-        "violations": simulation.violations,
         "cpu_seconds": round(time.process_time() - began, 1),
     }
 
@@ -151,6 +175,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--parameters", type=float, nargs="+", default=[10e9])
     parser.add_argument("--gigabits", type=float, nargs="+", default=[4.0, 10.0])
     parser.add_argument("--shards", type=at_least(0), default=0, help="0: one per trainer")
+    parser.add_argument("--uneven", choices=["quarter", "drop"], default="")
     parser.add_argument("--seed", type=at_least(0), default=1)
     parser.add_argument("--run", type=at_least(2), help="trainers of the scenario to run instead")
     return parser.parse_args()
@@ -172,7 +197,8 @@ def main() -> None:
         for parameters in given.parameters:
             for gigabits in given.gigabits:
                 print(f"{trainers} trainers, {gigabits:g} Gb/s …", file=sys.stderr, flush=True)
-                say(simulate(trainers, parameters, gigabits, given.shards, given.seed))
+                cell = trainers, parameters, gigabits
+                say(simulate(*cell, given.shards, given.seed, given.uneven))
 
 
 if __name__ == "__main__":
