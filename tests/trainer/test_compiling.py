@@ -24,7 +24,7 @@ from tests.trainer.test_scored_families import gradients, scored
 from tests.trainer.test_service import start
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # those that torch.compile itself causes
 def test_compiled_layers_equal_the_others_to_1e_5(tmp_path: Path) -> None:
     config = transformers.Qwen3Config(**SIZES | {"num_hidden_layers": 1}, head_dim=16)

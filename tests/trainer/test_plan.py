@@ -166,8 +166,13 @@ def test_each_of_two_ranks_holds_what_was_planned(uneven: Path, tmp_path: Path) 
     assert {name: part(found, name) for name in first} == first
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "world"), [("Qwen3", 2), ("Llama", 4)])
+@pytest.mark.parametrize(
+    ("kind", "world"),
+    [
+        pytest.param("Qwen3", 2, marks=pytest.mark.slow),
+        pytest.param("Llama", 4, marks=pytest.mark.long),
+    ],
+)
 def test_each_rank_with_divided_matrices_holds_what_was_planned(
     tmp_path: Path, kind: str, world: int
 ) -> None:
