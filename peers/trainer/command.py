@@ -60,12 +60,12 @@ def plan_command(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Setting of [trainer], or of [replica], as NAME=VALUE, such as "
+            help="Setting of \\[trainer], or of \\[replica], as NAME=VALUE, such as "
             "optimiser=adamw8bit; repeatable.",
         ),
     ] = None,
     outer: Annotated[
-        bool, typer.Option("--outer", help="Plan one of several trainers ([replica]).")
+        bool, typer.Option("--outer", help="Plan one of several trainers (\\[replica]).")
     ] = False,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     as_json: AsJson = False,

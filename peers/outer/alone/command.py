@@ -106,7 +106,7 @@ def train(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Further setting of [replica] as NAME=VALUE, such as "
+            help="Further setting of \\[replica] as NAME=VALUE, such as "
             "activation_checkpointing=true; repeatable.",
         ),
     ] = None,
