@@ -32,7 +32,7 @@ def test_settings_are_read(block: str, tmp_path: Path) -> None:
         assert manifest.trusted_ids()
     else:
         settings = load_settings(path, {})
-        for name in tables:
+        for name in settings.tables:
             settings.of(name, load_role(name).Settings)  # type: ignore[attr-defined]
 
 
