@@ -91,6 +91,21 @@ def test_results_are_kept_as_they_come_and_a_torn_line_is_done_again(home: Path)
         surveyed(home, "done==1")
 
 
+@pytest.mark.parametrize(
+    ("why", "verdict"),
+    [
+        ("ModuleNotFoundError: No module named 'datasets'", "needs a package"),
+        ("ModuleNotFoundError: No module named 'verifiers.utils'", "refused"),
+        ("ValueError: FACADE_URL or base_url is required", "needs a service"),
+        ("ConnectionError: Couldn't reach 'gsm8k' on the Hub (offline)", "needs data"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'rows.json'", "needs data"),
+        ("it was still answering after 60 s and was killed", "refused"),
+    ],
+)
+def test_a_verdict_says_what_is_lacking(why: str, verdict: str) -> None:
+    assert survey.verdict_of(why) == verdict
+
+
 def test_wrong_arguments_of_a_survey(tmp_path: Path) -> None:
     command = ("environment", "survey", "--home", tmp_path, "--out")
     out = tmp_path / "out.jsonl"

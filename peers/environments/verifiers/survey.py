@@ -44,8 +44,9 @@ PROXIES |= {name.upper(): value for name, value in PROXIES.items()}
 
 Library = Literal["0.4.0", "0.3.1"]
 CAUSES = {
-    "needs a service": r"API_KEY|api key|_URL\b|credential|Connect(ion)?Error",
+    "needs a package": r"No module named (?!'verifiers)|Please install",
     "needs data": r"offline|Hub\b|[Dd]ataset|download|[Nn]o such file|FileNotFound|Resource",
+    "needs a service": r"API_KEY|api key|_URL\b|credential|Connect(ion)?Error",
 }
 """What a sentence is about that says why an environment cannot be played, by the verdict."""
 
@@ -247,9 +248,10 @@ def _complaint(said: str) -> str:
 
 def _bytes_in(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # pip removes its files meanwhile
-            total += 0 if path.is_symlink() else path.stat().st_size
+    for inside, _, names in os.walk(folder):  # which passes over what pip removes meanwhile
+        for name in names:
+            with suppress(OSError):
+                total += Path(inside, name).lstat().st_size
     return total
 
 
@@ -281,10 +283,14 @@ def _try(found: Surveyed, python: Path, library: Library, limits: Limits) -> Non
             _play(environment, found)
     except UserError as error:  # one of them is NotGradable
         found.why = " ".join(str(error.__cause__ or error).split())[:300]
-        fits = (verdict for verdict, cause in CAUSES.items() if re.search(cause, found.why))
-        found.verdict = next(fits, "refused")
+        found.verdict = verdict_of(found.why)
     finally:
         environment.close()
+
+
+def verdict_of(why: str) -> str:
+    """What an environment lacks that cannot be played for this reason."""
+    return next((each for each, cause in CAUSES.items() if re.search(cause, why)), "refused")
 
 
 def _play(environment: Verifiers, found: Surveyed) -> None:
