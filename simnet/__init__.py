@@ -7,8 +7,6 @@ run` runs the `scenarios`. See docs/simulation.md.
 The names below are the library's face (docs/library.md), loaded on first use.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

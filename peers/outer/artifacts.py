@@ -5,8 +5,6 @@ resumed. An artifact's lineage is its round and its step a hash, so that the sto
 rounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Following the chain: merge record after record, or fetch a newer outer state."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Contributions of the other trainers: fetched, checked, and ready for a record."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ trainer computes the same weights, and the chain keeps them. What one bad signer
 round's score: its friend needs two in a row, and the next signer's score ends it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from blake3 import blake3

@@ -9,8 +9,6 @@ Everything is durable before it is announced, and each job of the child is a fun
 trainer that is killed at any instant repeats what it had not announced, with the same result.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from pathlib import Path

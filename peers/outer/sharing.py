@@ -6,8 +6,6 @@ or how often. Each shard is merged by the first in rank; who is further back doe
 takes too long. Of what the others have merged, each trainer makes a random share again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple

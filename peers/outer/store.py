@@ -1,7 +1,5 @@
 """Durable state of a trainer's network process, in SQLite: `outer.sqlite`."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, TypeVar
 
 import msgspec

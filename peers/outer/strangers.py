@@ -6,8 +6,6 @@ costs is bounded: one offer per peer and round, `outer.strangers_max` fetches of
 largest contribution, and of those a quarter for peers without a record, whatever their number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from statistics import median_low
 

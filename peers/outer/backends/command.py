@@ -1,7 +1,5 @@
 """`swarm backend`: other libraries by which trainers can average, each under its own Python."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -3,8 +3,6 @@
 `swarm backend install` makes them. Imports nothing of the libraries.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from peers.engines.installed import CHILD_NEEDS, Recipe, python_of, why_unusable

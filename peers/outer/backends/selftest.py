@@ -3,8 +3,6 @@
 Runs under the environment's interpreter; the argument names the backend.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import sys

@@ -14,8 +14,6 @@ compares means). The scorer draws once it holds the contributions, so nobody can
 measured: hashes alone could be tried until one draws sequences that suit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
