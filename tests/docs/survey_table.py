@@ -18,6 +18,7 @@ TABLE = re.compile(r"(?<=\n)\| Package \| Module \|.*\n(?:\|.*\n)+")
 
 
 def row(each: Surveyed) -> str:
+    """A package, or one of its modules, as a row in Markdown."""
     name = re.split(r"[=<>\[ ]", each.package)[0]
     module = f"`{each.module}`" if each.module else ""
     pinned = f" (asks for {each.pinned})" if each.pinned not in ("", "any") else ""
@@ -26,6 +27,7 @@ def row(each: Surveyed) -> str:
 
 
 def table(file: Path) -> str:
+    """The table of a file of results."""
     found = msgspec.json.Decoder(Surveyed).decode_lines(file.read_bytes())
     rows = ["| Package | Module | verifiers | Result |", "|---|---|---|---|", *map(row, found)]
     return "\n".join(rows) + "\n"

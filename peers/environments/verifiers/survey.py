@@ -76,8 +76,12 @@ class Surveyed(msgspec.Struct, kw_only=True, omit_defaults=True):
         """The result in words."""
         if self.reward is None:
             return f"{self.verdict}: {self.why}"
-        tools = f", {self.tools} tools" if self.tools else ""
-        return f"{self.verdict}: {self.turns} turns{tools}, reward {self.reward:.3g}"
+        turns, tools = (
+            f"{count} {name}{'' if count == 1 else 's'}"
+            for count, name in ((self.turns, "turn"), (self.tools, "tool"))
+        )
+        offered = f" with {tools}" if self.tools else ""
+        return f"{self.verdict}: {turns}{offered}, reward {self.reward:.3g}"
 
     @property
     def line(self) -> str:
