@@ -56,9 +56,7 @@ class Adapter:
     """An adapter's matrices, on the CPU, by the names of the modules that they adapt."""
 
     def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Read the adapter in `folder`, of a base whose weights have these names and shapes.
-
-        Raises `UserError` unless it fits the base."""
+        """Read an adapter; raises `UserError` unless it fits a base of these names and shapes."""
         self.config = config = read_adapter_config(folder)
         wanted = expected_shapes(config, shapes, folder)
         tensors = read_matrices(folder, wanted)
@@ -83,9 +81,7 @@ class Adapter:
 def expected_shapes(
     config: AdapterConfig, shapes: Mapping[str, tuple[int, ...]], folder: Path
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of all matrices of an adapter of this base, by their names in the file.
-
-    Raises `UserError` if the base lacks a target."""
+    """An adapter's matrices' shapes by name; raises `UserError` if the base lacks a target."""
     names = target_names(config.targets, shapes)
     for target in sorted(config.targets):
         if not any(name.endswith(f".{target}") for name in names):
@@ -102,9 +98,7 @@ def expected_shapes(
 
 
 def read_matrices(folder: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Read exactly these tensors from an adapter's file, on the CPU; raises `UserError`.
-
-    The header is checked first: a file of a hostile size or shape is never read."""
+    """Read just these tensors, on the CPU, once the header is found right; raises `UserError`."""
     path = folder / WEIGHTS_FILE
     if not path.exists() and (folder / PICKLED_FILE).exists():
         raise UserError(

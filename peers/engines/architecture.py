@@ -126,8 +126,7 @@ def describe(config: Config) -> Architecture:
 
 
 def is_described(config: Config) -> bool:
-    """Whether the native engine computes a model. Of any other the general engine finds out by
-    itself whether it can generate."""
+    """Whether the native engine computes a model; of any other the general engine finds out."""
     try:
         describe(config)
     except Unsupported:
@@ -197,9 +196,7 @@ _ROPE_MAY_HAVE = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscal
 
 
 def _rope(config: Config) -> dict[str, Any]:
-    """Parameters of the rotary embedding, checked.
-
-    transformers 5 writes `rope_parameters`; older folders have `rope_theta` and `rope_scaling`."""
+    """The rotary embedding: `rope_parameters` (transformers 5), or `rope_theta`, `rope_scaling`."""
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     found = config.get(name) or {}
     _need(isinstance(found, Mapping), config, name)

@@ -7,9 +7,7 @@ from swarm.world.progress import checkpoint
 
 
 def generate(engine: Engine, requests: Sequence[Request]) -> list[Piece]:
-    """The piece of each request, in their order, from an engine with no other requests.
-
-    Raises `ValueError` as `Engine.submit`; the engine then holds none of them."""
+    """Each request's piece, in order, of an idle engine; raises `ValueError` and leaves it idle."""
     found: dict[int, Piece] = {}
     try:
         for request in requests:

@@ -186,9 +186,7 @@ class Cache(Generic[R]):
         return self.columns_for(length) * self.shape.position_bytes
 
     def add(self, row: R, length: int, more: int = 0) -> bool:
-        """Put a row into the bucket for `length`; False, and no change, if memory is short.
-
-        `more` is the number of rows that will probably follow it into this bucket."""
+        """Add a row, with some `more` to follow; False, and no change, if memory is short."""
         bucket = self._bucket(self.columns_for(length))
         used = len(bucket.rows)
         if used == bucket.capacity:
@@ -229,9 +227,7 @@ class Cache(Generic[R]):
         return any([self._resize(bucket, len(bucket.rows)) for bucket in idle])
 
     def _resize(self, bucket: Bucket[R], capacity: int) -> bool:
-        """Resize a bucket; False, and no change, if memory is short.
-
-        If the device has less memory than `bytes_max` allows, `bytes_max` falls."""
+        """Resize a bucket; False, and no change, if memory is short: then `bytes_max` may fall."""
         added = (capacity - bucket.capacity) * bucket.columns * self.shape.position_bytes
         if added > 0 and self.bytes + added > self.bytes_max:
             return False

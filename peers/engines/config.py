@@ -25,8 +25,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path, kind: str, most: int) -> dict[str, Any]:
-    """The JSON object in the config of a model or an adapter, of at most so many bytes; raises
-    `UserError`."""
+    """The JSON object in a config of at most so many bytes; raises `UserError`."""
     try:
         if path.stat().st_size > most:
             raise UserError(f"{kind} config {path} has more than {most} bytes; it is no {kind}'s")
@@ -86,8 +85,7 @@ def read_text_config(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
-    """Raise `UserError` for a config that needs programs of its own, quantisation, or any number
-    of modules."""
+    """Raise `UserError` for programs of its own, quantisation, or any number of modules."""
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")

@@ -73,9 +73,7 @@ class Decoder:
         return self._embedding_and_head.dtype
 
     def load_weights(self, folder: Path) -> None:
-        """Replace the weights by those of another checkpoint of the same model.
-
-        Raises `UserError` when they do not fit, and then keeps the old weights."""
+        """See `Engine.load_weights`; raises `UserError`."""
         check_same(vars(self.model), folder)
         adapter = read_adapter(folder)
         if not self.merge and base_of(folder).resolve() == self._base:

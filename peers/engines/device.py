@@ -21,8 +21,7 @@ from swarm.world.machine import free_memory_bytes
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 BF16_SINCE = (8, 0)
-"""The compute capability from which NVIDIA's GPUs compute in bfloat16 (Ampere); older ones only
-emulate it, slowly."""
+"""Compute capability of GPUs that compute in bfloat16 (Ampere); older ones only emulate it."""
 
 GPU_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/kfd")
 """Files that exist where the kernel has a driver of NVIDIA's or AMD's GPUs."""
@@ -150,8 +149,7 @@ def driver_of(device: torch.device) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory is short; outside torch's allocator of GPU memory, only
-    its words say so."""
+    """Whether an error says that memory is short; outside torch's allocator only its words do."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return any(words in str(error) for words in MEMORY_WORDS)

@@ -1,6 +1,4 @@
-"""The interface of every engine: generate with one policy, request by request, and prefill.
-
-Token ids go in and come out; text never passes through an engine."""
+"""The interface of every engine, to generate and to prefill: token ids go in and come out."""
 
 import math
 from collections.abc import Sequence
@@ -27,8 +25,7 @@ class Request:
     row: int
     """The row in its submission (group · G + sample)."""
     noise_key: tuple[int, int] | None
-    """With the row it determines the noise (see `peers.engines.noise`); None: the likeliest
-    token is taken."""
+    """With the row it makes the noise (`peers.engines.noise`); None: the likeliest is taken."""
     temperature: float
     stop_ids: tuple[int, ...]
     limit: int
@@ -98,8 +95,7 @@ class Capabilities:
 
     @property
     def engine_class(self) -> str:
-        """All that honest rounding may depend on, for a submission's header: `vllm 0.32.0 bfloat16
-        cuda`."""
+        """What honest rounding may depend on, for the header: `vllm 0.32.0 bfloat16 cuda`."""
         kind = self.device.partition(":")[0]
         return f"{self.name} {self.version} {self.dtype} {kind}"
 

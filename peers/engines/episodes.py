@@ -31,8 +31,7 @@ class SpanStates:
 
     policy: int
     before: Tensor
-    """bf16 [at most 128, hidden]: the rows just before the first of `hidden`, of the same
-    policy."""
+    """bf16 [at most 128, hidden]: the rows just before `hidden`, of the same policy."""
     parts: list[Tensor]
 
     @property
@@ -187,8 +186,7 @@ class Playing:
         self.seconds = 0.0
         """Time of the engine's steps; of a shared step, the share of the episodes in it."""
         self.error: BaseException | None = None
-        """Why these episodes were given up: set here, or by any thread that does not
-        want them any more."""
+        """Why these episodes were given up, set here or by any thread that wants them no more."""
         self._on_end = on_end
         self.asked: dict[int, _Row] = {}
         """Episodes whose environment peer was asked for a turn."""
@@ -316,9 +314,7 @@ class Player:
                 self._engine.cancel(row.last)
 
     def _begin(self) -> None:
-        """Begin waiting episodes while fewer are played than the largest set has.
-
-        Those of one task begin together, because they share the computation of their prompt."""
+        """Begin waiting episodes while there is room; a task's together, to share its prompt."""
         sets = self._sets[: self._sets_at_once]
         room = max((len(each.played) for each in sets), default=0)
         for playing in sets:

@@ -17,9 +17,7 @@ from swarm.errors import UserError
 
 
 def check_shapes(model: Architecture, folder: Path) -> None:
-    """Raise `UserError` unless the weights in `folder` are those of the model, in names and shapes.
-
-    Reads the files' headers only."""
+    """Raise `UserError` unless a folder's headers have the model's names and shapes."""
     meta = torch.device("meta")
     _, shapes = open_weights(folder)
     empty = {name: torch.empty(shape, device=meta) for name, shape in shapes.items()}

@@ -46,9 +46,7 @@ def recipe_of(name: str) -> recipes.Recipe:
 
 
 def install(recipe: recipes.Recipe, home: Path, say: Say = print) -> recipes.Installed:
-    """Make the environment of an engine, or finish it; returns its record.
-
-    An environment of another version is made anew. Raises `UserError` when a step fails."""
+    """Make an engine's environment, finish it, or renew an old version's; raises `UserError`."""
     folder = recipe.folder(home)
     try:
         make_home(home)

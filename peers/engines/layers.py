@@ -1,5 +1,4 @@
-"""A range of a model's layers, from their weights: those that one device computes, with causal
-attention and the rotary embedding."""
+"""A range of a model's layers on one device, with causal attention and rotary embedding."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -133,9 +132,7 @@ class Layers:
     """The layers of a range, ready to compute."""
 
     def __init__(self, weights: Weights, span: range, rotary: Rotary | None) -> None:
-        """Take the layers' weights; raises `UserError` for one that is missing or does not fit.
-
-        `rotary`: None if nothing is to be computed."""
+        """Raises `UserError` for wrong weights. `rotary`: None if nothing is to be computed."""
         self._model, self.device = weights.model, weights.device
         self._infos = [LayerAttention(index, weights.model.windows[index]) for index in span]
         self._layers = [_read_layer(weights, index) for index in span]

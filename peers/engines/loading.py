@@ -25,9 +25,7 @@ attention mask or position changes it by several nats; rounding in 16 bits by so
 
 
 def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
-    """The causal language model in `folder`, in `dtype` (None: as stored), on the CPU.
-
-    Raises `UserError`, also for an adapter and for a folder without a tokenizer."""
+    """A folder's causal model, in `dtype` (None: as stored), on the CPU; raises `UserError`."""
     _check_trainable(folder)
     weight_files(folder)
     return load_policy(folder, dtype)
@@ -265,9 +263,7 @@ class Head:
                 self._model._modules[name] = change(module)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Hidden states [n, hidden] → logits, fp32 [n, vocabulary].
-
-        Raises `UserError` for a model that computes logits of other states than its body's."""
+        """Hidden states [n, hidden] → logits, fp32 [n, vocabulary]; raises `UserError`."""
         self._given.states = states[None]
         blank = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
         found: Tensor = self._model(input_ids=blank, use_cache=False).logits[0].float()

@@ -38,9 +38,7 @@ class Need:
 
 
 def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
-    """The memory that the policy in `folder` needs for completions of at most `length` positions.
-
-    Raises `UserError` for an unsupported model or unreadable weights."""
+    """The memory that a policy needs for completions of `length` positions; raises `UserError`."""
     device = find_device(hardware.device)
     dtype = find_dtype(hardware.dtype, device)
     config = read_text_config(folder)
@@ -87,9 +85,7 @@ def _weights_bytes(
 
 
 def check_fits(need: Need, free_bytes: int) -> None:
-    """Raise `UserError` unless weights and the cache of one completion fit into the free memory.
-
-    The sentence says by how much they do not, and what would help."""
+    """Raise `UserError` unless weights and one completion's cache fit into the free memory."""
     needed = need.weights_bytes + need.row_bytes
     if needed <= free_bytes:
         return

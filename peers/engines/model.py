@@ -77,9 +77,7 @@ def _indexed_files(index: Path) -> list[Path]:
 def read_adapter(
     folder: Path, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Adapter | None:
-    """The adapter in a policy's folder, None if it holds a whole model; raises `UserError`.
-
-    `shapes`: of the base's weights by name; None: as they are stored."""
+    """The adapter in `folder`, or None; raises `UserError`. `shapes`: the base's, if not stored."""
     return Adapter(folder, shapes or open_weights(folder)[1]) if is_adapter(folder) else None
 
 
@@ -150,11 +148,7 @@ def _no_room(folder: Path, aside: Path, why: str) -> UserError:
 def open_weights(
     folder: Path, wanted: Callable[[str], bool] = lambda name: True, stored: Set[str] = STORED
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """The open files that hold the wanted tensors of a model folder, and their shapes, by name.
-
-    Of an adapter, those of its base.
-
-    Reads the files' headers only; raises `UserError`."""
+    """The wanted tensors' open files and shapes, of an adapter its base's; raises `UserError`."""
     files: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
@@ -177,8 +171,7 @@ def open_weights(
 
 
 class StoredTensors:
-    """Some tensors of a model folder, by their published names, read one at a time; those of an
-    adapter are merged."""
+    """Tensors of a model folder, an adapter merged, by published name, read one at a time."""
 
     def __init__(self, folder: Path, wanted: Callable[[str], bool]) -> None:
         """Read the files' headers, and the adapter; raises `UserError`."""

@@ -128,9 +128,7 @@ class NativeEngine:
         return replace(self._capabilities, slots=rows.slots, memory_bytes=rows.cache.bytes_max)
 
     def load_weights(self, folder: Path, policy: int) -> None:
-        """See `Engine.load_weights`. Rows being generated go on with the new policy.
-
-        Their caches are computed again, so that nothing of the old policy remains."""
+        """See `Engine.load_weights`. Rows go on with the new policy, caches computed again."""
         self._decoder.load_weights(folder)
         self._policy = policy
         with torch.inference_mode():

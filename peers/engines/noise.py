@@ -22,9 +22,7 @@ _BLOCK = 1 << 13
 
 
 def philox(key: tuple[int, int], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
-    """Philox4x32-10: map each counter of four words to four random words.
-
-    Words and results are int64 tensors with values in [0, 2³²); words broadcast together."""
+    """Philox4x32-10: four random words in [0, 2³²), int64, of four counter words that broadcast."""
     key_0, key_1 = key
     word_0, word_1, word_2, word_3 = counter
     for _ in range(_ROUNDS):

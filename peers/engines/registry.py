@@ -25,8 +25,7 @@ ENTRY_POINT_GROUP = "swarm.engines"
 
 
 EngineFactory = Callable[[Path, int, Hardware], Engine]
-"""Loads the policy in a Hugging Face folder, which has that number, with the hardware of the
-settings; raises `UserError`."""
+"""Loads the policy in a folder, of that number, on the settings' hardware; raises `UserError`."""
 
 
 def check_engine(name: str) -> None:

@@ -297,9 +297,7 @@ class Rows:
             self._demand_prompt(row, 1)
 
     def restart(self) -> None:
-        """Drop everything computed: all rows wait again, and no copy remains.
-
-        The buckets' memory stays, without rows."""
+        """Drop all that is computed: rows wait again; the buckets' memory stays, without rows."""
         self.requeue(list(self.live.values()))
         self._prompts.clear()
         self._kept.clear()

@@ -46,9 +46,7 @@ class EngineService:
     before_keys_close = staticmethod(start_launcher)
 
     def __init__(self, setup: inference.InferenceSetup) -> None:
-        """Check engine, device and environments before anything large is fetched.
-
-        Raises `UserError` if this machine lacks one of them."""
+        """Check engine, device and environments, before a large download; raises `UserError`."""
         check_engine(setup.engine)
         use_hardware(setup.hardware)
         self._setup = setup
@@ -244,9 +242,7 @@ class EngineService:
     def _with_served(
         self, job: inference.Generate, local: Sequence[GroupTask | None]
     ) -> list[Work]:
-        """The work of all groups, those of served environments included.
-
-        Raises `ValueError` when a served group has no prompt."""
+        """The work of all groups, served ones too; raises `ValueError` for one without a prompt."""
         seed = job.order.seed()
         served = {
             each.group: ServedTask(each.tokens, each.last, self._asked.asking(seed))

@@ -173,9 +173,7 @@ class Judgement:
 
 
 def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Tensor) -> Judgement:
-    """Compare claimed tokens int64 [n] with recomputed logits and noise, both fp32 [n, vocabulary].
-
-    The margin is Token-DiFR's; the caller pools it over tokens."""
+    """Token-DiFR's margins of tokens int64 [n] under logits and noise, fp32 [n, vocabulary]."""
     scaled = logits.float() / temperature
     perturbed = scaled + noise
     index = tokens[:, None]

@@ -61,8 +61,7 @@ class Deliveries:
         """Number of submissions made and not yet judged. It stays within one validator's quota per
         worker, so that any validator can take over all of them."""
         self._complaints: dict[tuple[str, str], tuple[float, int]] = {}
-        """By event and validator: the time it was last emitted, and how often it was suppressed
-        since."""
+        """By event and validator: when it was last emitted, and how often suppressed since."""
 
     async def open(self) -> None:
         """Recall what was made before this peer's restart."""
@@ -154,9 +153,7 @@ class Deliveries:
                 return
 
     def _is_wanted(self, submission: Submission) -> bool:
-        """Whether a submission may still be trained on.
-
-        Until then it must be delivered: no later number of its step is acknowledged without it."""
+        """Whether it may still be trained on; till then no later number is taken without it."""
         newest = self._peer.step_order()
         return (
             newest is not None
@@ -253,9 +250,7 @@ class Deliveries:
         return [envelope for envelope in shown if envelope is not None]
 
     def _complain(self, name: str, validator: str, **fields: Any) -> None:
-        """Emit an event about a failed delivery, at most once per `COMPLAINT_SECONDS`.
-
-        Its field `times` counts the failures since the last event."""
+        """Emit a failure once per `COMPLAINT_SECONDS`; `times` counts those since the last."""
         now = self._node.world.now()
         said, times = self._complaints.get((name, validator), (-math.inf, 0))
         if now - said < COMPLAINT_SECONDS:
@@ -265,9 +260,7 @@ class Deliveries:
         self._events.emit(name, validator=validator, times=times + 1, **fields)
 
     def _is_receipt(self, envelope: Envelope, digest: bytes) -> bool:
-        """Whether `envelope` is any validator's verdict on a submission.
-
-        A validator forwards the verdict of another validator that was quicker."""
+        """Whether `envelope` is any validator's verdict on it: one forwards a quicker one's."""
         verdict = envelope.message
         return (
             isinstance(verdict, Verdict)

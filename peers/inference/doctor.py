@@ -18,9 +18,7 @@ from swarm.world.home import existing
 
 
 def interpreter_of(settings: PeerSettings) -> str | None:
-    """The Python of the engine that the settings name; None: this one.
-
-    Raises `UserError` if the engine is not installed."""
+    """The Python of the settings' engine; None: this one; raises `UserError` if not installed."""
     own = settings.of("inference", InferenceSettings)
     return interpreter_for(settings.engine, settings.home_path, own.interpreter, own.device)
 

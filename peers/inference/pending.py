@@ -1,6 +1,4 @@
-"""The submissions of an inference peer that no validator has yet, and whether it may begin another.
-
-They begin, are kept and are delivered in the order of their numbers."""
+"""Submissions that no validator has yet, in the order of their numbers; whether one may begin."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -93,9 +91,7 @@ class PendingSubmissions:
         return [each for each in self.begun if not each.generated]
 
     def obstacle(self, order: StepOrder, room: int) -> Cause | None:
-        """Why no submission may be begun for a step order; None if one may.
-
-        `room`: submissions that may be handed over before verdicts come."""
+        """Why no submission may begin; `room`: those that may be handed over before verdicts."""
         number = self.number if self.works_on(order) else 0
         unkept = sum(not each.kept.is_set() for each in self.begun)
         if order.groups_wanted == 0:

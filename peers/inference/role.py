@@ -137,9 +137,7 @@ class InferenceRole:
             guarded.nursery.cancel_scope.cancel()
 
     async def leave(self) -> None:
-        """Deliver the submissions under way that take at most `leave_seconds`, and keep receipts.
-
-        Submissions have a fixed number of groups, so no prefix of one is handed in."""
+        """Deliver whole submissions, of at most `leave_seconds`, and keep their receipts."""
         await self._finish_short()
         await self._proofs.finish()
 
@@ -333,10 +331,7 @@ class InferenceRole:
     async def _while_wanted(
         self, order: StepOrder, fetch: Callable[[], Awaitable[Fetched]]
     ) -> Fetched | None:
-        """The result of `fetch`, or None if a newer order makes it useless.
-
-        A newer order does so if it names another policy or another version of the run, or ends the
-        run."""
+        """`fetch`'s result; None if a newer order names another policy or version, or the end."""
 
         def wants(order: StepOrder) -> tuple[int, int, bool, bytes]:
             return order.lineage, order.policy, order.final, order.run_digest
@@ -360,8 +355,7 @@ class InferenceRole:
         return None
 
     async def _has_states(self, order: StepOrder, manifest: RunManifest) -> bool:
-        """Fetch the states that the step continues. False if the order was superseded meanwhile, or
-        no peer has them: the step's work is then left until they come."""
+        """Fetch the step's states; False if the order was superseded, or no peer has them yet."""
         if not order.states:
             return True
         self._meter.idles("waiting_for_order")

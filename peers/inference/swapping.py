@@ -13,9 +13,7 @@ from swarm.wire.messages import CheckpointReference
 async def offer_newer(
     peer: RunNode, engine: InferenceService, swappable: Callable[[], CheckpointReference | None]
 ) -> None:
-    """Offer the engine each newer policy of the lineage as it arrives, until cancelled.
-
-    `swappable`: the policy that the engine holds; None if it holds none or may not swap."""
+    """Offer newer policies, until cancelled. `swappable`: the engine's; None: none, or no swaps."""
     offered: CheckpointReference | None = None
 
     def newer() -> CheckpointReference | None:

@@ -84,10 +84,7 @@ class ServedTurns:
         """Seeds of submissions under way that nobody wants any more."""
 
     async def prompts(self, pending: PendingSubmission) -> list[SignedPrompt]:
-        """The prompts of a submission's groups whose environment is served.
-
-        Waits until environment peers have given them; raises `Unwanted`.
-        """
+        """The served groups' prompts, once environment peers have given them; raises `Unwanted`."""
         order = pending.asked
         found: dict[int, SignedPrompt] = {}
 
@@ -105,10 +102,7 @@ class ServedTurns:
     async def serve(
         self, engine: InferenceService, begun: Callable[[], Sequence[PendingSubmission]]
     ) -> None:
-        """Get the turns that the engine's episodes wait for, until cancelled.
-
-        `begun`: the submissions under way. Raises the errors of the child.
-        """
+        """Get the turns of `begun` submissions, until cancelled; raises the errors of the child."""
         async with open_guarded() as guarded:
 
             async def hand_out() -> None:
@@ -186,11 +180,7 @@ class ServedTurns:
             del self._waiting[identity]
 
     def _ranked(self, pending: PendingSubmission) -> list[str]:
-        """Environment peers in the order in which a submission asks them; raises `Unwanted` if
-        none is left.
-
-        After the prompt, the first that lives answers.
-        """
+        """Peers in order of asking; after the prompt, the first that lives; raises `Unwanted`."""
         now, order = self._peer.node.world.now(), pending.order
         left = self._run.environment_peers(order)
         if not left:
@@ -208,10 +198,7 @@ class ServedTurns:
             raise Unwanted(f"step {order.step} is too old to be trained on")
 
     async def _request(self, peer: PeerId, episode: _Episode) -> tuple[bytes, wire.Turn]:
-        """Ask one environment peer; raises `PeerError` unless it gives a valid turn.
-
-        Raises `Unwanted` for an episode that is too long for a request.
-        """
+        """Ask one environment peer; raises `PeerError`, or `Unwanted` if an episode is too long."""
         await self._peer.node.reach(peer)
         if episode.giver == peer:
             try:

@@ -56,8 +56,7 @@ def activations(model: Any, asked: Pass) -> Activations:
 
 
 def _estimate(model: Any, asked: Pass) -> Activations:
-    """17 values per token, layer and hidden unit (Korthikanti et al. 2022, 2205.05198, §4.1),
-    without the scores of attention."""
+    """17 values per token, layer and hidden unit, without attention's scores (2205.05198, §4.1)."""
     config = model.config.get_text_config()
     unit = asked.tokens * config.hidden_size * asked.dtype.itemsize
     logits = 3 * 4 * min(asked.tokens * config.vocab_size, LOGITS_MAX[asked.device])

@@ -45,9 +45,7 @@ class AdaptedLinear(torch.nn.Module):
 
 
 def adapt(model: Any, adapter: Adapter) -> None:
-    """Freeze a blank model, and put adapters, still without values, beside its targets.
-
-    Raises `UserError` if no layer of the model has a target."""
+    """Freeze a blank model, with adapters without values beside its targets; raises `UserError`."""
     model.requires_grad_(False)
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
     names = target_names(frozenset(adapter.names), shapes)
@@ -92,9 +90,7 @@ def read_adapter(
 
 
 def initial(name: str, shape: torch.Size, seed: int) -> Tensor:
-    """A matrix before the first step, as peft begins: A uniform, B zero, so that nothing changes.
-
-    Every rank draws the same numbers."""
+    """A matrix as peft begins: A uniform, B zero, so nothing changes; the same on every rank."""
     if name.endswith(".lora_b"):
         return torch.zeros(shape)
     drawn = blake3.blake3(f"{seed}/{name}".encode()).digest(length=8)

@@ -37,9 +37,7 @@ def windows_of(config: Any) -> dict[str, int | None]:
 
 
 def why_not(attention: str, device: torch.device, half_precision: bool = False) -> str:
-    """Why no policy can be trained with one of `ATTENTIONS` on a device; empty: some can.
-
-    `half_precision`: the policy computes in 16 bits."""
+    """Why none of `ATTENTIONS` trains on a device; empty: one does. `half_precision`: 16 bits."""
     if attention in ("eager", "sdpa"):
         return ""
     if device.type != "cuda":

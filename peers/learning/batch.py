@@ -121,8 +121,7 @@ class AcceptedGroups:
     reported: Tensor
     """Log-probabilities that the worker's engine reported, else NaN, fp32 [n]; never trained on."""
     log_mu: Tensor | None = None
-    """log μ of each completion token, under the policy that sampled it, fp32 [n]; None until
-    scored."""
+    """log μ of each completion token by its sampling policy, fp32 [n]; None until scored."""
     scored: set[int] = field(default_factory=set)
     """The policies whose tokens `log_mu` is complete for."""
     log_reference: Tensor | None = None
@@ -132,8 +131,7 @@ class AcceptedGroups:
     teacher_prompts: Sequence[Sequence[int]] | None = None
     """[B] Token ids of the prompts that the teacher sees; empty: none; None: the sequences' own."""
     token_advantage: Tensor | None = None
-    """Advantage of each completion token, fp32 [n], in host memory; None: each has its
-    completion's, which follows from the group's rewards."""
+    """Each completion token's advantage, fp32 [n], on the host; None: its completion's."""
 
     def __post_init__(self) -> None:
         self._group = _group_of_row(self.rewards)

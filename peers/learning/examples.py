@@ -96,9 +96,7 @@ def _conversation(chat: Chat, renderer: Renderer, stop: int) -> list[Segment]:
 def encode_examples(
     examples: Iterable[Sequence[Record]], encoder: Encoder
 ) -> tuple[list[list[Rollout]], int]:
-    """The episodes of each example, two of a pair, and how many examples were left out.
-
-    Raises `UserError` as `Encoder.encode` does."""
+    """Each example's episodes, two of a pair, and how many were left out; raises `UserError`."""
     found, left_out = [], 0
     for example in examples:
         report()

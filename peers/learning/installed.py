@@ -83,9 +83,7 @@ def compute(
 def find(
     kind: Kind, built_in: Mapping[str, Callable[..., Any]], objective: Objective
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The chosen formula, and its options as keyword arguments.
-
-    Raises `UserError` if it is neither built in nor installed here, or does not take an option."""
+    """The chosen formula and its options as keyword arguments; raises `UserError`."""
     name, field = getattr(objective, FIELDS[kind][0]), FIELDS[kind][1]
     function = built_in[name] if name in built_in else _loaded(kind, name)
     known = _keywords(function)
@@ -106,9 +104,7 @@ def find(
 
 
 def packages_digest(objective: Objective) -> bytes:
-    """Hash of the packages of an objective's formulas, 32 bytes; empty if both are built in.
-
-    Raises `UserError` if one is not installed here."""
+    """Hash of the formulas' packages, 32 bytes; empty: both built in; raises `UserError`."""
     names = [(kind, getattr(objective, name), known) for kind, (name, _, known) in FIELDS.items()]
     entries = [_entry(kind, name) for kind, name, known in names if name not in known]
     return digest("swarm/1/formulas", *map(_package_digest, entries)) if entries else b""

@@ -67,9 +67,7 @@ class Commands:
 
 
 class Lead:
-    """Rank 0's service: hands each call to the other ranks, then does it here as well.
-
-    `LEADS_ONLY` are done here alone."""
+    """Hands rank 0's calls to the other ranks, then does them too; `LEADS_ONLY` alone."""
 
     def __init__(self, service: Any, commands: Commands, watch: Watch) -> None:
         self._service, self._commands, self._watch = service, commands, watch

@@ -101,9 +101,7 @@ class Learner:
     # --- learning ----------------------------------------------------------------------------
 
     def score(self, given: Sequence[AcceptedGroups]) -> None:
-        """Compute ahead of their step what is known of accepted groups before it.
-
-        The values are the same to the last bit as if the step computed them."""
+        """Compute ahead what is known of groups before their step, the same to the last bit."""
         if self.settings.objective.learns:
             score(given, self.policy, self.past, self.settings, self.step)
 
@@ -178,9 +176,7 @@ class Learner:
         self.finish_save()
 
     def export(self, folder: Path, *, base: bool = False) -> None:
-        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably.
-
-        `base`: write policy 0 instead, which the trained adapters adapt."""
+        """Write the policy's folder in the base's dtype, durably. `base`: policy 0, unadapted."""
         self.begin_save(None, folder, base=base)
         self.finish_save()
 
@@ -214,16 +210,13 @@ class Learner:
         self._saving = self._saver.submit(write)
 
     def finish_save(self) -> None:
-        """Wait until the copies of `begin_save` are durable; raises what writing them raises.
-
-        Another thread than the learner's may call it, so that the learner goes on."""
+        """Wait, in any thread, for `begin_save`'s copies to be durable; raises its errors."""
         saving = self._saving
         if saving is not None:
             saving.result()
 
     def _wait_for_saving(self) -> None:
-        """Wait for the writes before. Rank 0 has reported their failure, if any, on behalf of all
-        ranks."""
+        """Wait for the writes before, whose failure rank 0 has reported for all ranks."""
         if self._saving is not None:
             wait([self._saving])
 
@@ -264,8 +257,7 @@ class Learner:
         self._remember()
 
     def begin_with(self, published: Path, step: int, lineage: int) -> None:
-        """Begin with a published policy as policy `step` of a lineage, and a new optimiser; raises
-        `UserError` if it is of another model."""
+        """Begin at `step` with a published policy and a new optimiser; raises `UserError`."""
         self.past.forget(self.step)
         self.policy.assign(self.policy.read_weights(published))
         self.step, self.lineage = step, lineage

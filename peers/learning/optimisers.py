@@ -209,9 +209,7 @@ def _pieces(count: int) -> Iterator[slice]:
 def make_optimiser(
     name: str, parameters: Iterable[Tensor], numbers: Optimiser, apart: Sequence[Tensor] = ()
 ) -> torch.optim.Optimizer:
-    """The optimiser of this name in the trainer's settings; raises `UserError`.
-
-    `apart`: matrices that Muon leaves to AdamW, which are embedding and head."""
+    """The settings' optimiser; raises `UserError`. `apart`: what Muon leaves: embedding, head."""
     chosen: dict[str, Any] = {
         "lr": numbers.learning_rate,
         "betas": (numbers.beta1, numbers.beta2),
@@ -237,8 +235,7 @@ def begin_state(optimiser: torch.optim.Optimizer, parameter: Tensor) -> State:
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by the ranks that they are divided over: torch's fused operations take tensors
-    of one mesh only."""
+    """Group tensors by the ranks that divide them: torch's fused operations take one mesh."""
     found: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
@@ -247,8 +244,7 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def clip_gradients(parameters: Iterable[Tensor], norm_max: float) -> Tensor:
-    """Scale the gradients down to a norm of at most `norm_max`, as torch's `clip_grad_norm_`;
-    return the norm before."""
+    """Clip the gradients' norm to `norm_max`, as torch's `clip_grad_norm_`; return the old norm."""
     parameters = list(parameters)
     groups = by_mesh([each.grad for each in parameters if each.grad is not None])
     if len(groups) < 2:

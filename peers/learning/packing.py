@@ -57,8 +57,7 @@ class Rows:
     index: Tensor
     """Indices among the batch's completion tokens, int64 [k]; completions are whole."""
     starts: Tensor
-    """Where each sequence of the first row begins, and where the last ends, int32; known here, so
-    that no pass has to ask a GPU."""
+    """Where the first row's sequences begin and end, int32, on the host: no pass asks a GPU."""
     longest: int = 1
     """Tokens of the longest of these sequences."""
     temperature: float = 1.0
@@ -163,9 +162,7 @@ def distinct(batch: Batch) -> list[_Sequence]:
 
 
 def _by_temperature(sequences: list[_Sequence]) -> list[list[_Sequence]]:
-    """Group sequences by temperature, in order of first appearance.
-
-    A run may change its temperature, so that a batch holds sequences of both."""
+    """Group sequences by temperature, which a run may change, in order of first appearance."""
     found: dict[float, list[_Sequence]] = {}
     for sequence in sequences:
         found.setdefault(sequence.temperature, []).append(sequence)
@@ -177,8 +174,7 @@ _Pass = list[list[_Sequence]]
 
 
 def _pad(sequences: list[_Sequence], most: int) -> list[_Pass]:
-    """One sequence per row, longest first; a new pass begins where rows become too narrow or the
-    pass too large."""
+    """One sequence per row, longest first; a new pass where rows get too narrow or it too large."""
     passes: list[_Pass] = []
     width = 0
     for sequence in sorted(sequences, key=lambda each: -each.inputs):

@@ -63,8 +63,7 @@ class PastPolicies:
         self._release()
 
     def keep(self, policy: int, weights: Mapping[str, Tensor], count: int) -> None:
-        """Hold a policy's weights, in the dtype of published policies, and the newest `count`
-        policies from now on."""
+        """Hold a policy's weights in the published dtype; keep the newest `count` from now on."""
         self.forget(policy)
         for old in sorted(self.held)[: max(0, len(self.held) + 1 - count)]:
             self.forget(old)
@@ -83,17 +82,13 @@ class PastPolicies:
     def score(
         self, weights: Mapping[str, Tensor], batches: Sequence[Sequence[Rows]]
     ) -> list[Tensor]:
-        """Log-probabilities of the completion tokens of each batch under these weights, fp32 [n].
-
-        `batches`: each batch's passes."""
+        """Log-probabilities of each batch's completion tokens under these weights, fp32 [n]."""
         with self.loaded(weights) as scorer:
             return [score_passes(scorer, passes) for passes in batches]
 
     @contextmanager
     def loaded(self, weights: Mapping[str, Tensor]) -> Iterator[Scorer]:
-        """Yield a scorer with these weights.
-
-        The trained policy loses its gradients: their memory holds the spare model meanwhile."""
+        """Yield a scorer with these weights, in the memory of the trained policy's gradients."""
         self._trained.optimiser.zero_grad()
         own = self._assign(weights)
         try:

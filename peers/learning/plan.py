@@ -65,8 +65,7 @@ class Machine:
 
 
 def sharding_of(model: Path, dtype: str, how: Sharding, device: torch.device) -> Sharding:
-    """A layout, with the precision that a setting `dtype` means on this device for a model stored
-    as its config says."""
+    """A layout with the precision that `dtype` means here for a model stored as its config says."""
     config = read_config(model)
     if dtype == "auto" and "bfloat16" in (config.get("dtype"), config.get("torch_dtype")):
         dtype = "fastest"
@@ -153,9 +152,7 @@ class Model:
 
 
 def plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
-    """Plan one rank's memory; `problem` says what does not fit and what would need less.
-
-    Raises `UserError`."""
+    """Plan one rank's memory; `problem` says what does not fit and helps; raises `UserError`."""
     found = _plan(model, sharding, machine, work)
     problem = _problem(found, machine)
     if problem:

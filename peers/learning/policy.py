@@ -132,10 +132,7 @@ class TrainedPolicy:
         return {name: local(value).detach() for name, value in self.trained().items()}
 
     def read_weights(self, folder: Path) -> Mapping[str, Tensor]:
-        """This rank's part of a published policy, in the published dtype; whole models are read at
-        each access.
-
-        Raises `UserError` if the policy is of another model."""
+        """This rank's part of a published policy, in its dtype, read lazily; raises `UserError`."""
         if self._adapter.rank:
             found = adapters.read_adapter(folder, self.trained(), self._adapter, self._seed)
             return {name: value.to(self.published_dtype) for name, value in found.items()}
@@ -167,8 +164,7 @@ class TrainedPolicy:
         folder: Path,
         parameters: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Raise `UserError` unless the tensors of `folder` have the names and shapes of
-        `parameters`; None: of the trained ones."""
+        """Raise `UserError` unless `folder` has these names and shapes; None: the trained ones'."""
         for name, parameter in (parameters or self.trained()).items():
             found = shapes.get(name)
             if found != tuple(parameter.shape):
@@ -212,8 +208,7 @@ class TrainedPolicy:
         return owners, loading.published_owners(self.model, owners)
 
     def write(self, folder: Path, snapshot: Snapshot) -> None:
-        """Write a snapshot as a plain Hugging Face folder, or an adapter's, durably; in the thread
-        that saves."""
+        """Write a snapshot's folder, a model's or an adapter's, durably; in the saving thread."""
         with whole_folder(folder, self.ranks, saving=True) as aside:
             if self._adapter.rank:
                 if self.ranks.rank == 0:

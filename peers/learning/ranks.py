@@ -66,8 +66,7 @@ class Ranks:
         self.mesh: DeviceMesh | None = None
         """(replicas, shards), or (replicas, shards, tensor); set by `make_mesh`."""
         self.together = 1
-        """Neighbouring ranks that compute the same sequences: they divide each matrix, or share the
-        tokens."""
+        """Neighbouring ranks on the same sequences: they divide matrices or share the tokens."""
         self.sharing: ProcessGroup | None = None
         """The neighbours that share the tokens of their sequences; set by `make_mesh`."""
         self._control: ProcessGroup | None = None
@@ -170,8 +169,7 @@ class Ranks:
 
 
 def _backend(device: torch.device) -> str:
-    """The libraries of collectives. gloo serves what lies in host memory, as `cpu_offload` puts
-    weights there."""
+    """The collectives' libraries; gloo serves host memory, where `cpu_offload` puts weights."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 

@@ -19,19 +19,14 @@ from swarm.rollouts.rollouts import FINISHES, MODEL, Rollouts, check_digest
 
 
 def check_file(submission: AcceptedSubmission) -> None:
-    """Check a submission's whole file, on behalf of all ranks.
-
-    A trusted validator wrote it, but on another machine: the copy may be damaged. Raises `OSError`
-    or `ValueError`."""
+    """Check a file for all ranks (a copy may be damaged); raises `OSError` or `ValueError`."""
     raw = Path(submission.path).read_bytes()
     check_digest(raw, submission.rollouts_digest)
     Rollouts.from_bytes(raw)
 
 
 def read_groups(submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGroups:
-    """This rank's share of an accepted submission, whose file `check_file` has found right.
-
-    Raises `OSError`, or `ValueError` unless each row has exactly one reward."""
+    """This rank's share of a checked file, one reward a row; raises `OSError` or `ValueError`."""
     try:
         with safetensors.safe_open(submission.path, framework="numpy") as file:
             return _read(file, submission, ranks)

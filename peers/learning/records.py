@@ -187,9 +187,7 @@ class Records:
         return Sampled(self._written(row, where), group, float(row["reward"]))
 
     def _are_own(self, turns: Sequence[Any], where: str) -> bool:
-        """Whether this model's tokenizer gives the rollout's tokens their text.
-
-        Raises `UserError` if they have no text."""
+        """Whether this tokenizer gives the tokens their text; raises `UserError` if none."""
         for turn in turns:
             if turn["text"] is None:
                 raise UserError(

@@ -33,10 +33,7 @@ class Rendezvous:
 
 
 def meet(launch: Launch) -> Rendezvous:
-    """Wait until all ranks of this start are there.
-
-    Raises `UserError` without `torchrun`'s environment, and `RuntimeError` if the store or a rank
-    is missing for `JOIN_SECONDS`."""
+    """Wait for all ranks; raises `UserError` without `torchrun`, `RuntimeError` without a rank."""
     store = _connect(launch, is_master=launch.rank == 0)
     me = uuid.uuid4().hex
     name = _accept(store, launch, me) if launch.rank else _invite(store, launch, me)

@@ -55,8 +55,7 @@ class Scorer(torch.nn.Module):
         self._group: Any = None
 
     def share_tokens(self, group: Any) -> None:
-        """Score every sequence together with the other ranks of a process group, if there is one,
-        from here on."""
+        """From here on score every sequence together with a group's ranks, if there is one."""
         self._group = group
         if group is not None:
             self.model.set_attn_implementation(NAME)
@@ -172,9 +171,7 @@ class Scorer(torch.nn.Module):
         return log_pi[rows.source], entropies[rows.source]
 
     def _all(self, values: Tensor, rows: Rows) -> Tensor:
-        """The results of all ranks that share a pass.
-
-        The backward pass sums what they make of a result, since each computes the loss of all."""
+        """The results of all ranks of a pass; backward sums, as each computes the loss of all."""
         return values if rows.whole is None else all_gather(values.contiguous(), 0, self._group)
 
 

@@ -69,9 +69,7 @@ def _publishes_exactly(policy: TrainedPolicy) -> bool:
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """One optimiser step's batch, with all values that stay fixed while the optimiser steps.
-
-    n is the number of completion tokens and B of completions on this rank."""
+    """One optimiser step's fixed values: n completion tokens and B completions of this rank."""
 
     batch: Batch
     """This rank's sequences."""

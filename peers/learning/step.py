@@ -35,8 +35,7 @@ class GrpoStep:
     trained: list[Tensor] = field(default_factory=list)
     """Gets what `stability` needs of each pass."""
     problems: list[str] = field(default_factory=list)
-    """Gets a sentence for each formula of another package that fails: its optimiser step is
-    skipped."""
+    """Gets a sentence for each failing formula of another package: its step is skipped."""
 
     def take(self, parts: Sequence[Part]) -> dict[str, float]:
         """Take one optimiser step per part; return the mean metrics, and sums of the work done."""

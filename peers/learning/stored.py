@@ -19,9 +19,7 @@ Slices = tuple[slice, ...]
 
 
 class StoredWeights:
-    """The tensors of a Hugging Face folder's safetensors files, mapped into memory.
-
-    The files stay open: a part can be read after the folder was deleted."""
+    """Tensors of a Hugging Face folder, mapped, in files that stay open though it is deleted."""
 
     def __init__(self, folder: Path) -> None:
         """Read the files' headers; raises `UserError`."""
@@ -70,9 +68,7 @@ class StoredWeights:
 
 
 class ConvertedWeights(StoredWeights):
-    """The weights of a family whose published tensors transformers renames, divides or joins.
-
-    They are read whole, by transformers, and held in memory."""
+    """Weights that transformers renames, divides or joins: read whole by it, and held in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -29,8 +29,7 @@ def divide(model: Any, mesh: DeviceMesh) -> None:
 
 
 def divide_blank(model: Any, ranks: int) -> None:
-    """Cut the matrices of a model without weights down to one rank's part, in place; raises
-    `UserError`."""
+    """Cut a blank model's matrices down to one rank's part, in place; raises `UserError`."""
     styles = _plan(model, ranks)
     for name, module in model.base_model.named_modules():
         style = next((styles[each] for each in styles if fnmatch.fnmatch(name, each)), None)

@@ -13,8 +13,7 @@ from swarm.wire.manifest import Objective
 
 
 def check_formulas(objective: Objective) -> None:
-    """Raise `UserError` if a formula is not installed here, is another than the owner signed, or
-    does not take its options."""
+    """Raise `UserError` for a formula not installed, other than signed, or with other options."""
     if not objective.learns:
         return
     # First: of a package that is not the owner's, nothing is run.
@@ -29,10 +28,7 @@ def check_formulas(objective: Objective) -> None:
 
 
 def with_digest(objective: Objective) -> Objective:
-    """An objective as its owner signs it: with the hash of the packages that it needs.
-
-    Raises `UserError` as `check_formulas`, and if a formula fails on numbers like those of a run.
-    """
+    """An objective with its packages' hash; raises `UserError` if a formula fails a trial, too."""
     check_formulas(replace(objective, digest=b""))
     objective = replace(objective, digest=packages_digest(objective))
     if objective.learns:

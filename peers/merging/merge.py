@@ -123,9 +123,7 @@ class Merged:
 
 
 def merge(recipe: Recipe, out: Path, progress: Callable[[int, int], None]) -> Merged:
-    """Merge checkpoints into the new folder `out`; raises `UserError`.
-
-    `progress` gets the bytes written and their total."""
+    """Merge checkpoints into `out`; `progress` gets bytes and their total; raises `UserError`."""
     check(recipe, out)
     stored = [StoredTensors(folder, _is_used(folder)) for folder in recipe.read]
     _check_alike(recipe.read, stored)

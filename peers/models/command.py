@@ -1,7 +1,5 @@
 """`swarm checkpoint push`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -72,9 +72,7 @@ def download(name: str, revision: str | None, option: str, *, weights: bool) -> 
 def download_data(
     name: str, revision: str | None, choose: Callable[[Sequence[PurePath]], list[PurePath]]
 ) -> tuple[str, list[Path]]:
-    """The commit of a data set of the hub, and files of it in the library's cache.
-
-    `choose` says which, of the names of all; no others are fetched. Raises `UserError`."""
+    """A data set's commit, and the files that `choose` names, cached; raises `UserError`."""
     called = f"the data set {name}" + (f"@{revision}" if revision else "")
     place = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
     chosen: list[PurePath] = []
@@ -178,9 +176,7 @@ def _bound(response: httpx2.Response) -> None:
 
 
 def _bounded_bar(most: int) -> type[tqdm]:
-    """The library's progress bar, which ends a download of more bytes.
-
-    In a child it reports progress to its owner."""
+    """The library's progress bar, which ends larger downloads; a child's reports to its owner."""
     reporter = current.get()
 
     class Bar(tqdm):
@@ -224,9 +220,7 @@ def _check_size(hub: HfApi, name: str, revision: str | None, called: str) -> Non
 
 
 def _check_digests(folder: Path, called: str) -> None:
-    """Check the SHA-256 of each large file that was not checked before; raises `UserError`.
-
-    The cache names a large file's blob by the SHA-256 that the hub states."""
+    """Check large files' SHA-256, which the cache names blobs by, once; raises `UserError`."""
     noted = folder.parent.parent / _CHECKED
     known: set[str] = set()
     with suppress(OSError, UnicodeDecodeError):
@@ -263,9 +257,7 @@ def _check_whole(folder: Path, called: str, weights: bool) -> None:
 def explained(
     error: Exception, name: str, called: str, *, kind: str = "model", pushing: bool = False
 ) -> Exception:
-    """The sentence for an error of the hub's library, with the way out.
-
-    `name` is the repository's; `called` begins the sentence."""
+    """The sentence for a hub error, begun by `called`, with a way out. `name`: the repository's."""
     hub = re.sub("//[^/@]*@", "//", constants.ENDPOINT)  # without a password
     causes: list[Any] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:

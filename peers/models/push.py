@@ -113,9 +113,7 @@ def card(origin: Origin, folder: Path) -> str:
 
 
 def push(folder: Path, name: str, text: str, *, private: bool, message: str) -> str:
-    """Upload a policy's files and its card in one commit; returns the commit's address.
-
-    The repository is made if there is none. Raises `UserError`."""
+    """Upload files and card, to a new repository or not; the commit's URL; raises `UserError`."""
     if not is_hub_name(name):
         raise UserError(f"{name!r} is no name of a repository; give OWNER/NAME")
     files = sorted({path for pattern in PUSHED for path in folder.glob(pattern)})

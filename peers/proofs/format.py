@@ -1,6 +1,4 @@
-"""The byte format of TOPLOC proofs, and its check, which runs first and needs no torch.
-
-`peers.proofs.toploc` explains the format."""
+"""TOPLOC proofs as bytes (`peers.proofs.toploc`), and their first check, which needs no torch."""
 
 import struct
 from collections.abc import Sequence
@@ -55,7 +53,5 @@ def check_format(proofs: Sequence[bytes], spans: Sequence[int]) -> None:
 
 
 def split(proof: bytes) -> list[bytes]:
-    """Split a submission's `proof` field into its proofs, which are concatenated there.
-
-    The last proof may be too short; `check_format` refuses it."""
+    """Split a `proof` field into its proofs; `check_format` refuses a last one too short."""
     return [proof[start : start + PROOF_BYTES] for start in range(0, len(proof), PROOF_BYTES)]

@@ -279,9 +279,7 @@ def _powers(x: Floats, count: int) -> tuple[Floats, Floats]:
 
 
 class _Points:
-    """Points [chunks, n] with tables of their powers.
-
-    Sums of at most 128 products of reduced numbers stay below 2³⁸, so they are exact."""
+    """Points [chunks, n] with their powers. Sums of 128 reduced products stay below 2³⁸: exact."""
 
     def __init__(self, x: Integers) -> None:
         low, sixteenth = _powers(_reduce(x.astype(np.float64)), _LOW)

@@ -45,8 +45,7 @@ class AcceptedSubmissions:
     in_hand: list[Accepted] = field(default_factory=list)
     """The batch in training."""
     _unsaved: dict[int, list[Accepted]] = field(default_factory=dict)
-    """Batches trained on that no durable state includes yet, by step. Their files stay: after a
-    crash the trainer repeats these steps."""
+    """Batches that no durable state includes yet, by step: a crash repeats them, so files stay."""
     grew: float = 0.0
     """When the newest submission was added."""
     _aside: dict[bytes, Accepted | None] = field(default_factory=dict)
@@ -55,8 +54,7 @@ class AcceptedSubmissions:
     """Digest of the file taken under each key, kept until its policy is too old. A worker may send
     different files of the same groups to different validators."""
     _known: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """(lineage, policy) of the submissions in the pool or consumed, kept until the policy is too
-    old and a log has the outcome."""
+    """(lineage, policy) of submissions pooled or consumed, till too old and logged."""
     _swept: tuple[int, int, int] | None = None
     """Policy, lineage and run revision at which stale submissions were last dropped from the pool.
     No submission becomes stale before one of them changes."""
@@ -140,9 +138,7 @@ class AcceptedSubmissions:
     # --- after a restart ---------------------------------------------------------------------
 
     def remember_consumed(self, steps: Mapping[bytes, int]) -> int:
-        """Remember submissions consumed before the restart; return how many are known now.
-
-        `steps`: the step that consumed each submission."""
+        """Remember what each of `steps` consumed before the restart; return how many are known."""
         lineage = self.progress.lineage
         # The step stands for the policy: no policy is newer than the step that consumes it.
         self._known |= {digest: (lineage, step) for digest, step in steps.items()}
@@ -174,8 +170,7 @@ class AcceptedSubmissions:
                 await self._disk.remove(f"{ACCEPTED}/{name}")
 
     async def settle_batches(self, consumed: Set[bytes]) -> None:
-        """Settle the batches that the child held when it died: submissions not in `consumed` go
-        back to the pool, and the others are deleted."""
+        """Of batches held by the dead child, delete what is `consumed`, and pool the rest again."""
         batches = [*self._unsaved.values(), self.in_hand]
         held = [accepted for batch in batches for accepted in batch]
         self._unsaved, self.in_hand = {}, []
@@ -225,8 +220,7 @@ class AcceptedSubmissions:
         self.in_hand = []
 
     async def saved(self, step: int) -> None:
-        """Retire the batches of the steps before `step`, which are in its durable state and in
-        the log."""
+        """Retire the batches of steps before `step`, now in its durable state and in the log."""
         done = [number for number in self._unsaved if number < step]
         await self._retire([accepted for number in done for accepted in self._unsaved.pop(number)])
         await self.store.drop_batches_before(self.progress.lineage, step - 1)
@@ -237,9 +231,7 @@ class AcceptedSubmissions:
         await self.discard([accepted for batch in batches for accepted in batch])
 
     async def leave_out(self, unreadable: Mapping[int, str]) -> None:
-        """Drop the submissions that the child could not read, and return the rest to the pool.
-
-        `unreadable`: reasons by index in the batch. Other submissions fill the gap."""
+        """Drop what the child could not read (reasons by index); the pool takes the rest back."""
         batch, self.in_hand = self.in_hand, []
         lost = [batch[index] for index in unreadable]
         for index, accepted in enumerate(batch):
@@ -324,9 +316,7 @@ class AcceptedSubmissions:
 
 @dataclass(eq=False)
 class TrainerLog:
-    """Logs each policy, and submissions as consumed, carried, stale or unreadable.
-
-    What is logged is durable on return."""
+    """Logs policies, and submissions consumed, carried, stale, unreadable; durable on return."""
 
     peer: RunNode
     trusted: TrustedPart
@@ -381,9 +371,7 @@ class TrainerLog:
     async def lost(
         self, verdicts: Sequence[Verdict], outcome: Literal["stale", "unreadable"]
     ) -> None:
-        """Log submissions that no step has taken.
-
-        They spent their workers' quota all the same, so the next order must allow more."""
+        """Log submissions of no step: they spent quota, so the next order must allow more."""
         await self._log([each for each in verdicts if not self.settled(each.submission)], outcome)
         self.left_out[outcome] += sum(len(verdict.rewards) for verdict in verdicts)
         lineage = self.progress.lineage  # the orders of an older one are closed

@@ -47,8 +47,7 @@ class Beginning:
         self.lineages = Lineages(settings, orders, accepted, publisher, training)
         self._resumption = Resumption(settings, accepted, publisher, training)
         self._begun = False
-        """Whether this process began or resumed the run: a restarted child then continues from the
-        states on this disk without `--resume`."""
+        """Whether this process has begun: a restarted child then continues without `--resume`."""
         self.ranks = 1
         """Processes that train together: the child, and ranks that this peer cannot restart."""
 
@@ -171,8 +170,7 @@ class Place:
         )
 
     async def _is_sound(self, held: Held) -> bool:
-        """Whether a policy's folder has just what its manifest says: a person may have copied it
-        from a peer that nobody trusts."""
+        """Whether a folder has just what its manifest says: it may be copied from anyone."""
         disk = self.peer.node.disk
         listed = {file.name.partition("/")[0] for file in held.manifest.files}
         found = {name for name in disk.list(held.folder) if not name.startswith(".")}

@@ -203,8 +203,7 @@ class Collector:
             await self.precedence.wait(envelope.sender, verdict)
 
     async def _fetch(self, validator: PeerId, verdict: Verdict) -> bool:
-        """Copy an accepted submission here, durably; False if it became unfit before it arrived,
-        or if another file was taken under its key."""
+        """Copy a submission here, durably; False if unfit by then, or another file has its key."""
         attempt = 0
         while not (self.accepted.is_unfit(verdict) or self.accepted.is_second(verdict)):
             try:

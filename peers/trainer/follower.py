@@ -1,6 +1,4 @@
-"""`python -m peers.trainer.follower`: a trainer's rank above 0, started by `torchrun`.
-
-It is not a peer: it holds its part of the policy, and does each of rank 0's jobs as well."""
+"""A trainer's rank above 0, started by `torchrun`: no peer, it does each of rank 0's jobs too."""
 
 import importlib
 import os

@@ -61,10 +61,7 @@ class KeepRate:
 
 
 def groups_to_ask_for(missing: int, keep_rate: float, coming: int) -> int:
-    """Number of groups that a step order asks for.
-
-    This is `missing`, the kept groups still needed, divided by `keep_rate`, less `coming`, the
-    groups announced and not yet judged."""
+    """Groups to ask for: `missing` kept ones by `keep_rate`, less those `coming` unjudged."""
     return max(0, math.ceil(missing / keep_rate - 1e-9) - coming)
 
 
@@ -75,15 +72,13 @@ class Forecast:
         self.keep_rate = KeepRate()
         """Share of accepted groups that the online filter keeps."""
         self._announced: dict[Offer, tuple[int, float]] = {}
-        """Groups of the submissions that a validator holds and has not judged yet, and since when.
-        """
+        """Groups of each submission held and not yet judged by a validator, and since when."""
         self._late: Recent[Offer, float] = Recent(JUDGED_MAX)
         """Submissions that left the forecast without a verdict, and since when they were in it."""
         self._longest_check_seconds = 0.0
         """The longest recent time from an acknowledgement to the verdict."""
         self._judged: Recent[Offer, float] = Recent(JUDGED_MAX)
-        """The last submissions judged, and when: an acknowledgement may arrive after the verdict.
-        """
+        """The last judged submissions, and when: an acknowledgement may come later."""
         self._judged_since_order = 0
         """Verdicts since the newest order or revision."""
         self._wasted_since_order = 0
@@ -139,9 +134,7 @@ class Forecast:
         self._wasted_since_order += submissions
 
     def forget_late(self, now: float) -> int:
-        """Drop, as wasted, submissions not judged for long; return how many.
-
-        Also forgets submissions that were judged long ago."""
+        """Count submissions long unjudged, dropped as wasted; forget those judged long ago."""
         while self._judged and now - next(iter(self._judged.values())) > JUDGED_SECONDS:
             self._judged.popitem(last=False)
         longest = max(UNJUDGED_SECONDS, UNJUDGED_FACTOR * self._longest_check_seconds)

@@ -1,6 +1,4 @@
-"""Step orders, which say which step is open and how many groups it still wants.
-
-That follows from the groups in the pool, and from the forecast of those already on their way."""
+"""Step orders: the open step, and the groups it still wants beyond those pooled or forecast."""
 
 import math
 from collections.abc import AsyncIterator
@@ -66,10 +64,7 @@ class Orders:
                 await self.progress.changed.wait_change()
 
     async def ask_for_more(self) -> None:
-        """Revise the order for the missing groups.
-
-        Where work was lost on its way, the workers' quota is spent, and without a revision no
-        worker could replace that work."""
+        """Revise the order for missing groups: lost work spent quotas, none could replace it."""
         with trio.CancelScope(shield=True):
             async with self._issuing:
                 order = self._order()

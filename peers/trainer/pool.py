@@ -152,8 +152,7 @@ class Pool:
             self.groups -= accepted.counted
 
     def take(self, groups: int) -> list[Accepted]:
-        """Remove and return the oldest submissions that together count for `groups` groups, or
-        all of them."""
+        """Remove and return the oldest submissions that count for `groups` groups, or all."""
         taken = self.first(groups)
         for accepted in taken:
             self.remove(accepted.digest)

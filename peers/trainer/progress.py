@@ -22,9 +22,7 @@ REMINDER_SECONDS = 600.0
 
 
 class FollowedVersions:
-    """The run manifest that each step of a lineage follows.
-
-    It is the newest manifest at the time when the step was opened, or when its batch was begun."""
+    """The manifest of each step in a lineage: the newest when it was opened or its batch begun."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -103,8 +101,7 @@ class Progress:
         return self._oldest_policy
 
     def too_old(self, verdict: Verdict) -> bool:
-        """Whether a submission may no longer be trained on: it is too old, or its worker was
-        evicted."""
+        """Whether a submission is too old to be trained on, or its worker evicted."""
         if verdict.lineage != self.lineage or self._run.evicted(verdict.worker) is not None:
             return True
         return verdict.policy < self.oldest_policy()

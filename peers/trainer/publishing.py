@@ -77,9 +77,7 @@ class Publisher:
                 del known[old]
 
     async def fetch_back(self, oldest: int, used: CheckpointReference | None) -> None:
-        """Fetch the policies from step `oldest` on, and the one in use, if they were deleted here.
-
-        Those that no peer has stay missing."""
+        """Fetch back deleted policies from `oldest` on, and the one in use, if a peer has them."""
         store, lineage = self.peer.store, self.progress.lineage
         known = self.peer.announced.references(lineage)[-store.keep :]
         kept = [each for each in known if each.step >= oldest]
@@ -152,9 +150,7 @@ class Publisher:
         return folder
 
     async def _base_of(self, child: TrainingService, step: int) -> CheckpointReference | None:
-        """The whole model that policy `step` adapts; None: it is one itself.
-
-        It is published again if its folder was deleted: newcomers need it."""
+        """The model that policy `step` adapts, published again if deleted; None: it is whole."""
         if not step or not self.peer.run.manifest.adapter.rank:
             return None
         store = self.peer.store

@@ -1,7 +1,4 @@
-"""Resuming: continue from a training state.
-
-`Resumption` repeats the recorded steps that the state lacks. `Lineages` abandons them and goes on
-from the state in a new lineage."""
+"""Resuming from a training state: `Resumption` repeats lost steps, `Lineages` abandons them."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -104,10 +101,7 @@ class Resumption:
         return ""
 
     async def _repeat(self, child: TrainingService, batches: Mapping[int, Batch]) -> str:
-        """Repeat the recorded steps that the state lacks, in order.
-
-        Returns why they cannot be repeated although one of their policies was published, or else
-        an empty text."""
+        """Repeat recorded steps; returns why not, if one's policy was published; else empty."""
         newest = self.publisher.newest
         why = ""
         for step, batch in batches.items():
@@ -200,9 +194,7 @@ class Lineages:
             await hold(self.peer, self.progress, why)
 
     async def roll_back(self, child: TrainingService, state: State, why: str) -> None:
-        """Continue from an older state in a new lineage.
-
-        The lineage inherits the consumed list, so nothing is trained on twice."""
+        """Continue from an older state in a new lineage, which inherits the consumed list."""
         await self.training.idle()
         self.rollbacks += 1
         self.peer.status.doing = f"rolling back to step {state.step}"
@@ -233,9 +225,7 @@ class Lineages:
     async def _beginning(
         self, child: TrainingService, lineage: int, step: int, why: str
     ) -> AsyncIterator[None]:
-        """Begin a lineage with policy `step`, which the block has the child load.
-
-        Rollouts of the abandoned policies are stale."""
+        """Begin a lineage with policy `step`, loaded by the block; abandoned rollouts are stale."""
         async with self.orders.reopened():
             yield
             self.progress.begin_lineage(lineage, step)

@@ -114,9 +114,7 @@ class TrainerRole:
             nursery.cancel_scope.cancel()
 
     async def _live(self, nursery: trio.Nursery) -> None:
-        """Train while the child lives, from the newest durable state.
-
-        Collecting, ordering and publishing run in `nursery`, which outlives the child."""
+        """Train from the newest durable state while the child lives; `nursery` outlives it."""
         try:
             await self._training.live(nursery, lambda: self._live_with_child(nursery))
         except ChildDied as error:
@@ -181,9 +179,7 @@ class TrainerRole:
 
 
 async def _stand_by(peer: RunNode) -> bool:
-    """Keep the run's newest policy until its manifest names this peer as a trainer.
-
-    Returns False if the run has ended before."""
+    """Keep the newest policy until the manifest names this trainer; False: the run ended."""
     peer.status.doing = "standing by"
     peer.node.events.emit("standby.standing_by")
     async with alongside(peer.policies.follow, until=peer.run_over):

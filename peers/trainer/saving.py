@@ -46,9 +46,7 @@ class SavedStates:
         )
 
     def due(self, step: int) -> bool:
-        """Whether the state after step `step - 1` is to be written.
-
-        At the latest it is `save_steps` after the last one, and at the end of the run."""
+        """Whether to save after step `step - 1`: at least every `save_steps`, and at the end."""
         if self.newest is None:
             return True
         manifest = self.progress.versions.manifest_of(step)

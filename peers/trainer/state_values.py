@@ -88,8 +88,7 @@ class StateValues:
     async def _candidates(
         self, alike: Sequence[Accepted], manifest: RunManifest
     ) -> Iterator[State]:
-        """States of these rollouts that were not chosen before, in random order, a rollout's
-        together."""
+        """States of these rollouts not chosen before, in random order, a rollout's together."""
         random = self.peer.node.world.random
         waiting = [each for each in alike if len(each.verdict.seed) == 32]
         chosen = {(state.submission, state.row) for all in self._ordered.values() for state in all}
@@ -138,8 +137,7 @@ class StateValues:
         self._measured.pop(submission, None)
 
     def of(self, batch: Sequence[Accepted]) -> list[list[StateValue]]:
-        """[submissions] The values known of states in a batch, in the order of rows and positions;
-        empty if none is."""
+        """[submissions] Known values of a batch's states, by row and position; else empty."""
         wanted = {accepted.digest for accepted in batch}
         found: defaultdict[tuple[bytes, int, int], list[float]] = defaultdict(list)
         for _, measured in self._measured.values():

@@ -34,9 +34,7 @@ class Batch(NamedTuple):
 
 
 class TrainerStore:
-    """Stores accepted submissions and their keys, step orders, and batches.
-
-    Every write is durable on return."""
+    """Accepted submissions, their keys, step orders and batches: durable on return."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -92,9 +92,7 @@ def _trainer(run: Run, standby: str, named: str | None) -> str:
 
 
 def check_gone(status: RunStatus, answered: Sequence[str], trainer: str, asker: str) -> None:
-    """Raise `UserError` unless a trusted peer other than `asker` reports that a trainer is gone.
-
-    `answered`: the trusted peers that have reported."""
+    """Raise `UserError` unless a trusted peer (`answered`), not `asker`, reports a trainer gone."""
     if not set(answered) - {asker}:
         raise UserError(
             f"no other trusted peer of run {status.run.id} answered within "

@@ -1,5 +1,4 @@
-"""Training: one step after the other. Each new policy is handed over, to be written and published
-beside the next step, and the step's figures are reported."""
+"""Training, step by step: each new policy is handed over to be published, figures reported."""
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -97,8 +96,7 @@ class Training:
             self._followed = followed
 
     async def take_step(self, child: TrainingService) -> Figures | None:
-        """Turn the newest policy into the next one; return the learner's metrics, or None once the
-        run has no further step."""
+        """Turn the newest policy into the next; return its metrics; None: no further step."""
         if self._progress.over:
             return None
         step = self._progress.step

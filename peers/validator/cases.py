@@ -125,9 +125,7 @@ class Outcome(Inspected, kw_only=True):
         self.proven_fault, self.quarantined = report.proven_fault, report.quarantined
 
     def settle(self, graded: Graded) -> None:
-        """Take the rewards of complete grades; those of an ungraded group are 0.
-
-        There are none if no group is graded."""
+        """Take complete grades' rewards: an ungraded group's are 0; none if no group is graded."""
         self.ungraded = sorted(graded.ungraded, key=lambda each: each.group)
         without = {each.group for each in graded.ungraded}
         if len(without) == len(graded.graded):

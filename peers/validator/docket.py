@@ -58,9 +58,7 @@ class Docket:
         return self._verdicts.judged_by(self._validator)
 
     def settled_elsewhere(self, key: Key) -> Envelope | None:
-        """Another validator's verdict that makes a verdict of this one superfluous.
-
-        It is the final verdict, if it is an acceptance or a refusal that binds all validators."""
+        """Another validator's final acceptance or binding refusal: no verdict is needed here."""
         verdict = self.verdict_on(key)
         return verdict if verdict is not None and verdict.sender != self._validator else None
 
@@ -73,9 +71,7 @@ class Docket:
         self._turned_down[key] = envelope
 
     def hear(self, envelope: Envelope) -> list[tuple[str, str]]:
-        """Take note of any validator's verdict or acknowledgement, this one's included.
-
-        Returns the pairs (refuses, accepts) of validators that it lets contradict each other."""
+        """Note a verdict or acknowledgement; returns contradictions: (refuses, accepts)."""
         self._take(envelope)
         return self._verdicts.hear(envelope) if isinstance(envelope.message, Verdict) else []
 

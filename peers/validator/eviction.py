@@ -27,10 +27,7 @@ class _Read:
 
 
 class Records:
-    """The records of all workers.
-
-    They are functions of the trusted peers' logs, so a restart does not change them, and every
-    validator that mirrors the logs finds the same."""
+    """All workers' records, by the trusted logs: the same after a restart and on every mirror."""
 
     def __init__(self, run: Run, trusted: TrustedPart, read_max: int = READ_MAX) -> None:
         self._run = run
@@ -39,9 +36,7 @@ class Records:
         """By worker; the last one asked for comes last."""
 
     def standing(self, worker: str) -> Standing:
-        """The evidence against a worker in all logs that this peer holds.
-
-        In each log, evidence before the worker's last reinstatement does not count."""
+        """A worker's evidence in all logs held, in each since its last reinstatement."""
         tables = self._trusted.tables
         reinstated = tables.reinstatements_of(worker)
         since = (reinstated, tables.starts())

@@ -205,9 +205,7 @@ def _model(fault: Fault, tokenizer: Path | None) -> Path:
 def find_evidence(
     archive: Archive, found: Eviction, source: Path | None, bootstrap: Sequence[str] | None
 ) -> Evidence:
-    """The kept evidence of a proven fault, from a home or from the trusted peers.
-
-    Raises `UserError` if nobody keeps it."""
+    """A proven fault's evidence, from a home or the trusted peers; raises `UserError`."""
     submission, worker = found.submission, found.peer
     if source is None:
         entry = bootstrap or last_bootstrap()

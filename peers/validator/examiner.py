@@ -98,10 +98,7 @@ class Examiner:
         return policy in self._loaded or (policy.lineage, policy.step) >= newest
 
     async def audit(self, case: Case, verdict: Verdict, prefill: PrefillService) -> Outcome:
-        """Recompute an accepted submission; returns what that alone finds.
-
-        Raises `PeerError` when the policy or the manifest cannot be fetched, and the child's
-        errors."""
+        """What recomputing an accepted one finds; raises `PeerError` and the child's errors."""
         manifest = await self._manifest(case)
         job = Judge(
             order=await self._order(case, manifest),
@@ -291,9 +288,7 @@ class Examiner:
         return Load(policy=policy, folder=self._local(folder))
 
     def _policies(self, case: Case, steps: Sequence[int]) -> list[CheckpointReference]:
-        """The policies of a submission.
-
-        Raises `PeerError` for one whose announcement this validator has missed."""
+        """A submission's policies; raises `PeerError` for one whose announcement was missed."""
         named = case.order.checkpoint
         found = []
         for step in steps or [named.step]:

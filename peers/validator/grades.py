@@ -68,9 +68,7 @@ class ServedGrades:
     async def complete(
         self, case: Case, seed: bytes, graded: Graded, deadline_seconds: float
     ) -> None:
-        """Add the grades of a submission's served episodes.
-
-        A group with an episode that has no grade, or none within the deadline, is ungraded."""
+        """Add served episodes' grades; a group with one that fails or is late stays ungraded."""
         found = _Found()
         waiting = iter(graded.episodes)
 

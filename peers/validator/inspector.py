@@ -162,9 +162,7 @@ _SERVICE: type[InspectionService] = InspectorService
 
 
 def _grade(inspection: Inspection, found: Graded) -> None:
-    """Grade the groups whose environment is here, and collect the others' episodes.
-
-    Rewards are computed from the same token arrays that proofs and training use."""
+    """Grade local groups, of the arrays that proofs and training use; collect the others."""
     rollouts = inspection.rollouts
     for group, drawn in enumerate(inspection.groups):
         found.graded.append([])
@@ -220,8 +218,7 @@ def _episodes(rollouts: Rollouts, inspection: Inspection, group: int) -> list[Se
 
 
 def _group_digests(rollouts: Rollouts, group_size: int) -> list[bytes]:
-    """BLAKE3 of each group: of its prompt and the rest of each rollout, each preceded by its
-    length."""
+    """BLAKE3 of each group: prompt and the rest of each rollout, each preceded by its length."""
     digests = []
     for first in range(0, len(rollouts), group_size):
         hasher = blake3.blake3()

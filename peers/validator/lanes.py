@@ -86,9 +86,7 @@ class Lanes:
         ]
 
     async def run(self, prefill: PrefillService, nursery: trio.Nursery) -> None:
-        """Judge until cancelled; `nursery` runs what outlives the children.
-
-        Raises `ChildDied` if the prefill child dies, or an inspector for too many times."""
+        """Judge until cancelled; raises `ChildDied`: the prefill child, or too many inspectors."""
 
         async def run_lane(lane: Lane) -> None:
             await lane.restarts.run(lambda: self._live(lane, prefill, nursery))
@@ -98,10 +96,7 @@ class Lanes:
                 guarded.start_soon(partial(run_lane, lane))
 
     async def _live(self, lane: Lane, prefill: PrefillService, nursery: trio.Nursery) -> None:
-        """Judge as long as the lane's inspector lives.
-
-        Only the first lane starts its inspector before it has a case: a validator that is never
-        busy needs no second one."""
+        """Judge while the inspector lives; only the first lane starts it before it has a case."""
         if lane.number > 0:
             await self.equipped.wait()
             lane.case = lane.case or await self._next(lane)
@@ -226,8 +221,7 @@ class Lanes:
 
 
 def _given_up(error: ChildDied | ChildError) -> Outcome:
-    """The outcome when the last attempt failed. Errors of this machine or of its operator say
-    nothing of the submission."""
+    """The last attempt's outcome: errors of this machine say nothing of the submission."""
     if isinstance(error, ChildUserError):
         return quarantine(f"this validator cannot check it: {error}")
     reason = f"{ATTEMPTS_MAX} attempts to check it failed here, the last because: {error}"

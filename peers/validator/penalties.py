@@ -49,8 +49,7 @@ class _Wastes:
 
 
 class Penalties:
-    """Counts wastes, and rations refusals. Its times are wall times, so that a restarted validator
-    finds the same from its log."""
+    """Counts wastes and rations refusals, in wall times: a restart finds the same in its log."""
 
     def __init__(self, world: World, here: str) -> None:
         """`here` is this validator's id."""

@@ -222,9 +222,7 @@ def _completed(rollouts: Rollouts, parts: Sequence[_Part]) -> Completed:
 def _recomputed(
     found: Sequence[Found], rollouts: Rollouts, parts: Sequence[_Part], job: Judge
 ) -> Recomputed:
-    """The scores of a submission, its near ties and outcomes by group.
-
-    Without rewards, they count as equal."""
+    """A submission's scores, near ties and outcomes by group; without rewards, all equal."""
     size = job.order.sampling.group_size
     ties: dict[int, list[bool]] = {}
     for part, own in zip(parts, (row for each in found for row in each.ties), strict=True):

@@ -181,10 +181,7 @@ class CaseQueue:
         return list(self._waiting.values())
 
     async def open(self) -> None:
-        """Restore the cases acknowledged before a restart.
-
-        Drops cases whose file is missing or whose row cannot be decoded, and judged ones of which
-        the docket knows nothing."""
+        """Restore acknowledged cases that are whole, decodable and, if judged, in the docket."""
 
         def create(connection: sqlite3.Connection) -> None:
             for table in ("unjudged", "judged"):
@@ -294,10 +291,7 @@ def _gone(table: str, key: Key) -> tuple[str, Sequence[Any]]:
 
 
 def _restored(announced: bytes, arranged: bytes) -> Case:
-    """Decode the case in a row.
-
-    Raises `Dropped`, `ValueError` or `DECODE_ERRORS` for a row of an incompatible version of Swarm.
-    """
+    """A row's case; raises `Dropped`, `ValueError` or `DECODE_ERRORS` for another version's."""
     case = Case(open_envelope(announced), open_envelope(arranged))
     found = (case.announced.message, case.ordered.message)
     if not (isinstance(found[0], Submission) and isinstance(found[1], StepOrder)):

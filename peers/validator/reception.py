@@ -265,8 +265,7 @@ class Reception:
         return [await self._peer.seal(word, EVENT_LIFETIME_SECONDS)]
 
     def _unjudged(self, worker: str, before: Slot) -> int:
-        """Count a worker's unjudged submissions: those in the queue, or else the one in the slot
-        `before`, which another validator has acknowledged."""
+        """A worker's unjudged submissions: those queued, or one acknowledged elsewhere before."""
         waiting = sum(case.worker == worker for case in self._queue.cases())
         taken = self._docket.taken(before)
         if taken is not None and taken.receipt is not None:
@@ -274,9 +273,7 @@ class Reception:
         return waiting
 
     async def _refuse(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
-        """Refuse an announcement and send the verdict to its worker only.
-
-        An announcement costs nothing to make, so its refusal enters no log and is not published."""
+        """Refuse an announcement to its worker alone: free to make, it enters no log."""
         if refusal.failed == admitted.name:  # a stranger gets an answer, but never a verdict
             reason = refusal.detail
             self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
@@ -319,10 +316,7 @@ class Reception:
         return signed
 
     def _rival(self, worker: str, submission: Submission) -> Sequence[Envelope]:
-        """The receipt of another file that fills a submission's slot.
-
-        A worker that restarted may have made other bytes than before. It shows this receipt with
-        its next number."""
+        """The receipt of another file in a slot, which a restarted worker shows with its next."""
         taken = self._docket.taken(slot_of(worker, submission))
         if taken is None or taken.digest == submission.digest or taken.receipt is None:
             return []

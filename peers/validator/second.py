@@ -125,8 +125,7 @@ class SecondOpinions:
                 )
 
     def _due(self, judge: str) -> list[tuple[int, str]]:
-        """The index in a validator's log, and the worker, of its newest verdicts that are drawn
-        and not judged here."""
+        """A validator's index and worker of its newest drawn verdicts that are not judged here."""
         log = self._trusted.log_of(judge)
         assert log is not None
         start = max(log.start(), log.size() - ENTRIES_RECOVERED)

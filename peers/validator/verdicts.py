@@ -67,9 +67,7 @@ class Verdicts:
     async def give(
         self, case: Case, outcome: Outcome, nursery: trio.Nursery, *, seconds: float = 0.0
     ) -> None:
-        """Make the verdict on a case durable, then publish it.
-
-        `nursery` runs the delivery of the receipt; `seconds` is the duration of the checks."""
+        """Make a verdict durable, then publish it; `nursery` delivers; `seconds`: the checks'."""
         worker, submission, key = case.worker, case.submission, case.key
         decided = 0.0
 
@@ -149,8 +147,7 @@ class Verdicts:
         return [each for by, each in opinions.items() if by != self._peer.peer_id]
 
     def stands(self, key: Key) -> bool:
-        """Whether this validator accepted a submission, no refusal overrules it, and its worker is
-        not evicted."""
+        """Whether this validator's acceptance stands: no refusal overrules it, no eviction."""
         envelope = self._docket.verdict_on(key)
         accepted = envelope is not None and verdict_in(envelope).outcome == "accepted"
         here = accepted and self._docket.is_judged_here(key) and self._inbox.exists(key)
@@ -187,9 +184,7 @@ class Verdicts:
         self._peer.node.events.emit("validator.settled_elsewhere", **case.named, by=quicker)
 
     async def forget_older(self, oldest_age: int) -> None:
-        """Forget the verdicts and files of steps that can no longer be trained on.
-
-        Steps more than `oldest_age` steps before the newest checkpoint are forgotten."""
+        """Forget verdicts and files of steps over `oldest_age` before the newest checkpoint."""
         newest = self._peer.newest_checkpoint()
         if newest is None:
             return
@@ -254,9 +249,7 @@ class Verdicts:
 
 
 def bet_once(evidence: Evidence, word: str, others: Sequence[Verdict]) -> Evidence:
-    """The evidence of a verdict, without bets if it only confirms another validator's evidence.
-
-    Two recomputations of one submission are one observation of its worker."""
+    """A verdict's evidence, with no bets beside another's: two recomputations are one."""
     if any(each.recomputed and each.outcome == word for each in others):
         return without_bets(evidence)
     return evidence

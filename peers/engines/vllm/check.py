@@ -39,8 +39,7 @@ class Agreement:
     """Mean difference in nats. Of single tokens it is no measure: after prompts of random tokens
     SmolLM2 in bf16 differs by 0.42 nats on one, where the mean is some hundredths."""
     margin: float
-    """Mean margin of the tokens under the native engine's logits (`Judgement.margin`), at most 1
-    for each."""
+    """Mean margin of tokens under the native engine's logits, at most 1 for each."""
 
     def __str__(self) -> str:
         return (
@@ -65,9 +64,7 @@ LIMITS = {
 
 
 def check_engine_agrees(engine: Engine, folder: Path) -> Agreement | None:
-    """Compare an engine with the native one on the CPU; None if memory does not suffice for both.
-
-    Raises `UserError` when they differ by more than rounding."""
+    """Compare an engine to the native one on the CPU; None: no memory; raises `UserError`."""
     capabilities = engine.capabilities
     hardware = Hardware(device="cpu", dtype=capabilities.dtype)
     need = need_of(folder, hardware, max(PROMPT_LENGTHS) + NEW_TOKENS)

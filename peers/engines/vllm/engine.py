@@ -194,8 +194,7 @@ class VllmEngine:
         raise UserError("engine 'vllm' only generates; a validator uses engine 'native'")
 
     def load_weights(self, folder: Path, policy: int) -> None:
-        """See `Engine`. Running requests go on: their caches are computed again from their tokens
-        with the new weights."""
+        """See `Engine`. Running requests go on: their caches are computed again."""
         check_same(self._facts, folder)
         _, shapes = open_weights(folder)
         other = sorted(

@@ -1,6 +1,4 @@
-"""The check at the end of an installation; runs under the interpreter of the environment.
-
-It makes a tiny model, and the engine compares itself with the native one on it."""
+"""The check that ends an installation, under its interpreter, with a tiny model."""
 
 import importlib.metadata
 import sys

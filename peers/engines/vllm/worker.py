@@ -22,8 +22,7 @@ ARGUMENT = "swarm"
 """Name of `extra_args` under which a request carries `Sampled`'s first five fields."""
 
 Taken = tuple[int, int, bytes, bytes]
-"""Serial, tokens, and the bytes of hidden (bf16) and log-probabilities (fp32). Bytes, because the
-workers may be other processes."""
+"""Serial, tokens, bytes of hidden (bf16) and log-probabilities (fp32), for other processes."""
 
 
 @dataclass

@@ -38,11 +38,9 @@ class Check(Generic[Given]):
     """The check's name in verdicts and in `docs/protocol.md`."""
     examine: Callable[[Given], Finding]
     proven: bool = False
-    """Whether anyone can recompute a fault exactly from signed bytes. If so, a fault evicts the
-    worker."""
+    """Whether anyone can recompute a fault from signed bytes: it then evicts the worker."""
     quarantines: bool = False
-    """Whether a failure is not the worker's fault and only withholds the submission from
-    training."""
+    """Whether a failure is no fault of the worker, and only keeps it from training."""
 
 
 def check(
@@ -62,10 +60,7 @@ def run(checks: Iterable[Check[Given]], evidence: Given, report: Report) -> Repo
 
 
 def run_all(checks: Iterable[Check[Given]], evidence: Given, *, observes: bool = False) -> Report:
-    """Run every check and report its result, because all figures are known.
-
-    If the run `observes`, a failed check decides nothing: its result and its sentence are reported.
-    """
+    """Run and report every check; if the run `observes`, a failed one decides nothing."""
     report = Report()
     for check in checks:
         _add(report, check, check.examine(evidence))

@@ -103,8 +103,7 @@ class Inspection:
             self._asked_seconds += time.monotonic() - begun
 
     def tokens_before(self) -> Offsets:
-        """[rows] Tokens of each row's length limit that its prompt has used up: the state's that it
-        continues."""
+        """[rows] Tokens of each row's limit that its prompt, a continued state's, has used up."""
         prefixes = [len(each.prefix) if each else 0 for each in self.groups]
         return np.repeat(np.array(prefixes, np.int64), self.group_size)
 
