@@ -80,8 +80,6 @@ class _Task(Generic[T]):
 
 
 def _plain(function: Callable[P, Awaitable[T]]) -> Callable[P, T]:
-    """The plain counterpart of an asynchronous function."""
-
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         async def run(result: Future[T]) -> None:

@@ -209,7 +209,6 @@ class Gossip:
             nursery.start_soon(self._open, peer)
 
     async def _open(self, peer: PeerId) -> None:
-        """Start a conversation."""
         if not self._slots.may_open(peer):
             return  # other peers took the slots meanwhile
         refusal = self._slots.attempt(peer)
@@ -342,7 +341,6 @@ class Gossip:
         self._wake(neighbour)
 
     def _wake(self, neighbour: Neighbour) -> None:
-        """Start a task that sends the queued frames of a neighbour, unless one runs."""
         assert self._nursery is not None
         if self._nursery.cancel_scope.cancel_called:
             neighbour.scope.cancel()

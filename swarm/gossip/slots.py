@@ -97,7 +97,6 @@ STRANGERS_MAX = 8
 seconds, and few enough that a crowd of them delays nothing."""
 
 STRANGERS_PER_RANGE_MAX = 2
-"""Slots for strangers of one address range."""
 
 STRANGER_SECONDS = 60.0
 """A peer that is not admitted within this time loses its slot, and gets none for `FULL_SECONDS`."""

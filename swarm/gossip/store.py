@@ -21,8 +21,6 @@ EVENTS_BYTES_MAX = 32 * 1024 * 1024
 
 
 class Kept(NamedTuple):
-    """An announcement in the store."""
-
     raw: bytes
     topic: str
     expires_ms: int

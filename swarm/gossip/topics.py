@@ -17,7 +17,6 @@ from swarm.wire.outer import OuterStatus, RoundRecord
 PROTOCOL = "/swarm/gossip/2.0.0"
 
 DIGESTS_MAX = 512
-"""Digests in one frame."""
 
 RECORDS_EXCHANGED = 16
 """Peer records handed to a new neighbour, so that it finds others."""

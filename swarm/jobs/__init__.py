@@ -87,7 +87,6 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
     nonce: bytes
     """The worker's nonce for this step (`swarm.rollouts.seeds.nonce_of`)."""
     worker: str
-    """Peer id."""
     number: int
     """Consecutive from 0 within the step."""
     groups: int

@@ -58,8 +58,6 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GradeEpisode(EpisodeJob, frozen=True, kw_only=True):
-    """Grade a finished episode."""
-
     sample: int
     segments: list[list[int]]
 
@@ -102,8 +100,6 @@ class TryEnvironment(Job, frozen=True, kw_only=True):
 
 
 class Tried(msgspec.Struct, kw_only=True):
-    """What a trial found."""
-
     version: str = "?"
     several_turns: bool = False
     faults: list[str] = []
@@ -126,6 +122,4 @@ class Tried(msgspec.Struct, kw_only=True):
 
 
 class TrialService(Protocol):
-    """Tries one environment."""
-
     async def play(self, job: TryEnvironment) -> Tried: ...

@@ -72,7 +72,6 @@ class TasksDrawn(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     """BLAKE3-256 of weights, config and tokenizer, hex."""
     engine: str
-    """The engine's class."""
     tasks: list[int]
     """Number of tasks by environment."""
     max_new_tokens: int
@@ -85,7 +84,6 @@ class PlayTasks(Job, frozen=True, kw_only=True):
     """Play samples of tasks that `DrawTasks` has drawn. A row is task · samples + sample."""
 
     environment: int
-    """Index of the environment."""
     rows: list[int]
     sampling: Sampling
     """Its `group_size` is the number of samples of a task."""
@@ -113,7 +111,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool
     """Whether it ended with a stop token rather than at the length limit."""
     tokens: int
-    """The model's tokens."""
     turns: list[str]
     """The prompt, then the texts of model and environment in turn."""
     prompt: list[PromptMessage] = []
@@ -132,7 +129,6 @@ class Answer(msgspec.Struct, frozen=True):
 
     question: str
     text: str
-    """All turns of the model."""
     reward: float
 
 
@@ -148,8 +144,6 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationService(Protocol):
-    """Evaluates one checkpoint."""
-
     async def draw(self, job: DrawTasks) -> TasksDrawn:
         """Raises `UserError` for a checkpoint that cannot be loaded or is too short for a task."""
 

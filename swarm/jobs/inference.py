@@ -132,7 +132,6 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     groups: int
     tokens: int
-    """Completion tokens."""
     slots_left: int = 0
     """Completions that the engine will generate at once, if it lowered their number because memory
     was short; 0: it did not."""

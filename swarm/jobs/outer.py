@@ -120,7 +120,6 @@ class TrainRound(TrainingJob, frozen=True, kw_only=True):
     inner_after: str
     """Folder to write the inner state to."""
     contribution: str
-    """Folder to write the contribution to."""
     known: Figures = msgspec.field(default_factory=dict)
     """What the peer knows of the state, for the curves."""
     seed: int | None = None
@@ -141,7 +140,6 @@ class ScoreRound(TrainingJob, frozen=True, kw_only=True):
     """Score the contributions of strangers to a round, all made from the same outer state."""
 
     state: str
-    """Folder of that outer state."""
     named: list[str]
     """Folders of contributions of trainers to the same round, at least one."""
     strangers: list[Offered]

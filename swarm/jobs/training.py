@@ -142,8 +142,6 @@ class StateValue(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TrainStep(TrainingJob, frozen=True, kw_only=True):
-    """Take one rollout step."""
-
     step: int
     submissions: list[AcceptedSubmission]
     values: list[list[StateValue]] = msgspec.field(default_factory=list)

@@ -102,7 +102,6 @@ class Inspected(Report, kw_only=True):
     """BLAKE3-256 of the rollouts in canonical form."""
     canonical_bytes: int = 0
     tokens: int = 0
-    """Completion tokens."""
     policies: list[int] = []
     """Policies that the tokens were sampled from, ascending."""
 
@@ -146,7 +145,6 @@ class Judge(Job, frozen=True, kw_only=True):
     path: str
     """File of the canonical rollouts."""
     digest: Digest
-    """BLAKE3-256 of that file."""
     thresholds: Thresholds
     rewards: Rewards
     """[groups][G] The validator's; empty if the environment cannot grade."""

@@ -303,7 +303,6 @@ class Server:
         )
 
     async def _serve(self, stream: Stream) -> None:
-        """Answer requests until the peer ends the stream, breaks the protocol, or falls silent."""
         if not self._publisher.serving:
             await stream.reset()
             return

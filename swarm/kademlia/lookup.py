@@ -130,7 +130,6 @@ class Lookup:
         )
 
     def _pump(self, nursery: trio.Nursery) -> None:
-        """Start as many requests as each path may have in flight."""
         if self._enough():
             nursery.cancel_scope.cancel()
             return

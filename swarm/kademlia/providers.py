@@ -78,7 +78,6 @@ class ProviderStore:
         return providers if len(providers) <= count else source.sample(providers, count)
 
     def expire(self, now: float) -> None:
-        """Drop expired records."""
         for key, entries in list(self._entries.items()):
             for peer in [peer for peer, entry in entries.items() if entry.expires_at <= now]:
                 self._drop(key, peer)

@@ -223,7 +223,6 @@ class Publisher:
         return heard
 
     def _is_holder(self, key: bytes, result: LookupResult) -> bool:
-        """Whether this peer is itself among the k nearest to a key."""
         if not self.serving:
             return False
         target = key_id(key)

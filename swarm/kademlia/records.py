@@ -171,7 +171,6 @@ class RecordStore:
             slot.republish_at = republish_at
 
     def expire(self) -> None:
-        """Drop expired records."""
         wall_ms = self._wall_time() * 1000
         for namespace, slots in self._slots.items():
             for key in [key for key, slot in slots.items() if slot.forget_wall_ms <= wall_ms]:

@@ -52,7 +52,6 @@ class LogCopy:
         return merkle.Peaks(self.origin.start, self.origin.hashes)
 
     def add_head(self, head: Envelope) -> None:
-        """Add a signed head of this log."""
         if not isinstance(head.message, LogHead) or head.sender != self.owner:
             raise ValueError(f"not a head of the log of {self.owner}")
         self.heads[head.digest] = head
@@ -65,9 +64,7 @@ class Archive:
     `records` and `state` are computed once, when the logs are complete."""
 
     signed: Envelope
-    """The run manifest."""
     logs: dict[str, LogCopy] = field(default_factory=dict)
-    """By owner."""
     forks: list[ForkEvidence] = field(default_factory=list)
     """Contradictory heads that trusted peers keep."""
     problems: list[str] = field(default_factory=list)
@@ -169,7 +166,6 @@ class Archive:
 
 
 def _origin(start: int, raw: bytes) -> Origin:
-    """The origin of a pruned log, from the hashes of a row."""
     peaks = [raw[at : at + 32] for at in range(0, len(raw), 32)]
     if [len(peak) for peak in peaks] != [32] * len(merkle.peaks_of(start)):
         raise ValueError(f"the hashes of a log that begins at {start} are wrong")

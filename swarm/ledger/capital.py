@@ -94,7 +94,6 @@ class Capitals:
     """All processes of one worker in one validator's log."""
 
     of: dict[str, Capital] = field(default_factory=lambda: {name: Capital() for name in PROCESSES})
-    """By process."""
 
     def add(self, evidence: Evidence) -> None:
         """Add the evidence of the next verdict.
@@ -201,7 +200,6 @@ def derive(connection: sqlite3.Connection, owner: str, position: int, entry: Jud
 
 
 def _records(connection: sqlite3.Connection, number: tuple[str, int, int]) -> list[Record]:
-    """The verdicts on one number of a worker, in all logs."""
     of_number = "WHERE p.worker = ? AND p.step = ? AND p.number = ?"
     rows = connection.execute(f"{_PLACES} {of_number} {_BY_NUMBER}", number)
     return [Record(owner, position, decode(raw)) for *_, owner, position, raw in rows]
@@ -253,6 +251,5 @@ def _judged(record: Record) -> Judged:
 
 
 def _balance(records: Sequence[Record], authority: Authority) -> int:
-    """The tokens that the verdicts on one number add to the stake, or take from it."""
     works = ledger_state(records, authority).works if records else {}
     return sum(sum(work.balances(authority.rules).values()) for work in works.values())

@@ -77,7 +77,6 @@ class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
     reason: messages.Line
     submission: Annotated[bytes, Meta(max_length=32)] = b""
     envelope: _Raw
-    """The signed `Eviction`."""
 
 
 class Reinstated(_Struct, frozen=True, kw_only=True, tag="reinstated"):
@@ -145,7 +144,6 @@ class RoundFigures(_Struct, frozen=True, kw_only=True):
     rounds_lost: messages.Count = 0
     """Rounds of its branch that it gave up since its round before, for a heavier branch."""
     tokens_lost: messages.Count = 0
-    """Their tokens."""
 
 
 class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):

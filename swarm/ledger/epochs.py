@@ -36,7 +36,6 @@ def rules_digest(authority: Authority) -> bytes:
 
 
 def totals_digest(totals: Mapping[str, Totals]) -> bytes:
-    """Digest of all workers' sealed totals."""
     hasher = blake3()
     for worker, total in sorted(totals.items()):
         hasher.update(entries.encode(_sealed_worker(worker, total)))
@@ -61,7 +60,6 @@ def first_needed(log: Iterable[Record], frontier: Frontier) -> int | None:
 
 
 def _block(log: Sequence[Record], seal: entries.Sealed) -> list[entries.Entry]:
-    """The entries that a seal's block holds; empty if they are not all here."""
     at = next((place for place, record in enumerate(log) if record.entry is seal), 0)
     return [record.entry for record in log[at - seal.block : at]] if at >= seal.block else []
 

@@ -67,7 +67,6 @@ class Fault:
     announced: Envelope
     ordered: Envelope
     signed: Envelope
-    """The run manifest."""
 
     @property
     def record(self) -> FaultRecord:

@@ -55,7 +55,6 @@ class Peaks:
         self._peaks = list(peaks)
 
     def append(self, leaf: bytes) -> None:
-        """Add a leaf hash."""
         self._peaks.append(leaf)
         index = self.size
         while index % 2 == 1:

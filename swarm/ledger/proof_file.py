@@ -28,7 +28,6 @@ class ProofFile(msgspec.Struct, frozen=True, kw_only=True):
     manifest: str
     """The owner's signed run manifest, which names the validator."""
     verdict: str
-    """The signed verdict."""
     entry: str
     """The log entry: the leaf's bytes."""
     index: int
@@ -46,7 +45,6 @@ class Proven:
     """An opened proof file."""
 
     signed: Envelope
-    """The run manifest."""
     receipt: Receipt
 
     def problem(self) -> str | None:
@@ -66,7 +64,6 @@ class Proven:
 
 
 def file_of(proven: Proven) -> ProofFile:
-    """The file that `read` reads."""
     receipt = proven.receipt
     return ProofFile(
         run=proven.signed.body.run,

@@ -15,7 +15,6 @@ class Receipt:
     """A verdict, and the proof that it is in its validator's log."""
 
     envelope: Envelope
-    """The signed `Verdict`."""
     entry: bytes
     """The leaf: an encoded `Judged`."""
     index: int

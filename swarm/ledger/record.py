@@ -51,7 +51,6 @@ class Rules:
 
     @classmethod
     def of(cls, manifest: RunManifest) -> Rules:
-        """The rules of a manifest."""
         thresholds = manifest.thresholds
         return cls(
             stake_steps=thresholds.stake_steps,

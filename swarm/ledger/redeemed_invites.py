@@ -13,8 +13,6 @@ from swarm.world import Database
 
 
 class RedeemedInvites:
-    """Reads the tables of invites."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -164,7 +164,6 @@ class Books:
         return found
 
     def seal_at(self, place: Place) -> Sealed:
-        """The entry of a seal."""
         (raw,) = Log(self._database, place.owner).entries(place.position, 1)
         seal = decode(raw)
         assert isinstance(seal, Sealed)
@@ -319,7 +318,6 @@ class Books:
 
 
 def _difference(seal: Sealed, own: Sealed) -> str:
-    """What a seal states that this peer does not find."""
     if seal.logs != own.logs:
         wrong = [
             theirs.owner

@@ -22,7 +22,6 @@ class Record:
     """One entry, and its position in a log."""
 
     owner: str
-    """The log's owner."""
     index: int
     entry: log_entries.Entry
 
@@ -61,9 +60,7 @@ class Totals:
     refused: int = 0
     quarantined: int = 0
     groups: int = 0
-    """Credited groups."""
     samples: int = 0
-    """Credited samples."""
     verified: int = 0
     """Credited tokens that were recomputed."""
     held: int = 0
@@ -115,7 +112,6 @@ class LedgerState:
     tallies: Mapping[str, ruling.Tally]
     """Figures by validator, which show one that judges unlike the others."""
     totals: Mapping[str, Totals]
-    """Totals by worker."""
 
 
 def ledger_state(
@@ -200,7 +196,6 @@ def _works(
     refuted: Mapping[str, Sequence[log_entries.Judged]],
     cases: _Cases,
 ) -> dict[str, Work]:
-    """The submissions that decide each worker's record."""
     by_worker: defaultdict[str, dict[bytes, log_entries.Judged]] = defaultdict(dict)
     for submission, final in credits.items():
         by_worker[final.worker][submission] = final
@@ -234,7 +229,6 @@ def _standings(
     newest: tuple[int, int],
     sealed: Frontier,
 ) -> dict[bytes, Standing]:
-    """The standing of each credited submission."""
     newest_step = max(newest, found.newest)[1]
     standings: dict[bytes, Standing] = {}
     for worker, work in works.items():

@@ -77,7 +77,6 @@ REINSTATEMENT_BYTES_MAX = 4096
 """Largest signed reinstatement; its reason has at most 500 characters."""
 
 REQUEST_BYTES_MAX = REINSTATEMENT_BYTES_MAX + 64
-"""Largest request."""
 
 FAULT_BYTES_MAX = 512 * 1024
 """Bytes of a fault's file in one answer."""
@@ -248,7 +247,6 @@ class FaultFound(_Struct, frozen=True, tag="fault"):
     record: Annotated[bytes, Meta(max_length=FAULT_RECORD_BYTES_MAX)]
     """An encoded `FaultRecord`; empty if the server does not keep the evidence."""
     size_bytes: Count
-    """Size of the file."""
 
 
 class FaultBytes(_Struct, frozen=True, tag="fault_file"):

@@ -85,7 +85,6 @@ async def fetch_archive(node: Node, run: Run, worker: str = "") -> Archive:
 
 
 async def _copy_log(client: LedgerClient, archive: Archive, head: Envelope) -> None:
-    """Fetch the entries that a head covers; `audit` compares them with it."""
     log, size = archive.log(head.sender), head.expect(LogHead).size
     if size > ENTRIES_MAX:
         raise PeerError(f"the log of {head.sender} has {size:,} entries, too many to copy")
@@ -162,7 +161,6 @@ Rows = Callable[..., list[tuple[Any, ...]]]
 
 
 def _fill(archive: Archive, own: str, rows: Rows) -> None:
-    """Copy the logs in the database of the peer `own`."""
     node = "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ?"
     for owner, start in rows("SELECT owner, position FROM starts ORDER BY owner"):
         peaks = [rows(node, owner, *place)[0][0] for place in merkle.peaks_of(start)]

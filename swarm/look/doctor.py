@@ -56,7 +56,6 @@ async def look(settings: PeerSettings, model: Path | None = None) -> list[Findin
 async def _outside(
     settings: PeerSettings, listen: Sequence[str]
 ) -> tuple[list[Finding], Work | None]:
-    """What the network and the run say to a visitor that listens where the peer would."""
     found: list[Finding] = []
     work: Work | None = None
     began = time.perf_counter()
@@ -215,7 +214,6 @@ def _reach(node: Node) -> Finding:
 
 
 async def _versions(place: Place) -> Finding:
-    """Compare this program's version with those that the trusted peers announce."""
     node = place.node
     agents: dict[str, int] = {}
     for peer in place.run.manifest.trusted_ids()[:VERSIONS_ASKED_MAX]:

@@ -28,8 +28,6 @@ ASKED_AT_ONCE = 8
 
 @dataclass
 class Listed:
-    """One run of a network."""
-
     run: Run
     status: RunStatus | None = None
     """None if no trusted peer of the run answered in time."""
@@ -58,7 +56,6 @@ async def runs_of(bootstrap: Sequence[str] | None) -> list[Listed]:
 
 
 async def _manifests(node: Node, entry_points: EntryPoints) -> list[Envelope]:
-    """Collect the newest manifest of each run that a bootstrap peer lists."""
     newest: dict[str, Envelope] = {}
     answered = False
     problems: list[str] = []

@@ -213,7 +213,6 @@ def about_peer(archive: Archive, peer: str, status: RunStatus | None = None) -> 
 
 
 def _stake(archive: Archive, peer: str) -> int:
-    """Tokens of a worker's recomputed work that count for it now."""
     work = archive.state.works.get(peer)
     if work is None:
         return 0

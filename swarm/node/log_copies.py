@@ -133,12 +133,10 @@ class LogCopies:
         await _at_once(ask, others, RESTORE_SECONDS)
 
     def _others(self) -> list[PeerId]:
-        """The other trusted peers."""
         return [PeerId(o) for o in self._run.manifest.trusted_ids() if o != self._node.peer_id]
 
     @asynccontextmanager
     async def _reached(self, other: PeerId) -> AsyncIterator[LedgerClient]:
-        """Ask another peer, once it is connected, for what its ledger holds."""
         await self._node.reach(other)
         async with open_ledger(self._node.transport, other) as client:
             yield client
@@ -214,7 +212,6 @@ class LogCopies:
                 nursery.start_soon(self._follow, owner)
 
     async def _follow(self, owner: str) -> None:
-        """Mirror one trusted peer's log until cancelled."""
         heads = self._heads[owner]
         while True:
             head = heads.value
@@ -291,7 +288,6 @@ class LogCopies:
 async def _at_once(
     ask: Callable[[PeerId], Awaitable[None]], others: Sequence[PeerId], seconds: float
 ) -> None:
-    """Ask all these peers at once, and wait for their answers for so long."""
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:
             for other in others:

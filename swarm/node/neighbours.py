@@ -179,7 +179,6 @@ class Neighbours:
             await trio.sleep(NEIGHBOUR_CHECK_SECONDS if not unknown else NEIGHBOUR_SEARCH_SECONDS)
 
     def _relays(self) -> dict[PeerId, list[str]]:
-        """The known relays, with their direct addresses."""
         found: dict[PeerId, list[str]] = {}
         for envelope in self._node.records():
             record = envelope.expect(PeerRecord)

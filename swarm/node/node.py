@@ -67,7 +67,6 @@ records fit the frame in which they are forwarded."""
 
 
 async def create_tables(database: Database) -> None:
-    """Create the tables of a node's database."""
     await execute(database, Sequencer.TABLE, *statements(__file__))
 
 
@@ -89,12 +88,10 @@ class Node:
     """Signed run manifests that this peer hands out, by run id."""
     departure: Departure = field(default_factory=Departure)
     _followed: tuple[Run, Callable[[Envelope], None]] | None = None
-    """See `follow`."""
     _records: dict[str, Envelope] = field(default_factory=dict)
     """The newest record of each known peer, the most recently learnt last."""
     _records_bytes: int = 0
     _refused: dict[str, RunManifest] = field(default_factory=dict)
-    """The last refused manifest of each run."""
     _searches: Recent[PeerId, Search] = field(default_factory=lambda: Recent(SEARCHES_MAX))
     _met: dict[PeerId, list[str]] = field(default_factory=dict)
     """Peers and addresses in the file `PEERS_MET`."""
@@ -110,7 +107,6 @@ class Node:
 
     @property
     def bootstrap(self) -> list[str]:
-        """Addresses of bootstrap peers."""
         return list(dict.fromkeys(self.settings.bootstrap))
 
     async def seal(self, message: Message, lifetime_seconds: float, run: str = "") -> Envelope:
@@ -343,7 +339,6 @@ class Node:
         await self.disk.write(PEERS_MET, "\n".join(lines).encode())
 
     def _addresses_of(self, peer: PeerId) -> list[str]:
-        """Return a peer's addresses from its record, else from the DHT's routing table."""
         record, contact = self.record(peer), self.dht.table.get(peer)
         if record is not None:
             return record.addresses

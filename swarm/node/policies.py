@@ -268,7 +268,6 @@ class Policies:
         return held.manifest.base is None or self._is_here(held.manifest.base)
 
     async def _fetch(self, reference: CheckpointReference, deadline_seconds: float) -> str:
-        """Fetch a policy, and its base if it is an adapter; returns the policy's folder."""
         folder = await self._fetch_one(reference, deadline_seconds)
         held = self._store.held((reference.lineage, reference.step))
         if held is not None and held.manifest.base is not None:

@@ -174,7 +174,6 @@ class RunNode:
         return self._trusted
 
     async def _keep_trust(self) -> None:
-        """Check every version of the manifest until cancelled."""
         while True:
             self._named.check()
             await self.versions.changed.wait_change()

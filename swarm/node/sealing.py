@@ -88,7 +88,6 @@ class Sealing:
         await self._write(lambda: self._books.seal(number, frontier, authority, last))
 
     async def _follow(self, authority: Authority) -> None:
-        """Seal what the first trusted peer has sealed last."""
         seals = self._books.seals()
         if theirs := seals.get(authority.trusted[0]):
             await self._countersign(theirs[-1], seals, authority)

@@ -245,11 +245,9 @@ class TrustedPart:
         return self._stake_now(worker) == 0
 
     def _stake_now(self, worker: str) -> int:
-        """Return a worker's stake at the newest step."""
         return self.stake(worker, self._newest_step()[1])
 
     def _newest_step(self) -> tuple[int, int]:
-        """Return the (lineage, step) of the newest step order; (0, 0) without one."""
         orders = [each.message for each in self._newest() if isinstance(each.message, StepOrder)]
         return (orders[0].lineage, orders[0].step) if orders else (0, 0)
 
@@ -385,7 +383,6 @@ class TrustedPart:
             self._on_reinstatement(envelope)  # the own log has it, too: it cuts off evidence there
 
     def _spread(self, raw: bytes) -> None:
-        """Gossip a signed eviction or reinstatement from a log."""
         try:
             self._gossip.publish(open_envelope(raw))
         except Dropped as dropped:  # expired, or no longer permitted; it stays in the log

@@ -186,5 +186,4 @@ class Versions:
 
 
 def _moment(wall_seconds: float) -> str:
-    """Format a wall time as text in UTC."""
     return datetime.fromtimestamp(wall_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

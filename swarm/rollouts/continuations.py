@@ -32,7 +32,6 @@ class State(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The state of one rollout after its first tokens."""
 
     submission: Digest
-    """The submission that holds the rollout."""
     row: Annotated[int, Meta(ge=0, le=2**24)]
     """Index of the rollout in it."""
     group: Annotated[int, Meta(ge=0, le=4095)]

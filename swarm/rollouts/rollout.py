@@ -26,7 +26,6 @@ class Span:
 
     policy: int
     tokens: int
-    """Number of tokens."""
 
 
 @dataclass(frozen=True)

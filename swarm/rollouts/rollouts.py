@@ -109,11 +109,9 @@ class Rollouts:
     """Token ids of all segments, in order."""
     token_offsets: Offsets
     segment_kinds: Integers
-    """Indices in `KINDS`."""
     segment_lengths: Integers
     """Tokens per segment."""
     segment_finishes: Integers
-    """Indices in `FINISHES`."""
     segment_offsets: Offsets
     log_probabilities: Floats
     """One per model token."""
@@ -163,7 +161,6 @@ class Rollouts:
         return len(self.group)
 
     def row(self, index: int) -> Row:
-        """One rollout with its segments."""
         return Row(
             group=int(self.group[index]),
             sample=int(self.sample[index]),
@@ -173,7 +170,6 @@ class Rollouts:
         )
 
     def rollout(self, index: int) -> Rollout:
-        """The segments of one row."""
         return Rollout(tuple(self._segments(index)))
 
     def row_tokens(self, index: int) -> Integers:

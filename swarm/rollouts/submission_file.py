@@ -159,8 +159,6 @@ class ReadLimits:
 
 @dataclass(frozen=True)
 class Submission:
-    """The content of a submission file."""
-
     header: Header
     rollouts: Rollouts
     turns: list[list[bytes]]

@@ -12,7 +12,6 @@ Key = tuple[str, bytes]
 
 
 def verdict_in(envelope: Envelope) -> Verdict:
-    """The verdict that an envelope holds."""
     return envelope.expect(Verdict)
 
 
@@ -37,7 +36,6 @@ class HeardVerdicts:
         return [pair for pair in ruling.contradictions(_opinions(heard)) if pair not in before]
 
     def opinions(self, key: Key) -> Mapping[str, Verdict]:
-        """The verdicts on a submission, by validator."""
         return _opinions(self._heard.get(key, {}))
 
     def by(self, validator: str, key: Key) -> Envelope | None:
@@ -45,7 +43,6 @@ class HeardVerdicts:
         return self._heard.get(key, {}).get(validator)
 
     def judged_by(self, validator: str) -> list[Key]:
-        """The submissions that one validator judged."""
         return [key for key, heard in self._heard.items() if validator in heard]
 
     def final(self, key: Key) -> Envelope | None:
@@ -68,7 +65,6 @@ class HeardVerdicts:
         ]
 
     def forget(self, key: Key) -> None:
-        """Forget all verdicts on a submission."""
         self._heard.pop(key, None)
 
 

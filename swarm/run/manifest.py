@@ -28,7 +28,6 @@ def run_id(manifest: Envelope) -> str:
 
 
 def manifest_in(envelope: Envelope) -> RunManifest:
-    """Return the run manifest that an envelope carries."""
     return envelope.expect(RunManifest)
 
 

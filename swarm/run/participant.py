@@ -25,4 +25,3 @@ class Participant:
     messenger: Messenger
     seal: Sealer
     describe: Callable[[], Heartbeat]
-    """Makes its heartbeat."""

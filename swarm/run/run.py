@@ -84,7 +84,6 @@ class Run:
 
     @property
     def manifest(self) -> RunManifest:
-        """The newest version of the manifest."""
         return manifest_in(self.manifest_envelope)
 
     def update(self, manifest: Envelope) -> bool:

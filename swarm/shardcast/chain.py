@@ -284,7 +284,6 @@ class Deltas:
 
 
 def _portions(held: Held) -> Iterator[list[int]]:
-    """Divide the missing pieces, in order, into portions for one call of the child each."""
     portion: list[int] = []
     size = 0
     for index in held.missing():

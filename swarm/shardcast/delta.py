@@ -345,7 +345,6 @@ def make(
 
 
 def _cover(chain: Sequence[Delta], base: Path, name: str) -> bool:
-    """Whether the base and every delta of a chain have this file, all in the same size."""
     path = base / name
     return path.is_file() and all(
         name in delta.files and delta.files[name].size_bytes == path.stat().st_size

@@ -17,7 +17,6 @@ class PieceToMake(msgspec.Struct, array_like=True, frozen=True):
 
     index: int
     name: str
-    """Name of its file."""
     offset: int
     """Offset in the file; a multiple of the piece size."""
     size_bytes: int

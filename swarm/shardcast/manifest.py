@@ -70,7 +70,6 @@ class DeltaLink(msgspec.Struct, array_like=True, frozen=True):
     """BLAKE3-256 of the delta's own manifest."""
     manifest_bytes: Annotated[int, Meta(ge=1, le=limits.CHECKPOINT_MANIFEST_BYTES_MAX)]
     total_bytes: Count
-    """Size of the delta."""
 
 
 class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

@@ -51,7 +51,6 @@ class _Record:
     measured: bool = False
     """Whether `bandwidth` was ever observed."""
     failures: int = 0
-    """Consecutive failures."""
     corruptions: int = 0
     paused_until: float = 0.0
 

@@ -165,7 +165,6 @@ class CheckpointStore:
                     await self._remove(held)
 
     def _bases(self) -> set[Key]:
-        """The keys of the checkpoints that adapters in the store need, present or not."""
         return {held.base_key for held in self._held.values() if held.base_key is not None}
 
     def _is_free(self, held: Held) -> bool:

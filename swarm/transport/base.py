@@ -33,8 +33,6 @@ CONNECTION_EVENTS_MAX = 1024
 
 @dataclass(frozen=True)
 class Handler:
-    """One served protocol."""
-
     run: StreamHandler
     frame_bytes_max: int
 
@@ -132,7 +130,6 @@ class BaseTransport:
         self._keeps_many = True
 
     def _kept(self, most: int) -> int:
-        """How many connections to keep of at most `most`."""
         return kept_of(most) if self._keeps_many else min(limits.CONNECTIONS_KEPT, kept_of(most))
 
     async def _trim(self, idle: Callable[[], None]) -> None:
@@ -210,7 +207,6 @@ class BaseTransport:
             await stream.reset()  # does nothing to a stream that both sides have ended
 
     def _release_stream(self, peer: PeerId) -> None:
-        """Stop counting a stream that `_admit_stream` admitted."""
         self._served_streams[peer] -= 1
         if not self._served_streams[peer]:
             del self._served_streams[peer]

@@ -167,7 +167,6 @@ class FramedStream:
     # --- inside ---
 
     async def _read(self) -> None:
-        """Read more bytes, or note the end."""
         try:
             data = await self._carrier.read()
             if not data and self._buffer:

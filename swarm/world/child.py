@@ -134,8 +134,6 @@ class _Owner:
 
 
 class _Calls:
-    """The running calls."""
-
     def __init__(self, service: Any, owner: _Owner, nursery: trio.Nursery) -> None:
         self._service = service
         self._owner = owner

@@ -87,7 +87,6 @@ class LocalChild:
         self._gone = trio.Event()
         self._supervision = trio.CancelScope(shield=True)
         self._nursery: trio.Nursery | None = None
-        """The nursery of `supervise`."""
         self._ending = False
         """Whether the owner ends the child: then its end is not reported."""
 
@@ -137,7 +136,6 @@ class LocalChild:
             self._kill(f"was given up during {call.what}")
 
     async def _ask(self, call: _Pending, frame: bytes) -> msgspec.Raw:
-        """Send a call, and wait for its answer."""
         if self._why or self._ended:
             call.finish(None)
             raise await self._died(blameless=True)
@@ -206,7 +204,6 @@ class LocalChild:
         self._stderr_ended.set()
 
     def _hear(self, text: str) -> None:
-        """Keep a line of stderr, and emit it unless there are too many."""
         # An error message may quote a hostile file: drop characters that control a terminal.
         line = "".join(c if c.isprintable() else " " for c in text[:400]).rstrip()
         self._last_lines.append(line)

@@ -42,8 +42,6 @@ async def _run(function: Callable[[], T], size_bytes: int) -> T:
 
 
 async def _hashed(hasher: Any, local: Path, offset: int, size_bytes: int) -> bytes:
-    """The digest of a range of a file."""
-
     def digest() -> bytes:
         for block in _blocks(local, offset, size_bytes):
             hasher.update(block)

@@ -46,7 +46,6 @@ class Program(msgspec.Struct, frozen=True):
     module: str
     arguments: list[str]
     folder: str
-    """Its working directory."""
     environment: dict[bytes, bytes]
 
 
@@ -159,7 +158,6 @@ class ForkServer:
             os._exit(status)
 
     def _forget(self, owner: socket.socket) -> None:
-        """Kill the child of an owner that has disconnected."""
         self._selector.unregister(owner)
         owner.close()
         for pid, held in list(self._children.items()):
@@ -192,7 +190,6 @@ def _run(program: Program) -> None:
 
 
 def main() -> None:
-    """The command line."""
     import argparse  # here: every peer imports this module
 
     parser = argparse.ArgumentParser(description=__doc__)

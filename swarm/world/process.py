@@ -132,7 +132,6 @@ class Process:
             return next(int(line[4:]) for line in file if line.startswith("Pid:"))
 
     def kill(self) -> None:
-        """Kill the process alone."""
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

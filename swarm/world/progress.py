@@ -26,7 +26,6 @@ class Reporter:
         self._sent_at = time.monotonic()
 
     def report(self, *, cancellable: bool) -> None:
-        """See `report` and `checkpoint`."""
         in_thread = not trio.lowlevel.in_trio_run()
         if in_thread and cancellable:
             trio.from_thread.check_cancelled()

@@ -19,8 +19,6 @@ import trio
 
 @dataclass(frozen=True)
 class Guarded:
-    """The nursery of `open_guarded`."""
-
     nursery: trio.Nursery
     failed: list[Exception]
 
@@ -33,7 +31,6 @@ class Guarded:
             self.nursery.cancel_scope.cancel()
 
     def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Start a task; see `guard`."""
         self.nursery.start_soon(self.guard, task)
 
 

@@ -46,7 +46,6 @@ def why_trainer(status: RunStatus, history: History) -> str:
 
 
 def _why_trainers(status: RunStatus) -> str:
-    """What several trainers do, and how many of them."""
     trainers, present = status.run.manifest.trainer_ids(), status.present.values()
     live = [each for each in present if each.peer in trainers and each.standing == "live"]
     doing = Counter(printable(each.heartbeat.doing) for each in live).most_common(DOINGS_SHOWN)

@@ -103,7 +103,6 @@ async def read_rollouts(home: Path, run: str, step: int | None) -> bytes:
 
 
 def main() -> None:
-    """Print the rollouts."""
     from swarm.errors import UserError
 
     home, run, step = sys.argv[1:]

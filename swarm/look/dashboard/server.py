@@ -63,7 +63,6 @@ class Dashboard:
     _reading: trio.Lock = field(default_factory=trio.Lock)
 
     def app(self) -> Starlette:
-        """The ASGI application."""
         return Starlette(
             routes=[
                 *(Route(path, _part(name), methods=["GET"]) for path, name in PARTS.items()),

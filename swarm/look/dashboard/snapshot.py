@@ -26,8 +26,6 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class Head(_Part, frozen=True):
-    """The run as a whole."""
-
     run: str
     step: int | None = None
     steps: int = 0
@@ -46,7 +44,6 @@ class Head(_Part, frozen=True):
     begun: dict[int, int] = {}
     """The policy that the newest lineage began with, where it is not the first."""
     environments: list[str] = []
-    """Their labels."""
     problems: list[str] = []
     """What is wrong with the run, and what of it could not be read."""
     counted_from: int = 0

@@ -135,7 +135,6 @@ class Figures:
         return count
 
     def _show_alarms(self) -> None:
-        """Make the gauge that deploy/prometheus/alerts.yml watches."""
         shown = self._gauge("swarm_alarm", "1 while it is raised.", "alarm", "severity")
         for name, kind in CATALOGUE.items():
             shown.labels(name, kind.severity).set(0)

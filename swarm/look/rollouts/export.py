@@ -80,7 +80,6 @@ class Table:
     """A kind of data set."""
 
     columns: Mapping[str, tuple[pa.DataType, str]]
-    """Type and meaning of each column."""
     tags: Sequence[str]
     text: str
     """The README's words between title and table."""

@@ -18,8 +18,6 @@ STD_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Turn:
-    """One segment of a rollout."""
-
     kind: Kind
     tokens: list[int]
     text: str | None

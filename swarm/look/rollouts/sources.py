@@ -109,7 +109,6 @@ class Source:
     path: Path
     files: list[Found]
     logs: dict[Path, RunLog]
-    """By home."""
     given: RunLog | None
     """The ledger that was given; it comes before those of the homes."""
     tokenizer: Decoder | None
@@ -187,7 +186,6 @@ def open_source(
 
 
 def _siblings(homes: list[Path]) -> list[Path]:
-    """The homes beside these, as in a demo's folder."""
     parents = sorted({home.absolute().parent for home in homes if (home / "identity.key").exists()})
     return [each for parent in parents for each in sorted(parent.iterdir()) if each.is_dir()]
 
@@ -223,7 +221,6 @@ def _found(path: Path, log: RunLog) -> Found:
 
 
 def _read(path: Path) -> tuple[bytes, Rollouts, Header | None]:
-    """Read a file: the submission's digest, its rollouts, and its header if it has one."""
     size = path.stat().st_size
     if size > FILE_BYTES_MAX:
         raise ValueError(f"it has {size:,} bytes, at most {FILE_BYTES_MAX:,} are read")
@@ -293,7 +290,6 @@ class _Submission:
             yield self._row(index, graded[group])
 
     def _origin(self, group: int) -> SeenSubmission:
-        """The origin of a group's rollouts."""
         verdict = self._verdict
         if verdict is None or not verdict.quarantined:
             return self.origin
@@ -349,7 +345,6 @@ class _Submission:
 
 
 def _at(values: Sequence[float], index: int) -> float | None:
-    """The value of a sample, if there is one."""
     return values[index] if 0 <= index < len(values) else None
 
 

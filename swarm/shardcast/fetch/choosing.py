@@ -179,7 +179,6 @@ class Chooser:
         return max(1, min(pieces, left, REQUEST_PIECES_MAX))
 
     def _stays(self, job: Job, line: Line) -> bool:
-        """Whether a lane stays with its source."""
         return (
             line.claim is not None
             and self._world.random.random() >= LEAVE_SHARE
@@ -202,7 +201,6 @@ class Chooser:
         )
 
     def _offer(self, job: Job, line: Line, now: float) -> int:
-        """Missing pieces that a source may have and that may be requested from it now."""
         if not self._is_able(job, line, now):
             return 0
         if line.claim is not None:

@@ -288,7 +288,6 @@ class Fetcher:
         return not any(each.missing for each in self._jobs.values())
 
     async def _lane(self, job: Job, request: Request | None) -> None:
-        """Perform one request after the other, until there is nothing to request."""
         while request is not None:
             await self._requester.perform(job, request)
             now = self._world.now()

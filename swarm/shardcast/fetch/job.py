@@ -197,8 +197,6 @@ class Attempt:
 
 
 class Job:
-    """One running fetch."""
-
     def __init__(
         self,
         key: Key,

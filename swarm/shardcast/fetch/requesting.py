@@ -202,7 +202,6 @@ class Requester:
         return True
 
     def _blame(self, job: Job, index: int, line: Line) -> None:
-        """Note that a source sent wrong bytes."""
         line.reason = "sent wrong bytes"
         if line.source.peer is None and index != MANIFEST:
             # A mirror does not lie: one of its files is damaged, but others may be right.
@@ -213,7 +212,6 @@ class Requester:
         self._report("piece_refused", job, index, line)
 
     def _credit(self, job: Job, line: Line, size_bytes: int, seconds: float) -> None:
-        """Note that a source sent a right piece in `seconds`."""
         self._book.succeeded(line.name, size_bytes, seconds)
         pace = size_bytes / max(seconds, 1e-6)
         job.pace += limits.SOURCE_SMOOTHING * (pace - job.pace)
@@ -235,7 +233,6 @@ class Requester:
         job.busy_pause = min(2 * job.busy_pause, BUSY_SECONDS_MAX)
 
     async def _copy_in(self, job: Job, index: int, spare: str) -> None:
-        """Copy a piece from a spare file into its file."""
         reference = job.reference(index)
         sink = await self._sink(job, index)
         try:

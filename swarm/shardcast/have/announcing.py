@@ -131,7 +131,6 @@ class Announcer:
         return entries
 
     def _entry(self, peer: PeerId, digest: bytes, announced: Announced) -> claiming.Entry | None:
-        """The news about one checkpoint for a neighbour, if any."""
         held = self._store.blobs.named(digest)
         if held is None:
             announced.gone = True
@@ -194,7 +193,6 @@ class Announcer:
             neighbour.speak_at(due)
 
     def _due(self, neighbour: Neighbour, digest: bytes, now: float) -> float:
-        """When to announce a new piece to a neighbour."""
         announced = neighbour.announced.get(digest)
         soonest = now + BATCH_SECONDS
         if announced is None or announced.ending:

@@ -20,7 +20,6 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messages import Digest
 
 ENTRIES_MAX = 16
-"""Entries of a frame."""
 
 CLAIMS_MAX = 256
 """Checkpoints remembered per neighbour; the oldest is forgotten. Trainers that merge hold one for

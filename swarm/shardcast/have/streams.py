@@ -81,7 +81,6 @@ class HaveExchange:
         self._store = store
         self._events = events
         self.claims = claims.Claims()
-        """What the neighbours claim to hold."""
         self._announcer = Announcer(world, store, self.claims, tells)
         self._neighbours = self._announcer.neighbours
         self._unwilling: set[PeerId] = set()
@@ -131,7 +130,6 @@ class HaveExchange:
             self._begin(peer)
 
     def _others(self) -> list[PeerId]:
-        """Connected peers that may become neighbours."""
         return [
             peer
             for peer in self._transport.connected()
@@ -179,7 +177,6 @@ class HaveExchange:
                 self._begin(last)
 
     def _wants(self, peer: PeerId, held: Held) -> bool:
-        """Whether a neighbour may lack pieces of a checkpoint."""
         claim = self.claims.of(peer, held.digest)
         return claim is None or not claim.complete
 

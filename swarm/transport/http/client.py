@@ -268,7 +268,6 @@ class BulkClient:
                 connection.close()
 
     def close(self) -> None:
-        """Close all idle connections."""
         for connections in self._idle.values():
             for connection, _ in connections:
                 connection.close()
@@ -290,7 +289,6 @@ class BulkClient:
         return min(known, default=0.0)
 
     def _reuse(self, key: _Key) -> Connection | None:
-        """An idle connection that is still open, if any."""
         now = trio.current_time()
         if now - self._looked_at > LOOK_SECONDS:
             self._looked_at = now

@@ -180,7 +180,6 @@ class Session:
             close = await self._answer(request)
 
     def _rest(self) -> None:
-        """Wait for a request: of a stranger not for long."""
         self._rests, self.used_at = True, trio.current_time()
         seconds = math.inf if self.vouched else limits.STRANGER_SECONDS
         self._caller.handshake.deadline = self.used_at + seconds

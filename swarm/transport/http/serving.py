@@ -74,7 +74,6 @@ class Table:
             self._door.give_back(self._guests[guest])
 
     def _make_room(self, guest: Guest) -> None:
-        """Make room for a stranger's connection."""
         if len(self._guests) < min(self._sizes.connections, self._sizes.strangers):
             return  # each of a flood comes here
         held = self._staying()

@@ -117,7 +117,6 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
                 await stream.reset()
 
     async def _connect(self, stream: Any, source: ID, target: ID) -> None:
-        """Ask the target, and carry if it agrees."""
         onward = await self._consent(source, target)
         if onward is None:
             await self._send_status(stream, StatusCode.CONNECTION_FAILED, "no answer")
@@ -142,7 +141,6 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
         return self.resource_manager.get_reservation(peer) is not None
 
     def _refusal(self, source: ID, target: ID) -> tuple[StatusCode, str] | None:
-        """Why a circuit is refused, if it is."""
         if self.resource_manager.get_reservation(target) is None:
             return StatusCode.NO_RESERVATION, "the peer has no reservation here"
         if self._is_full(source) or not self._has_room(source, target):

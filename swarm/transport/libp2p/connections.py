@@ -157,7 +157,6 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
                 await raw.close()
 
     def _let_go(self, connection: Any) -> None:
-        """Close a connection to make room for another."""
         log.debug("closing %s to make room for another connection", connection.muxed_conn.peer_id)
         connection.leaving = True
         self._start(connection, connection.close)
@@ -271,7 +270,6 @@ class Connection(SwarmConn):  # type: ignore[misc]
 
     @property
     def trusted(self) -> bool:
-        """Whether its peer is trusted."""
         return bool(self.swarm.trusts(self.peer))
 
     @property

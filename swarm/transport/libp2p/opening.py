@@ -146,7 +146,6 @@ def _listen_addresses(listen: Sequence[str], bulk_port: int) -> list[Multiaddr]:
 
 
 def _swarm(identity: Identity, tcp: TamedTCP, guard: Guard) -> TamedSwarm:
-    """The connection table: TCP, noise and nothing else, yamux."""
     key_pair = create_new_key_pair(identity.seed)
     peer_id = ID.from_pubkey(key_pair.public_key)
     peerstore = PeerStore()

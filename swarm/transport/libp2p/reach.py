@@ -138,7 +138,6 @@ class Reach:
             return answer
 
     def _asked_ports(self) -> list[int]:
-        """The ports to be dialled back, the user's first."""
         return list(dict.fromkeys([*self._forwarded, *self._listening(), SEEN]))[:PORTS_MAX]
 
     @contextmanager
@@ -150,7 +149,6 @@ class Reach:
             del self._awaited[peer]
 
     def _weigh(self, told: Sequence[Told]) -> None:
-        """Draw the conclusion from what peers said."""
         own = self._own_hosts()
         reached = [each for each in told if each.answer.reached]
         self.seen = list(dict.fromkeys((each.answer.host, each.answer.port) for each in told))

@@ -94,8 +94,6 @@ def _head_start(direct: Sequence[str], relayed: Sequence[str]) -> float:
 
 
 class Libp2pBytes:
-    """A `ByteStream` over a libp2p stream."""
-
     def __init__(self, stream: INetStream) -> None:
         self._stream = stream
         self._read_closed = False
@@ -225,7 +223,6 @@ class Libp2pTransport(BaseTransport, BlobTransport):
         return self.reach.wants_relay
 
     def _seen_at(self, peer: PeerId) -> tuple[str, int] | None:
-        """Where a peer's direct connection comes from or goes to."""
         for connection in self._connections.get(peer, ()):
             seen = None if connection.relayed else connection.muxed_conn.get_remote_address()
             if seen is not None:
@@ -399,7 +396,6 @@ class Libp2pTransport(BaseTransport, BlobTransport):
                 self._emit(ConnectionEvent(peer, connected=False))
 
     async def _watch(self, connection: Connection) -> None:
-        """Ping a connection, and close it when the other side does not answer."""
         muxed = connection.muxed_conn
         while not muxed.event_closed.is_set():
             with trio.move_on_after(limits.CONNECTION_PING_SECONDS):
@@ -416,7 +412,6 @@ class Libp2pTransport(BaseTransport, BlobTransport):
             await connection.close()
 
     async def _punch(self, peer: PeerId) -> None:
-        """Try to replace a relayed connection by a direct one."""
         with trio.move_on_after(limits.CONNECT_DEADLINE_SECONDS * 3):
             with contextlib.suppress(*BROKEN_STREAM, trio.TooSlowError):
                 # Its addresses: a plain connection to one of them needs no hole.

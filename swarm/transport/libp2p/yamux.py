@@ -47,7 +47,6 @@ MUXER_UNREAD_BYTES_MAX = 16 << 20
 """Unread bytes of one connection: the windows of the 64 streams that our protocols allow a peer."""
 
 UNREAD_BYTES_MAX = 64 << 20
-"""Unread bytes of all connections together."""
 
 MUXER_OVERRUNS_MAX = 8
 """Streams reset for the bytes they held, after which their connection is closed."""
@@ -110,12 +109,10 @@ class Shared:
 
     def __init__(self) -> None:
         self.size_bytes = 0
-        """Unread bytes of all connections."""
         self.muxers: dict[Yamux, None] = {}
         self.frames = TokenBuckets(
             STRANGERS_FRAMES_PER_SECOND, STRANGERS_FRAMES_BURST, NETWORKS_MAX
         )
-        """Small frames of strangers, by their networks."""
 
     def relieve(self) -> None:
         """Drop the fullest stream of the fullest connection; strangers' connections first."""
@@ -461,7 +458,6 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 stream.end_receiving()
 
     async def _count_frames(self, count: int) -> None:
-        """Wait until so many small frames may be read."""
         await self._frames.spend(count)
         if self.is_strangers and not self.connection.needed:
             await self._shared.frames.of(self.connection.origin.range).spend(count)
