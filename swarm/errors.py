@@ -1,6 +1,4 @@
-"""Exceptions that several packages raise. Each class says whose fault the error is.
-
-Errors of a single operation are defined beside that operation."""
+"""Exceptions that several packages raise; each class says whose fault the error is."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +6,7 @@ from contextlib import contextmanager
 import msgspec
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""All errors that msgspec raises on hostile bytes. For text that is not UTF-8 it raises
-`UnicodeDecodeError`."""
+"""Errors that msgspec raises on hostile bytes: `UnicodeDecodeError` for what is not UTF-8."""
 
 
 class SwarmError(Exception):

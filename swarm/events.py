@@ -16,8 +16,7 @@ from swarm.terminal.untrusted import shown
 from swarm.world import World
 
 STRANGERS_EVENTS_PER_MINUTE = 20
-"""Largest number per minute of events of one kind that strangers can cause at any rate. Further
-ones are only counted."""
+"""Most events of one kind per minute that strangers can cause at will; others are only counted."""
 
 
 @dataclass(frozen=True)

@@ -86,16 +86,12 @@ async def visit(
 
 
 async def status_of(visit: Visit) -> RunStatus:
-    """Ask a run's trusted peers for its progress and its peers; raises `PeerError` if none answers.
-
-    They are asked again with each call."""
+    """Ask a run's trusted peers for its progress and peers; `PeerError` if none answers."""
     return await ask_status(visit.node, visit.run)
 
 
 async def ledger_of(visit: Visit) -> Archive:
-    """Copy the logs of a run's trusted peers; `Archive.rows` is their table.
-
-    `Archive.problems` has a sentence for each peer that did not answer."""
+    """Copy the logs of a run's trusted peers; `Archive.problems` names silent peers."""
     return await fetch_archive(visit.node, visit.run)
 
 

@@ -41,8 +41,7 @@ class _Task(Generic[T]):
     """An asynchronous function that runs on the loop."""
 
     def __init__(self, function: Callable[[Future[T]], Awaitable[None]]) -> None:
-        """`function` sets the future; an error before that is raised by `result`, a later one by
-        `cancel`."""
+        """`function` sets the future; `result` raises an earlier error, `cancel` a later one."""
         if trio.lowlevel.in_trio_run():
             raise UserError(
                 "this is a plain function, which would block trio; await the one of the same name "

@@ -46,8 +46,7 @@ ANSWER_SECONDS = 3.0
 this long: a trusted neighbour delivers about 3,000 announcements a second."""
 
 ANSWER_BYTES_PER_TICK = 256 * 1024
-"""Bytes of the announcements it asked for that an untrusted neighbour gets per tick: some 500
-announcements."""
+"""Bytes of announcements that an untrusted neighbour gets per tick: about 500 of them."""
 
 DROPPED_REPORT_SECONDS = 60.0
 """Between two reports of the number of dropped envelopes, by cause."""

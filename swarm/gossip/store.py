@@ -16,8 +16,7 @@ limit holds for lasting events too: trusted peers know older evictions from thei
 evicted peer."""
 
 EVENTS_BYTES_MAX = 32 * 1024 * 1024
-"""Bytes of these events: mostly under 1 KiB each; a verdict on thousands of completions has up to
-64 KiB."""
+"""Bytes of these events: mostly under 1 KiB each; a long verdict has up to 64 KiB."""
 
 
 class Kept(NamedTuple):
@@ -39,8 +38,7 @@ class Store:
         """Lasting events, oldest first."""
         self._states: dict[bytes, Kept] = {}
         self._newest: dict[tuple[int, str], bytes] = {}
-        """Digest of the newest state of each (kind, sender); the kind is its index in
-        `STATES_FIRST`."""
+        """Digest of the newest state by (kind, sender); kinds are indices in `STATES_FIRST`."""
 
     def __len__(self) -> int:
         """Number of events held, without lasting events and states."""

@@ -48,8 +48,7 @@ class TrainingJob(Job, frozen=True, kw_only=True):
 
 
 class SavingJob(Job, frozen=True, kw_only=True):
-    """Base of jobs that write a state, which reports no progress; ranks wait up to 3,600 s for each
-    other's disks."""
+    """Base of jobs that write a state. No progress is reported; ranks wait up to 3,600 s."""
 
     patience_seconds: ClassVar[float] = 4200.0
 

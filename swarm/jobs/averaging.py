@@ -95,8 +95,7 @@ class AveragingService(Protocol):
     """One trainer's part in the network of a library. Jobs one at a time."""
 
     async def open(self) -> list[str]:
-        """What other trainers name to join this one; empty if they join at a place of their own.
-        The first call."""
+        """What other trainers name to join this one; empty: they join elsewhere. The first call."""
 
     async def meet(self, job: Meet) -> Exchanged:
         """Raises `UserError` if the network cannot be reached."""

@@ -72,8 +72,7 @@ class EnvironmentService(Protocol):
         """Raises `UserError` for an environment whose code fails."""
 
     async def play(self, job: PlayTurn) -> Played:
-        """Raises `UserError` for an environment whose code fails, `ValueError` for a prompt that is
-        not the group's."""
+        """Raises `UserError` if the environment's code fails, `ValueError` for another prompt."""
 
     async def grade(self, job: GradeEpisode) -> EpisodeGrade:
         """Raises as `play`."""

@@ -13,8 +13,7 @@ EVALUATION_START_SECONDS = 300.0
 
 
 class EvaluationSetup(Setup, frozen=True, kw_only=True):
-    """Raises `UserError` for an environment or an engine that is not installed, and for a
-    checkpoint without a tokenizer."""
+    """Raises `UserError` for a missing environment, engine or tokenizer of the checkpoint."""
 
     folder: str
     """Hugging Face folder of the checkpoint."""

@@ -185,6 +185,4 @@ class InferenceService(Protocol):
         the engine has not taken yet; without a submission in the batch, it waits for the next."""
 
     async def usage(self) -> float:
-        """Seconds since the child started in which the engine had completions to generate.
-
-        Answers while submissions are generated."""
+        """Seconds in which the engine generated since its start. Answers while it generates."""

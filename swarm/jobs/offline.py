@@ -18,8 +18,7 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of fine-tuning."""
 
     loss: Literal["answers", "preferences"] = "answers"
-    """answers: learn each example's answer (SFT). preferences: prefer one answer to another
-    (DPO)."""
+    """answers: learn each example's answer (SFT). preferences: prefer one of two answers (DPO)."""
     steps: int = 100
     batch: int = 32
     """Examples, or pairs, per step."""
@@ -64,8 +63,7 @@ class StartTuning(LoadingJob, frozen=True, kw_only=True):
     model: str
     settings: TuningSettings
     data: Sequence[str] = ()
-    """Files or folders, or their addresses. If empty, the examples are the environment's tasks with
-    their answers."""
+    """Files, folders or addresses. Empty: the environment's tasks with their answers."""
     weights: Sequence[float] = ()
     """How often each of the data is drawn; empty: they are one source."""
     reading: Reading = Reading()

@@ -43,8 +43,7 @@ class StartReplica(LoadingJob, frozen=True, kw_only=True):
     model: str
     """A Hugging Face folder."""
     trainer: str
-    """Peer id. Trainer, round and seed determine the data of a round, so that no two trainers
-    train on the same blocks."""
+    """Peer id. It, the round and the seed determine the data, so that no two trainers share any."""
     seed: int
     inner: Inner
     inner_steps: int
@@ -55,8 +54,7 @@ class StartReplica(LoadingJob, frozen=True, kw_only=True):
     shards: int = 1
     """Shards of a contribution."""
     trainers: tuple[str, ...] = ()
-    """All trainers of the run, among whom the data of a round is divided; empty: this one learns
-    from data of its own."""
+    """All trainers, among whom a round's data is divided; empty: this one has its own data."""
     sharding: Sharding = Sharding()
     dtype: str = "auto"
     attention: str = "fastest"
@@ -64,8 +62,7 @@ class StartReplica(LoadingJob, frozen=True, kw_only=True):
     """What happens where the plan of the memory does not fit (`peers.learning.training_settings`);
     empty: none is made."""
     tensorboard: str = ""
-    """Folder of TensorBoard's files, and project of Weights & Biases, for the curves of `run`;
-    empty: none."""
+    """Folder of TensorBoard's files, project of Weights & Biases, for `run`'s curves; or empty."""
     wandb: str = ""
     run: str = ""
     folder: str = ""
@@ -168,8 +165,7 @@ class RoundTrained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InspectContribution(SavingJob, frozen=True, kw_only=True):
-    """Check another trainer's contribution, or a shard of it or of a mean. It may run beside
-    `TrainRound`."""
+    """Check a contribution, or a shard of one or of a mean. May run beside `TrainRound`."""
 
     contribution: str
     """Its folder; with several shards, the shard's folder in it."""

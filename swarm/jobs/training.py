@@ -238,9 +238,7 @@ class TrainingService(Protocol):
     """Holds the learner. Folders and files are on a disk that every rank can access."""
 
     async def record_to(self, job: RecordTo) -> int:
-        """The number of processes that train together.
-
-        Raises `UserError` when a library is missing or a recorder fails to start."""
+        """The number of processes that train together. Raises `UserError` if a recorder fails."""
 
     async def plan(self, job: PlanTraining) -> MemoryPlan:
         """Say what the training holds in memory. Raises `UserError` for a broken config.json."""

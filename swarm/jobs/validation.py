@@ -69,8 +69,7 @@ class Grade(Job, frozen=True, kw_only=True):
     grading_seconds: float = math.inf
     """Wall time for all replays and grades. Groups that remain then are ungraded."""
     hung: str = ""
-    """Why an earlier grading ended its process: an environment's code did not return. Then nothing
-    is replayed or graded."""
+    """Why an earlier grading ended its process. Then nothing is replayed or graded."""
 
 
 class ServedEpisode(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,8 +106,7 @@ class Inspected(Report, kw_only=True):
 
 
 class Graded(Report, kw_only=True):
-    """The report on the replays, the grades of local environments, and the episodes that an
-    environment peer has to grade."""
+    """The replays' report, grades of local environments, and episodes to be graded elsewhere."""
 
     graded: list[list[float]] = []
     """[groups][G] Rewards before length penalties; empty for a group of a served environment."""
@@ -156,9 +154,7 @@ class Judge(Job, frozen=True, kw_only=True):
 
 
 class ProofFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the proofs fit the recomputed hidden states.
-
-    One proof covers one chunk; means are over chunks."""
+    """How well the proofs, one per chunk, fit the recomputed states; means are over chunks."""
 
     chunks: int
     chunks_passed: int
@@ -192,9 +188,7 @@ class PrefillService(Protocol):
     """Recomputes activations and sampling; keeps the last few policies used in memory."""
 
     async def load(self, job: Load) -> list[CheckpointReference]:
-        """All policies in memory, the least recently used first.
-
-        Raises `UserError` for a folder that holds no supported model."""
+        """All policies in memory, least recently used first. Raises `UserError` for no model."""
 
     async def judge(self, job: Judge) -> Judged:
         """Raises `ValueError` when a policy is neither loaded nor given, `UserError` for a folder

@@ -135,8 +135,7 @@ CONTACT_SILENT_SECONDS = 120.0
 """A contact silent for this long is checked; if it does not answer, others are not sent to it."""
 
 SILENT_CHECKS_MAX = 4
-"""Silent contacts checked in one round of maintenance; in a large network lookups reach most
-contacts."""
+"""Silent contacts checked per round of maintenance; in a large network lookups reach most."""
 
 CHECK_AGAIN_SECONDS = 300.0
 """Shortest time between two checks of a peer that sends us requests (does it serve the DHT?)."""

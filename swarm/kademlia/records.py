@@ -63,9 +63,7 @@ class Held:
 
 
 def namespace_of(key: bytes) -> str:
-    """The namespace of a key: `swarm-run` for `/swarm-run/…`.
-
-    Raises `InvalidRecord` for a key of another form."""
+    """`swarm-run` of a key `/swarm-run/…`. Raises `InvalidRecord` for a key of another form."""
     parts = key.split(b"/", 2)
     if len(parts) != 3 or parts[0] or not parts[1] or not parts[2]:
         raise InvalidRecord(f"a record's key is /<namespace>/<name>, not {key[:80]!r}")

@@ -29,8 +29,7 @@ answered or was connected this recently."""
 
 ID_BITS = 256
 _REPLACEMENTS_WANTED = 5
-"""A full bucket with this many replacements considers newcomers only if its oldest contact is
-stale."""
+"""With this many replacements, a full bucket takes newcomers only if its oldest is stale."""
 
 
 def key_id(key: bytes) -> int:
@@ -45,9 +44,7 @@ def node_id(peer: PeerId) -> int:
 
 
 def bucket_of(own: int, other: int) -> int:
-    """The bucket of an id: the length of the common prefix, 0 (far) to 255 (near).
-
-    The ids must differ."""
+    """Length of the common prefix, 0 (far) to 255 (near), of an id that differs from ours."""
     return ID_BITS - (own ^ other).bit_length()
 
 

@@ -59,9 +59,7 @@ class LogCopy:
 
 @dataclass
 class Archive:
-    """Copies of the logs of a run's trusted peers.
-
-    `records` and `state` are computed once, when the logs are complete."""
+    """Copies of the trusted peers' logs; `records` and `state` are computed once all are here."""
 
     signed: Envelope
     logs: dict[str, LogCopy] = field(default_factory=dict)

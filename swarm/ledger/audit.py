@@ -43,9 +43,7 @@ class Audited:
 
 
 def audit(archive: Archive) -> list[Audited]:
-    """Check the copies of all trusted peers' logs.
-
-    The manifest's own signature was checked when it was opened."""
+    """Check the copies of all trusted peers' logs; the manifest was checked when it was opened."""
     manifest = archive.manifest
     accused: dict[str, list[Envelope]] = {}
     for evidence in archive.forks:
@@ -229,9 +227,7 @@ class Anchor:
 
 
 def anchor(proven: Proven, archive: Archive) -> Anchor:
-    """Hold a receipt, whose own proof is checked already, against copies of the logs.
-
-    Raises `ValueError` for malformed entries."""
+    """Hold a checked receipt against copies of the logs. Raises `ValueError` if malformed."""
     receipt = proven.receipt
     owner, index = receipt.envelope.sender, receipt.index
     if proven.signed.body.run != archive.run:

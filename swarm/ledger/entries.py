@@ -198,8 +198,7 @@ class SealedWorker(_Struct, frozen=True, kw_only=True, tag="sealed_worker"):
     void: messages.Count = 0
     """Tokens whose credit was voided before they were sealed."""
     capitals: Annotated[list[SealedCapital], Meta(max_length=4)] = []
-    """Evidence against it in this log's entries before those that are kept; not part of the
-    totals' digest."""
+    """Evidence against it in the entries before those kept; not in the totals' digest."""
 
 
 class SealedLog(_Struct, frozen=True, kw_only=True):
@@ -210,8 +209,7 @@ class SealedLog(_Struct, frozen=True, kw_only=True):
     """The totals follow from the first `size` entries of each log."""
     root: messages.Digest
     first: messages.Count
-    """Index of the first entry that is not about sealed submissions; those before it may be
-    pruned."""
+    """Index of the first entry that is not about sealed submissions; earlier ones may be pruned."""
 
 
 class Sealed(_Struct, frozen=True, kw_only=True, tag="sealed"):

@@ -116,8 +116,7 @@ def seals_in(log: Sequence[Record]) -> list[tuple[int, entries.Sealed]]:
 
 
 def base_at(log: Sequence[Record], at: int) -> Base | None:
-    """The state that the seal at a place of this sequence carries; None unless all of it is here
-    and matches its digest."""
+    """The state that the seal at a place carries; None unless it is here and matches its digest."""
     seal = log[at].entry
     assert isinstance(seal, entries.Sealed)
     totals = dict(_workers(record.entry for record in log[max(0, at - seal.block) : at]))

@@ -132,9 +132,7 @@ class Log:
         return size, self.root(size)
 
     def entries(self, start: int, count: int) -> list[bytes]:
-        """Up to `count` encoded entries from index `start` on (`entries.decode` reads them).
-
-        Raises `Pruned` if the first of them is pruned."""
+        """Up to `count` encoded entries from `start` on. Raises `Pruned` if the first is pruned."""
         self._check_kept(start)
         rows = self._database.read(
             "SELECT entry FROM entries WHERE owner = ? AND position >= ? AND position < ? "

@@ -17,9 +17,7 @@ FORKS_MAX = 4
 
 
 class Fork(SwarmError):
-    """A trusted peer signed a head that contradicts an earlier one.
-
-    `evidence` holds the two heads, if this peer has both."""
+    """A trusted peer signed a contradictory head; `evidence` has both heads, if both are here."""
 
     def __init__(self, reason: str, evidence: ForkEvidence | None = None) -> None:
         super().__init__(reason)

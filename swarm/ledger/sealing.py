@@ -58,8 +58,7 @@ def agreed(seals: Seals, place: Place, trusted: Sequence[str]) -> bool:
 
 
 def newest_agreed(seals: Seals, trusted: Sequence[str], before: float = math.inf) -> Place | None:
-    """The newest seal, in any log, that more than half of the trusted peers have made, of an epoch
-    `before` another."""
+    """The newest seal of an epoch `before` another that most of the trusted peers have made."""
     places = [place for owner in trusted for place in seals.get(owner, ())]
     found = [p for p in places if p.epoch < before and agreed(seals, p, trusted)]
     return max(found, key=lambda p: (p.epoch, p.says.lineage, p.says.step, p.stated), default=None)
@@ -87,8 +86,7 @@ def is_lost(seals: Seals, place: Place, authority: Authority) -> bool:
 
 
 def _chose_another(log: Sequence[Place], place: Place, owner: str) -> bool:
-    """Whether a peer has made another seal that this one does not cover, so that it never makes
-    this one."""
+    """Whether a peer has made a seal that this one does not cover, and so never makes this one."""
     covered = place.says.log(owner)
     if covered is None or any(made.stated == place.stated for made in log):
         return False
@@ -133,9 +131,7 @@ one with thousands would cost every other trusted peer seconds at each look."""
 
 
 class FalseSeal(SwarmError):
-    """A trusted peer sealed something else than follows from the logs.
-
-    `owner` is the peer, `epoch` the number of its seal."""
+    """Peer `owner` sealed for `epoch` something else than follows from the logs."""
 
     def __init__(self, owner: str, epoch: int, reason: str) -> None:
         super().__init__(reason)
@@ -212,9 +208,7 @@ class Books:
     async def countersign(
         self, place: Place, previous: Place | None, authority: Authority
     ) -> tuple[range, Sealed]:
-        """Compute the epoch of another peer's seal, and append the own seal if both are the same.
-
-        Raises `FalseSeal`."""
+        """Compute the epoch of another's seal, and append the same seal, or raise `FalseSeal`."""
 
         def run(connection: sqlite3.Connection) -> tuple[range, Sealed]:
             seal = self._seal_within(connection, place)

@@ -209,9 +209,7 @@ class Answers:
 
 @asynccontextmanager
 async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[None]:
-    """Serve the logs held here inside the block; once per transport.
-
-    Peers that are not trusted get their `Rations`."""
+    """Serve the held logs inside the block, once per transport; strangers get `Rations`."""
     rations = Rations(ledger.admits, transport.network_of)
     answers = Answers(ledger)
 

@@ -101,8 +101,7 @@ class LedgerState:
     judges: Mapping[bytes, str]
     """The validator of the final verdict, by submission."""
     credits: Mapping[bytes, log_entries.Judged]
-    """The final verdict on each credited submission: one accepted or quarantined submission per
-    number."""
+    """The final verdict on each credited submission, accepted or quarantined: one per number."""
     standings: Mapping[bytes, Standing]
     """The standing of each credited submission."""
     consumed: Mapping[bytes, list[log_entries.Outcome]]
@@ -266,8 +265,7 @@ def _eviction_in_force(
 
 
 _Cases = dict[tuple[bytes, str], dict[str, log_entries.Judged]]
-"""Verdicts by validator, of each submission and worker: a worker may submit a copy of another's
-file."""
+"""By submission, worker (who may submit a copy of another's file) and validator."""
 
 
 @dataclass(frozen=True)
@@ -288,8 +286,7 @@ class _Sorted:
 def _sorted_out(
     records: Iterable[Record], validators: Container[str], trusted: Container[str], sealed: Frontier
 ) -> _Sorted:
-    """Collect the verdicts on each submission that is not sealed, the outcomes of its groups, and
-    the expulsions."""
+    """Collect the verdicts and outcomes of unsealed submissions, and the expulsions."""
     cases: _Cases = {}
     consumed: dict[bytes, list[log_entries.Outcome]] = {}
     expulsions: defaultdict[str, set[bytes]] = defaultdict(set)
@@ -318,8 +315,7 @@ def _sorted_out(
 
 
 _TAKEN: frozenset[log_entries.Outcome] = frozenset({"consumed", "zero-advantage"})
-"""Outcomes that mean that a step took the group. Stale and unreadable groups are never taken,
-carried groups not yet."""
+"""Outcomes of groups that a step took. Stale and unreadable ones never are, carried not yet."""
 
 _FINALITY: dict[log_entries.Outcome, int] = {
     "carried": 0,
@@ -331,9 +327,7 @@ _FINALITY: dict[log_entries.Outcome, int] = {
 
 
 def _merge(consumed: dict[bytes, list[log_entries.Outcome]], entry: log_entries.Consumed) -> None:
-    """Add an entry; of several outcomes of a group, the most final wins.
-
-    A group may be carried first and consumed later."""
+    """Add an entry; of several outcomes of a group the most final wins (carried, then consumed)."""
     held = consumed.get(entry.submission, [])
     longest = max(len(held), len(entry.outcomes))
     consumed[entry.submission] = [

@@ -134,9 +134,7 @@ class ConsistencyRequest(_Struct, frozen=True, tag="consistency"):
 
 
 class VerdictsRequest(_Struct, frozen=True, tag="verdicts"):
-    """Receipts in the server's own log, in order, from log index `start` on.
-
-    An empty worker stands for all workers."""
+    """Receipts in the server's own log from index `start` on, in order; worker "": of all."""
 
     worker: _Owner
     start: Count

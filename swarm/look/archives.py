@@ -185,9 +185,7 @@ def home_rows(database: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...
 
 @contextmanager
 def _reading(database: Path) -> Iterator[Rows]:
-    """Read from a database in a home, all at one instant: its peer may append and prune meanwhile.
-
-    Raises `UserError`."""
+    """Read a home's database at one instant, as its peer may write. Raises `UserError`."""
     try:
         uri = f"{database.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:

@@ -26,8 +26,7 @@ STATUS_SECONDS_MAX = 12.0
 """Deadline for finding, reaching and asking one trusted peer."""
 
 STATUS_PATIENCE_SECONDS = 0.5
-"""Wait for further answers after the first one. Short, because trusted peers know nearly the same
-facts."""
+"""Wait for further answers after the first. Short: trusted peers know nearly the same facts."""
 
 
 @dataclass

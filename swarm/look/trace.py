@@ -134,9 +134,7 @@ def trace_lines(submission: str, spans: list[Span]) -> list[str]:
 
 
 def as_otlp(submission: str, spans: list[Span]) -> dict[str, Any]:
-    """The spans as OTLP/JSON, which OpenTelemetry's collector and Jaeger read from a file.
-
-    https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding"""
+    """The spans as OTLP/JSON: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding"""
     by_peer: dict[str, list[dict[str, Any]]] = {}
     for span in spans:
         trace_id, span_id = ids(submission, span)

@@ -14,8 +14,7 @@ from swarm.wire.messages import Eviction, Reinstatement
 from swarm.world.observable import Observable
 
 EVICTION_NOTICE_SECONDS = 2.0
-"""Delay between an eviction and the disconnection of the evicted peer, so that it can receive the
-reason."""
+"""Delay between an eviction and the disconnection, so that the peer can receive the reason."""
 
 EVICTIONS_KEPT = 4096
 """Evictions that a peer remembers that is not trusted: far more than come within a lease, after

@@ -180,9 +180,7 @@ class Attempt:
 
 
 async def _peers_met(node: Node) -> EntryPoints:
-    """Read the peers that this one was connected to before its restart.
-
-    Returns none if this peer then joined through other bootstrap peers."""
+    """The peers connected before a restart; none if other bootstrap peers were used then."""
     last, met = [
         (await node.disk.read(name)).decode().split() if node.disk.exists(name) else []
         for name in (LAST_BOOTSTRAP, PEERS_MET)

@@ -39,9 +39,7 @@ async def open_node(
     events_sink: Any = None,
     namespaces: Mapping[str, Validator] | None = None,
 ) -> AsyncIterator[Node]:
-    """Open a node on the real network; `namespaces` as of `assemble`.
-
-    Raises `UserError` for a wrong setting before anything starts."""
+    """Open a node on the real network. Raises `UserError` before anything starts."""
     for address in settings.bootstrap:
         require_peer(address)
     for address in settings.listen:
@@ -123,9 +121,7 @@ async def visit(
     looks_on: bool = False,
     listen: Sequence[str] = LOOPBACK,
 ) -> AsyncIterator[tuple[Node, Run]]:
-    """Open a node that has found a run, without joining it; arguments as of `visit_network`.
-
-    `looks_on`: see `find_run`."""
+    """Open a node that has found a run, without joining it. See `visit_network`, `find_run`."""
     async with visit_network(bootstrap, run, home=home, listen=listen) as (node, entry_points):
         yield node, await joining.find_run(node, entry_points, looks_on=looks_on)
 
@@ -169,9 +165,7 @@ async def _say_that_it_waits(bootstrap: Sequence[str]) -> None:
 
 
 def last_bootstrap(home: Path | None = None) -> list[str]:
-    """Read the bootstrap addresses that the peer with this home last joined through.
-
-    Raises `UserError` if there are none."""
+    """The bootstrap addresses that this home's peer last joined through; raises `UserError`."""
     path = (home.expanduser() if home else PeerSettings().home_path) / joining.LAST_BOOTSTRAP
     try:
         found = path.read_text(encoding="utf-8").split()

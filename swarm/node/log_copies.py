@@ -25,8 +25,7 @@ from swarm.world import Database
 from swarm.world.observable import Observable
 
 RESTORE_SECONDS = 2.0
-"""Time in which a starting trusted peer looks for copies of its own log that have more entries than
-its disk."""
+"""Time in which a starting trusted peer looks for longer copies of its own log."""
 
 RESTORE_RATE = 100.0
 """Entries per second below which a peer that hands over this peer's log is given up for the next
@@ -230,9 +229,7 @@ class LogCopies:
                 await heads.wait_change()
 
     async def _pull(self, client: LedgerClient, head: Envelope) -> None:
-        """Extend the copy of a log up to a head signed by its owner.
-
-        Raises `Fork` and `PeerError`."""
+        """Extend the copy of a log up to a signed head. Raises `Fork` and `PeerError`."""
         async with self._pulling[head.sender]:
             await self._pull_next(client, head)
 

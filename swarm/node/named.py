@@ -29,8 +29,7 @@ class NamedRoles:
         self._taken.add(role)
 
     def check(self) -> None:
-        """Raise `UserError` if the newest manifest has taken a role from this trusted peer, or its
-        trust."""
+        """Raise `UserError` if the newest manifest has taken this peer's role, or its trust."""
         version, run = self._run.manifest.version, self._run.id
         leads = self._run.manifest.is_trainer(self._peer_id)
         if self._led and not leads and self._run.manifest.is_standby(self._peer_id):

@@ -28,8 +28,7 @@ from swarm.world.recent import Recent
 
 
 class Departure:
-    """A request to leave. Roles with a method `leave` finish their work first; then the peer says
-    goodbye."""
+    """A request to leave: roles with a method `leave` finish first; then the peer says goodbye."""
 
     def __init__(self) -> None:
         self.asked = trio.Event()
@@ -345,8 +344,7 @@ class Node:
         return list(contact.addresses) if contact is not None else []
 
     async def publish_record(self, run: Run | None = None) -> None:
-        """Keep this peer's record in the DHT until cancelled. A peer that serves nobody in its
-        `run` publishes none."""
+        """Keep this peer's record in the DHT until cancelled; none if it serves nobody in `run`."""
         published: tuple[list[str], list[str]] | None = None
         until = 0.0
         while True:

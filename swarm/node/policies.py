@@ -301,8 +301,7 @@ class Policies:
             )
 
     async def _find_providers(self, manifest_digest: bytes) -> None:
-        """Ask the DHT for a checkpoint's providers unless a neighbour claims it in
-        `CLAIM_SECONDS`."""
+        """Ask the DHT for providers unless a neighbour claims it in `CLAIM_SECONDS`."""
         if await self.have.claims.wait_claimed(manifest_digest, CLAIM_SECONDS):
             return
         try:

@@ -240,8 +240,7 @@ class RunNode:
 
     @property
     def serves(self) -> bool:
-        """Whether this peer serves others. Otherwise it is a client: it makes requests and
-        publishes no address."""
+        """Whether this peer serves others; else it only makes requests and publishes no address."""
         return self.run.serves(self.peer_id, self.node.settings.role)
 
     def _vouch_for_trusted(self) -> None:
@@ -332,9 +331,7 @@ class RunNode:
 
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[trio.Nursery]:
-        """Take part in the run inside this block; the nursery owns all background tasks.
-
-        Raises `UserError` if the run refuses this peer."""
+        """Take part in the run in this block's nursery. Raises `UserError` if the run refuses."""
         if self._trusted is not None:
             await self._trusted.open()
         await self.announced.open()

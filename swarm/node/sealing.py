@@ -93,9 +93,7 @@ class Sealing:
             await self._countersign(theirs[-1], seals, authority)
 
     async def _countersign(self, place: Place, seals: Seals, authority: Authority) -> bool:
-        """Seal what another has sealed, if this peer can check it and may; returns whether it did.
-
-        Raises `FalseSeal`."""
+        """Seal what another has sealed, if this peer may; returns whether. Raises `FalseSeal`."""
         if not sealing.may_follow(seals, self._me, place, authority):
             return False
         previous = sealing.newest_agreed(seals, authority.trusted, before=place.epoch)

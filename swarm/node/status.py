@@ -10,8 +10,7 @@ IDLE_SECONDS = 30.0
 less is the pause between two steps."""
 
 LATE_TIMES = 3.0
-"""A generation that takes so many times as long as the last one, and longer than `IDLE_SECONDS`,
-counts as one that hangs."""
+"""A generation that lasts this many times the last one, and `IDLE_SECONDS`, hangs."""
 
 
 @dataclass

@@ -32,12 +32,10 @@ EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0
 """Evictions are gossiped to newcomers for 30 days; the ledger keeps them for ever."""
 
 VERDICT_LIFETIME_SECONDS = 600.0
-"""Lifetime of a verdict's envelope. A trainer that was down for less still receives the verdict
-after its restart."""
+"""Lifetime of a verdict: a trainer that was down for less receives it after its restart."""
 
 UNGRADED = frozenset({"environment", "not_gradable"})
-"""Checks that fail when honest work cannot be graded: the environment fails, or says that the
-reward cannot be known."""
+"""Failed checks of honest work that cannot be graded: no environment, or no known reward."""
 
 UNGRADED_MAX = 5
 """Number of honest submissions in a row that a validator's environment fails to grade before the
@@ -290,9 +288,7 @@ class TrustedPart:
     # --- background --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Admit peers, serve the ledger, announce heads and mirror other logs, until cancelled.
-
-        Raises the errors of `LogCopies.restore`."""
+        """Admit peers, serve, announce and mirror logs until cancelled. Raises as `restore`."""
         async with serving_ledger(self._node.transport, self), trio.open_nursery() as nursery:
             nursery.start_soon(self.registrar.run)
             nursery.start_soon(self._copies.follow)

@@ -57,9 +57,7 @@ class Versions:
         self.changed.touch()
 
     def publish(self) -> None:
-        """Gossip the newest manifest.
-
-        Raises `UserError` if it has expired or is signed in the future by this peer's clock."""
+        """Gossip the newest manifest. Raises `UserError` if expired, or signed in the future."""
         newest = self._run.manifest_envelope
         try:
             self._gossip.publish(newest)
@@ -155,8 +153,7 @@ class Versions:
                 await self.changed.wait_change()
 
     async def compare_with_bootstrap(self) -> None:
-        """Exchange newer manifests with the bootstrap peers, in both directions, until
-        cancelled."""
+        """Exchange newer manifests with the bootstrap peers, both ways, until cancelled."""
         while True:
             await trio.sleep(BOOTSTRAP_SECONDS)
             peers = by_peer(self._node.bootstrap)

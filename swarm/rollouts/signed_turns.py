@@ -25,9 +25,7 @@ def open_turn(
     index: int,
     before: Sequence[int],
 ) -> Turn:
-    """Check a signed turn and return it. `before`: all tokens of the episode before it.
-
-    Raises `BadTurn`."""
+    """Check and return a signed turn after the tokens `before` of its episode; raises `BadTurn`."""
     try:
         envelope = open_envelope(raw)
     except Dropped as dropped:

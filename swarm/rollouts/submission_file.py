@@ -240,9 +240,7 @@ def read(path: Path, limits: ReadLimits, digest: bytes | None = None) -> Submiss
 
 
 def read_header(path: Path) -> Header:
-    """Read a file's header alone, without a check of its rollouts.
-
-    Raises `BadSubmission`, and `OSError` when the file is missing."""
+    """Read a header alone, unchecked rollouts. Raises `BadSubmission` and `OSError`."""
     with path.open("rb") as file:
         try:
             raw = _raw_header(_open(file).metadata)

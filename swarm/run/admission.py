@@ -9,8 +9,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messages import Admission, Message
 
 ADMISSION_LEASE_SECONDS = 60.0
-"""Lifetime of an admission. Heartbeats renew it, so that cutting a peer off never depends on gossip
-alone."""
+"""Lifetime of an admission. Heartbeats renew it: nobody is cut off by gossip alone."""
 
 ROLES = ("bootstrap", "inference", "observer", "relay")
 """Roles that every run admits. `TRUSTED_ROLES` need no admission: the manifest names their peers.

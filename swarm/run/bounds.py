@@ -13,8 +13,7 @@ verdict's envelope, together with two more figures per group."""
 TOKEN_BYTES = 8
 """Bytes of a completion token and its log-probability in a submission's file."""
 PROOF_BYTES, PROOF_TOKENS = 258, 32
-"""Bytes of a proof, and the number of completion tokens that it covers. A swap of weights ends a
-proof early."""
+"""Bytes of a proof, and most completion tokens that it covers (fewer at a swap of weights)."""
 
 
 def check_manifest_numbers(manifest: RunManifest, where: str) -> None:

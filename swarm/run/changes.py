@@ -43,9 +43,7 @@ class Change:
 
 
 def changes(old: RunManifest, new: RunManifest) -> list[Change]:
-    """List the fields in which two versions differ, in the manifest's order.
-
-    Leaves out `version` and `delegation`."""
+    """The fields, without `version` and `delegation`, in which two versions differ, in order."""
     found = []
     for name in RunManifest.__struct_fields__:
         if name not in ("version", "delegation"):

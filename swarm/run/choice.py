@@ -1,7 +1,4 @@
-"""Choosing a run to join.
-
-The owner's key is pinned on first use, so that a bootstrap peer cannot later hand out another run
-under the same name."""
+"""Choosing a run to join, whose owner's key is pinned on first use."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -88,9 +85,7 @@ def choose_run(
 
 
 async def pin_owner(disk: Disk, manifest: Envelope) -> bool:
-    """Remember a run's owner on first use, and say whether this is it.
-
-    Raises `UserError` if the name has another owner."""
+    """Pin a run's owner; returns whether on first use. Raises `UserError` if another is pinned."""
     run = run_id(manifest)
     owner, _, name = run.partition("/")
     pins = await joined_runs(disk)

@@ -99,9 +99,7 @@ def failed_check(checks: Sequence[Check], failed: str) -> Check | None:
 
 
 def nearest(checks: Sequence[Check]) -> str:
-    """The statistical check that came nearest to its limit, as "activations 4.1 of 6".
-
-    Empty if nothing was recomputed."""
+    """The check nearest to its limit, as "activations 4.1 of 6"; empty without recomputation."""
     found = [check for check in checks if check.name in STATISTICAL and check.threshold > 0]
     if not found:
         return ""

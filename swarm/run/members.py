@@ -20,8 +20,7 @@ from swarm.wire.messages import LOST_MAX, Heartbeat, PeerState, Presence, Presen
 from swarm.world import World
 
 SUSPECTED_SECONDS = 30.0
-"""Silence (three missed heartbeats) after which a peer is suspected: no new work is expected from
-it."""
+"""Silence (three missed heartbeats) after which no new work is expected from a peer."""
 
 GONE_SECONDS = 60.0
 """Silence (six missed heartbeats) after which a peer is gone. One heartbeat brings it back."""
@@ -62,8 +61,7 @@ class Member:
     heard: float
     slot: Slot
     useful: float
-    """Seconds of work (`Members.worked`) at its admission, or when its stake was seen to
-    grow."""
+    """Seconds of work (`Members.worked`) at its admission, or when its stake was seen to grow."""
     granted: float
     """Time at which this trusted peer gave it a slot; -inf if another one did."""
     standing: Standing = "live"

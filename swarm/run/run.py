@@ -262,8 +262,7 @@ class Run:
         return self.clocks_off.get(peer, 0.0)
 
     def may_be_shown(self, shown: Envelope) -> bool:
-        """Whether a message that another peer presents is of this run, and its sender was permitted
-        to send it."""
+        """Whether a message that another peer presents is this run's, from a permitted sender."""
         return shown.body.run == self.id and self.permits(shown.sender, shown.message) is None
 
     def permits(self, sender: str, message: Message) -> str | None:

@@ -63,10 +63,7 @@ def describe_run(path: Path) -> RunDescription:
 
 
 def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
-    """Make the manifest that a TOML file describes.
-
-    Trusted peers are listed by peer id. Raises a `UserError` that names the field and its
-    value."""
+    """Make the manifest of a TOML file. Raises a `UserError` that names the field and value."""
     description = describe_run(path)
     table = {**description.table, "tokenizer_hash": hashes.tokenizer}
     table["environments"] = [
@@ -91,7 +88,6 @@ def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
 
 
 def unhashed_manifest(path: Path) -> RunManifest:
-    """The manifest that a TOML file describes, before its hashes are computed; raises as
-    `manifest_from_toml`."""
+    """The manifest in a TOML file, without its hashes; raises as `manifest_from_toml`."""
     unknown = [bytes(32) for _ in describe_run(path).environments]
     return manifest_from_toml(path, RunHashes(tokenizer=bytes(32), probes=unknown))

@@ -31,9 +31,7 @@ def sign_manifest(
 
 
 def sign_takeover(standby: Identity, held: Envelope, trainer: str, wall_time: float) -> Envelope:
-    """Sign the version in which a standby has taken the place of a trainer of `held`.
-
-    Raises `UserError` if it is too large."""
+    """Sign the version in which a standby replaces a trainer of `held`. Raises as above."""
     new = taken_over(held, standby.peer_id, trainer)
     return _sealed(standby, new, wall_time, held.body.run)
 

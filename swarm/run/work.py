@@ -69,9 +69,7 @@ def receipt_in(run: Run, shown: Envelope, worker: str) -> Acknowledgement | Verd
 
 
 def judges_of(validators: Sequence[str], nonce: bytes, worker: str, number: int) -> list[str]:
-    """The validators in the order in which a worker has to ask them to judge a submission.
-
-    `nonce` is that of the step order."""
+    """The validators a worker asks to judge a submission, in order; `nonce`: the step order's."""
     return rendezvous(validators, nonce, worker.encode(), number.to_bytes(8, "big"))
 
 

@@ -110,9 +110,7 @@ class Deltas:
     async def _encode(
         self, folder: str, key: Key, adapts: CheckpointReference | None
     ) -> list[DeltaLink]:
-        """Publish the delta that leads to the checkpoint in `folder`.
-
-        Returns the chain of deltas for its manifest; empty if no delta was published."""
+        """Publish the delta to the checkpoint in `folder`; returns the chain for its manifest."""
         base = self._base(key, adapts)
         if base is None or base.manifest.total_bytes < DELTA_CHECKPOINT_BYTES_MIN:
             return []

@@ -41,8 +41,7 @@ _SAFETENSORS_HEADER_BYTES_MAX = 100_000_000  # as the safetensors library allows
 _WIDE = 255
 """The one-byte gap that marks a wide gap."""
 _LEVEL = 1
-"""Compression level of zstd. Higher ones take longer and gain under 2 %: the planes have few
-patterns."""
+"""Compression level of zstd. Higher ones are slower and gain under 2 %: few patterns."""
 _WORD_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),

@@ -145,10 +145,7 @@ class BlobIndex:
         return any(index < 0 or held.pieces[index] for held, index in self.of(digest))
 
     def open(self, digest: bytes) -> OpenBlob | None:
-        """Open a piece or manifest to send; None if it is missing.
-
-        Until the blob is released, its checkpoint is not removed.
-        """
+        """Open a piece or manifest, if here; its checkpoint stays until the blob is released."""
         for held, index in self.of(digest):
             if index < 0:
                 path, offset, size = f"{held.folder}/{MANIFEST_NAME}", 0, held.manifest_bytes
@@ -216,8 +213,7 @@ async def _hash_pieces(disk: Disk, held: Held) -> None:
 
 
 async def is_right(disk: Disk, held: Held, index: int) -> bool:
-    """Whether a piece on disk hashes to its digest. Of files that nobody asked for yet there is
-    nothing."""
+    """Whether a piece on disk hashes to its digest; of files nobody asked for there is nothing."""
     piece = held.manifest.pieces[index]
     if not disk.exists(held.piece_path(index)):
         return False

@@ -62,8 +62,7 @@ class DeltaLink(msgspec.Struct, array_like=True, frozen=True):
     """A delta (`swarm.shardcast.delta`), published like a checkpoint with one file."""
 
     base_step: Count
-    """Step of its base, in this lineage; the delta leads from there to the next checkpoint of the
-    chain."""
+    """Step of its base in this lineage; the delta leads to the chain's next checkpoint."""
     base: Digest
     """BLAKE3-256 of the base's manifest."""
     manifest: Digest
@@ -82,8 +81,7 @@ class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=T
     files: list[ManifestFile]
     pieces: list[ManifestPiece]
     deltas: list[DeltaLink] = []
-    """The deltas that lead to this checkpoint, newest first: each delta's result is the base of the
-    previous entry."""
+    """Deltas that lead here, newest first: each one's result is the base of the entry before."""
     mirrors: list[str] = []
     """`http://` or `https://` roots that serve the pieces as `GET /blob/<hex digest>`."""
     base: CheckpointReference | None = None
@@ -107,9 +105,7 @@ def digest_of(blob: bytes) -> bytes:
 
 
 def piece_size_for(total_bytes: int) -> int:
-    """The power of two nearest to `total_bytes` / 2048, within 256 KiB to 32 MiB.
-
-    1 MiB for fewer bytes than that."""
+    """The power of two nearest to `total_bytes` / 2048, within 256 KiB (small: 1 MiB) to 32 MiB."""
     if total_bytes < limits.SMALL_BYTES:
         return limits.SMALL_BYTES
     wanted = total_bytes // limits.PIECES_WANTED
@@ -120,9 +116,7 @@ def piece_size_for(total_bytes: int) -> int:
 
 
 def cut(sizes: list[int], piece_size: int) -> Iterator[tuple[int, int, int]]:
-    """(file index, offset, size in bytes) of every piece of files of these sizes, in order.
-
-    An empty file has no piece."""
+    """(file index, offset, size in bytes) of every piece, in order; empty files have none."""
     for index, size in enumerate(sizes):
         for offset in range(0, size, piece_size):
             yield index, offset, min(piece_size, size - offset)

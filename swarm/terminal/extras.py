@@ -1,6 +1,4 @@
-"""The extras of the distribution: packages that only some commands and roles need.
-
-A relay or a bootstrap peer needs none of them."""
+"""The distribution's extras: packages that only some commands and roles need."""
 
 import importlib.util
 
@@ -26,9 +24,7 @@ EXTRA_OF_ROLE = {"inference": "infer", "validator": "infer", "trainer": "train",
 
 
 def require_extra(extra: str, what: str) -> None:
-    """Raise `UserError` unless all modules of an extra are installed.
-
-    `what` names the command or role that needs them."""
+    """Raise `UserError` unless an extra is installed; `what`: the command or role that needs it."""
     missing = [module for module in EXTRAS[extra] if not _is_installed(module)]
     if missing:
         raise UserError(

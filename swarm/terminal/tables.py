@@ -1,6 +1,4 @@
-"""Tables that people write, in TOML, and their conversion to typed structures.
-
-An unknown key, a missing key or a wrong value is a one-sentence error."""
+"""Tables that people write, in TOML, as typed structures; an error is one sentence."""
 
 import json
 import math
@@ -72,8 +70,7 @@ def _convert(type_: Any, value: Any, where: str) -> Any:
 
 
 def option_texts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment's options as a manifest holds them: a table is a list of texts `name=value`,
-    with values in JSON."""
+    """An environment's options as in a manifest; a table is texts `name=value`, values in JSON."""
     return {
         key: [
             f"{n}={json.dumps(each, ensure_ascii=False, default=str)}" for n, each in value.items()

@@ -40,8 +40,7 @@ class DialFailure:
     may_pass: bool = False
     """Silence, or a closed connection: a busy peer answers so, and a later attempt may succeed."""
     turned_away: bool = False
-    """Whether the other side accepted the connection and closed it at once: it is there, and has no
-    room."""
+    """Whether the other side accepted and closed at once: it is there, and has no room."""
 
     def __str__(self) -> str:
         return f"{self.address}: {self.reason}"

@@ -51,9 +51,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(buffer: bytes | bytearray, start: int) -> tuple[int, int] | None:
-    """Decode a varint: (value, position after it), or None if more bytes are needed.
-
-    Raises `FrameError`."""
+    """(value, position after it) of a varint; None: more bytes are needed. Raises `FrameError`."""
     value = 0
     for index in range(VARINT_BYTES_MAX):
         if start + index >= len(buffer):

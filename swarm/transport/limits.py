@@ -25,8 +25,7 @@ DIAL_ADDRESSES_MAX = 8
 """Addresses of a peer tried in turn."""
 
 CONNECTIONS_MAX = 4096
-"""Live connections of one peer, 32 KiB each without streams. libp2p's own default starts pruning at
-300."""
+"""Live connections of one peer, 32 KiB each without streams. libp2p prunes from 300 on."""
 
 CONNECTIONS_KEPT = 128
 """A peer with more connections closes idle ones. Each lookup in the DHT makes some twenty, so

@@ -38,8 +38,7 @@ HANDSHAKES_PER_SECOND = 16.0
 """From one /24 (IPv6: /48), on average: each takes 3 ms of computing."""
 
 EXPELLED_SECONDS = 1.0
-"""Of its network's handshakes that a connection costs which is closed for what its streams held or
-for their number."""
+"""What a connection closed for its streams' bytes or number costs in its network's handshakes."""
 
 EXPELLED_SECONDS_MAX = 10.0
 """Longest time that a network waits for such connections before it may connect again."""
@@ -112,8 +111,7 @@ class Held(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it carries no stream, is too old to be about to open its first, and no relay
-        needs it for a reservation."""
+        """Whether it carries no stream, is too old for a first one, and no relay reserved it."""
 
 
 class Known(Held, Protocol):
@@ -124,8 +122,7 @@ class Known(Held, Protocol):
 
     @property
     def trusted(self) -> bool:
-        """Whether its peer is trusted, not only admitted: identities that are admitted may be
-        many."""
+        """Whether its peer is trusted, not only admitted: many identities may be admitted."""
 
 
 _Held = TypeVar("_Held", bound=Held)
@@ -164,8 +161,7 @@ def _own_sizes() -> Sizes:
 
 
 def is_full(held: Sequence[_Held], most: int, strangers: int | None = None) -> bool:
-    """Whether a further connection needs room, of which a peer has `most` in all, and strangers
-    `strangers`."""
+    """Whether another connection needs room; of `most` in all, `strangers` are for strangers."""
     if len(held) >= most:
         return True
     strangers = limits.CONNECTIONS_OF_STRANGERS_MAX if strangers is None else strangers

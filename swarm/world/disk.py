@@ -381,9 +381,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, aside: Path | None = None) -> None:
-    """Write a file whole and durably; it is never seen half written. Only this user may read it.
-
-    `aside` is where it is written first."""
+    """Write a file whole and durably, first at `aside`; only this user may read it."""
     aside = aside or path.with_name(f"{path.name}.new")
     try:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -91,9 +91,7 @@ def decode_request(body: bytes) -> Request:
 
 
 def decode_response(body: bytes) -> Response:
-    """Decode a response from a child, which a hostile file may have compromised.
-
-    Raises `DECODE_ERRORS`."""
+    """Decode a response from a child that may be compromised. Raises `DECODE_ERRORS`."""
     return _responses.decode(body)
 
 

@@ -21,9 +21,7 @@ HOME_FORMAT = 2
 
 
 def check_format(home: Path) -> None:
-    """Raise `UserError` for a home of another format than this build's.
-
-    An empty or missing home has no format yet."""
+    """Raise `UserError` for a home of another format; an empty or missing one has none yet."""
     path = home / FORMAT_FILE
     try:
         found = json.loads(path.read_bytes())["format"]
@@ -55,9 +53,7 @@ HOLDER_BYTES_MAX = 200
 
 
 def make_home(home: Path) -> None:
-    """Make a folder for keys and state, with mode 0700 and ignored by git.
-
-    A folder that is not empty is left unchanged."""
+    """Make a folder for keys and state, mode 0700, ignored by git; a used one is left unchanged."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not any(home.iterdir()):
         (home / ".gitignore").write_text("*\n", encoding="ascii")

@@ -48,9 +48,7 @@ current: ContextVar[Reporter | None] = ContextVar("current", default=None)
 
 
 def report() -> None:
-    """Report progress of the current job: its caller's patience starts again.
-
-    Outside a child it does nothing."""
+    """The current job is alive: its caller's patience starts again. No effect outside a child."""
     reporter = current.get()
     if reporter is not None:
         reporter.report(cancellable=False)

@@ -11,8 +11,7 @@ DEATHS_MAX = 5
 """Deaths in a row after which a child is not started again: the peer stops and reports why."""
 
 PAUSE_SECONDS = 0.2
-"""Pause before the first restart of a child, four times as long after each death in a row: 0.2 to
-12.8 s."""
+"""Pause before a child's first restart, times four after each death in a row: 0.2 to 12.8 s."""
 
 
 class Restarts:
@@ -30,9 +29,7 @@ class Restarts:
         self._deaths = 0
 
     async def run(self, life: Callable[[], Awaitable[None]]) -> None:
-        """Await `life`, which starts the child and uses it; await it again after each death.
-
-        Raises `ChildDied` after `DEATHS_MAX` deaths in a row."""
+        """Await `life` again after each death. Raises `ChildDied` after `DEATHS_MAX` in a row."""
         while True:
             try:
                 return await life()

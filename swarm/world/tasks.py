@@ -52,9 +52,7 @@ async def open_guarded() -> AsyncIterator[Guarded]:
 async def alongside(
     *tasks: Callable[[], Awaitable[object]], until: Callable[[], Awaitable[object]] | None = None
 ) -> AsyncIterator[None]:
-    """Run tasks beside the block, until its end; where `until` ends before, so does the block.
-
-    Raises the first error, as `open_guarded`."""
+    """Run tasks beside the block, until it or `until` ends. Raises as `open_guarded`."""
     async with open_guarded() as guarded:
 
         async def run(task: Callable[[], Awaitable[object]], ends: bool) -> None:

@@ -71,8 +71,7 @@ class History:
         self.refusals: deque[tuple[str, Verdict]] = deque(maxlen=REFUSALS_KEPT)
         """The newest verdicts other than accepted, and whose they are."""
         self.trained: dict[int, tuple[int, TrainingFigures]] = {}
-        """(lineage, figures) by step, of which the figures are: the policy that it made is one
-        higher."""
+        """(lineage, figures) by the figures' step; the policy that it made is one higher."""
         self.begun: dict[int, int] = {}
         """The policy that began the newest lineage, by that."""
         self.complete_from = 0

@@ -148,9 +148,7 @@ class Snapshot(_Part, frozen=True):
 def snapshot_of(
     status: RunStatus, history: History, problems: list[str], *, rollouts: bool = False
 ) -> Snapshot:
-    """The page's content now.
-
-    `problems` are sentences on peers that did not answer; `rollouts`: whether some can be read."""
+    """The page's content; `problems`: sentences on silent peers; `rollouts`: can some be read?"""
     trusted = frozenset(status.run.manifest.trusted_ids())
     marks = {source_mark(peer): printable(peer) for peer in status.present}
     return Snapshot(

@@ -1,6 +1,4 @@
-"""Rollouts as lines of a terminal.
-
-Each line of a rollout's text stands behind a bar, so that no text can pass for a line of ours."""
+"""Rollouts as lines of a terminal, each behind a bar: no text can pass for a line of ours."""
 
 from collections.abc import Iterable, Iterator
 

@@ -35,9 +35,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class SeenSubmission:
-    """Origin of a submission's rollouts, and the verdict on them.
-
-    Groups of an accepted submission may be quarantined alone."""
+    """Origin of a submission's rollouts, and the verdict on them (or on groups of them)."""
 
     submission: str
     """Its BLAKE3-256, hexadecimal."""

@@ -27,16 +27,14 @@ a request for each piece would take about 0.3 ms of computing at both ends toget
 50 MB/s a request is for one piece of 512 KiB."""
 
 REQUEST_PIECES_MAX = 16
-"""Pieces that one request may ask for: 16 requests of HTTP fit in one packet of loopback, and
-their descriptors are few."""
+"""Pieces per request at most: 16 such requests fit in one packet of loopback."""
 
 LEAVE_SHARE = 1 / 16
 """Probability, per request, that a lane draws another source though the last one has more: sources
 are chosen again as conditions change."""
 
 HEDGE_SECONDS = 0.5
-"""One of the last pieces is requested from another source after twice its expected time, but no
-sooner than this."""
+"""Soonest second request for one of the last pieces; else after twice its expected time."""
 
 SILENCE_SECONDS = 1.0
 """After this long a neighbour is asked for a checkpoint that it announced nothing of."""

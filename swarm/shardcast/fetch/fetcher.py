@@ -129,10 +129,7 @@ class Fetcher:
             ) from error
 
     async def _already(self, key: Key, checkpoint: Checkpoint) -> str | None:
-        """The folder of a checkpoint that is complete here, else None.
-
-        Discards a partial checkpoint with another manifest.
-        """
+        """The folder of a checkpoint complete here. Discards one with another manifest."""
         held = self._store.held(key)
         if held is None:
             return None

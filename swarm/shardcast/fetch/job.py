@@ -82,8 +82,7 @@ class Arriving:
 
 
 NOT_YET_SECONDS = 0.05
-"""Pause after a source answered that it may have a piece later, doubling up to
-`NOT_YET_SECONDS_MAX`."""
+"""Pause after the answer "perhaps later", doubling up to `NOT_YET_SECONDS_MAX`."""
 
 NOT_YET_SECONDS_MAX = 1.0
 
@@ -99,8 +98,7 @@ NEW_LANE_SECONDS = 2.0
 `BUSY_SECONDS_MAX`; shorter while it has few."""
 
 PARALLEL = 8
-"""Pieces that a peer first requests at once: at 25 Mb/s each, the average uplink of a swarm that
-shares evenly."""
+"""Pieces first requested at once: at 25 Mb/s each, the average uplink of an even swarm."""
 
 PARALLEL_MAX = 32
 """Pieces that a peer requests at once when its neighbours are far ahead."""

@@ -156,9 +156,7 @@ class Claims:
         self._on_change.append(callback)
 
     def changed(self, peer: PeerId, manifests: Collection[bytes] | None = None) -> None:
-        """Notify all tasks and callbacks that wait for claims.
-
-        `manifests` names the checkpoints whose claims may have changed; None: all."""
+        """Notify all that wait for claims (of `manifests`; None: any) that may have changed."""
         self._heard.set()
         self._heard = trio.Event()
         for callback in self._on_change:

@@ -30,8 +30,7 @@ NEIGHBOUR_BYTES_PER_SECOND = 4e6
 Mb/s, and takes only what it lacks. So 31 neighbours for 1 Gb/s."""
 
 GROW_PIECES = 16
-"""A peer with fewer pieces of the newest checkpoint looks for no further neighbours: it has little
-to offer."""
+"""A peer with fewer pieces of the newest checkpoint has little to offer: it looks for nobody."""
 
 GROW_SECONDS = 3.0
 """Between two new neighbours of a peer whose uplink can feed more."""
@@ -40,8 +39,7 @@ SATED_SECONDS = 12.0
 """Pause before a peer with enough neighbours checks whether they still want something."""
 
 FRUITLESS_MAX = 12
-"""New neighbours in a row that want nothing, after which a peer looks for no more until its store
-changes."""
+"""After this many new neighbours in a row want nothing, look again when the store changes."""
 
 INBOUND_MAX = 256
 """Peers whose announcements are received at once."""

@@ -44,9 +44,7 @@ class MirrorTransport(BlobTransport):
         return self._client.round_trip_seconds(source.addresses)
 
     async def first_index(self, roots: Sequence[str]) -> tuple[str, folder.Index]:
-        """The first mirror that answers, and its `checkpoint.json`.
-
-        Raises `FetchError` or `UserError`."""
+        """The first mirror to answer, its `checkpoint.json`. Raises `FetchError`, `UserError`."""
         reasons = []
         for root in roots:
             base = root.rstrip("/")

@@ -81,8 +81,7 @@ def _is_within(path: Path, folder: Path) -> bool:
 
 
 def _export_piece(path: Path, piece: manifests.ManifestPiece, blobs: Path) -> None:
-    """Write one piece of a file, unless it exists. Raises `UserError`, and `OSError` if it
-    cannot be written."""
+    """Write one piece of a file, unless it exists. Raises `UserError` and `OSError`."""
     target = blobs / piece.digest.hex()
     exists = target.is_file() and target.stat().st_size == piece.size_bytes
     # Check the bytes too: after a power cut a file may have the right size but wrong bytes.
@@ -145,9 +144,7 @@ async def serve(
 
 
 async def describe(folder: Path) -> tuple[manifests.CheckpointManifest, bytes]:
-    """The manifest of a folder, and its blob: the one in the folder, else a new one.
-
-    Raises `UserError` for an unusable folder."""
+    """The manifest in a folder, else a new one, and its blob. Raises `UserError`."""
     try:
         own = own_manifest(folder)
         if own is not None:
@@ -169,9 +166,7 @@ async def describe(folder: Path) -> tuple[manifests.CheckpointManifest, bytes]:
 
 
 def own_manifest(folder: Path) -> tuple[manifests.CheckpointManifest, bytes] | None:
-    """The manifest in a folder, and its blob; None if it has none.
-
-    Raises `UserError` if the folder's files do not have the sizes that it states."""
+    """The manifest in a folder, and its blob, if any. Raises `UserError` for other sizes."""
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
     own = folder / manifests.MANIFEST_NAME

@@ -24,8 +24,7 @@ REASON_BYTES_MAX = 200
 
 
 class Connection:
-    """A connection to one root. Every method may also raise `Broken` and
-    `h11.RemoteProtocolError`."""
+    """A connection to one root. All methods may raise `Broken` and `h11.RemoteProtocolError`."""
 
     def __init__(self, wire: Wire, root: str) -> None:
         self.wire = wire
@@ -88,9 +87,7 @@ class Connection:
             )
 
     async def response(self) -> tuple[int, int]:
-        """Receive the next head (100 Continue included): its status and Content-Length.
-
-        Raises `FetchError`."""
+        """Receive a head (or 100 Continue): status and Content-Length. Raises `FetchError`."""
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.HEAD_BYTES_MAX)
         # h11 parses an answer only after a request; the bytes of this one are never sent.
         parser.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
@@ -113,9 +110,7 @@ class Connection:
         return head.status_code, 0
 
     async def small_answer(self, size: int, bytes_max: int = limits.HEAD_BYTES_MAX) -> bytes:
-        """Receive a body of `size` bytes.
-
-        Of a longer one, only the first `bytes_max`: then the connection is not kept."""
+        """Receive `size` bytes, or only `bytes_max` of more: then the connection is not kept."""
         body = await self.wire.small_body(min(size, bytes_max))
         if size <= bytes_max:
             self._unanswered -= 1

@@ -21,8 +21,7 @@ HEAD_BYTES_MAX = 16 * 1024
 """Request line and headers; also the most read of a small answer."""
 
 IDLE_SECONDS = 60.0
-"""The server closes a kept-alive connection after this long without a request; clients close it
-sooner."""
+"""The server closes a connection after this long without a request; clients do so sooner."""
 
 STRANGER_SECONDS = 5.0
 """A client that has proved no identity sends each request's whole head within this time after it

@@ -35,9 +35,7 @@ _FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_
 
 
 def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
-    """Parse a TCP multiaddr that a person typed, and the peer id that it ends in, if any.
-
-    Raises `UserError`."""
+    """Parse a typed TCP multiaddr, and the peer id at its end, if any. Raises `UserError`."""
     try:
         address = Multiaddr(text)
         protocols = [protocol.name for protocol in address.protocols()]

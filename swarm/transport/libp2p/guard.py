@@ -89,9 +89,7 @@ class Guard:
         task: Callable[[], Awaitable[Any]],
         undo: Callable[[], Awaitable[Any]],
     ) -> None:
-        """Run a task for `remote`, and `undo` if it raises. Raises nothing but cancellation.
-
-        `what` is "stream" or "connection"."""
+        """Run a task for `remote`, and `undo` if it raises. Raises nothing but cancellation."""
         try:
             await task()
         except* Exception as errors:

@@ -62,8 +62,7 @@ from swarm.world import Disk, Sink, World
 log = logging.getLogger(__name__)
 
 BROKEN_STREAM = (*BROKEN, ValueError)
-"""A broken connection or stream, or nonsense on it. Any other exception is our defect: not
-caught."""
+"""A broken connection or stream, or nonsense on it. Other exceptions are our defects."""
 
 DIAL_STAGGER_SECONDS = 0.25
 """Head start of each address before the next one (RFC 8305)."""
@@ -427,9 +426,7 @@ class Libp2pTransport(BaseTransport, BlobTransport):
     # --- relays ---
 
     async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
-        """Let a relay carry connections to this peer until the transport ends.
-
-        Raises `ConnectError` when the relay cannot be reached or declines now."""
+        """See `Transport.use_relay`."""
         await self._relays.reserve(relay, addresses)
         self._nursery.start_soon(self._relays.keep_reservation, relay, addresses)
 

@@ -67,8 +67,7 @@ MUXER_FRAME_FREE_BYTES = 256
 """A frame with at least this much data is not counted: its bytes slow its sender."""
 
 STRANGERS_FRAMES_PER_SECOND = 1000.0
-"""Small frames, streams and pings counted as above, that are read on average from all strangers of
-one /24 (IPv6: /48)."""
+"""Small frames, counted as above, read on average from all strangers of a /24 (IPv6: /48)."""
 
 STRANGERS_FRAMES_BURST = 20_000.0
 """Those read at once: a hundred peers of one network that join send some 150 each."""
