@@ -181,9 +181,7 @@ class EngineClass:
 
 
 def engine_classes(names: Sequence[str] = ()) -> list[EngineClass]:
-    """Engine classes from `dtype[:device]` names; by default fp32 and bf16 on every device here.
-
-    Raises `UserError` for one that this machine does not have."""
+    """Engine classes of `dtype[:device]` names (all devices' by default); raises `UserError`."""
     if not names:
         devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         names = [f"{dtype}:{each}" for each in devices for dtype in ("float32", "bfloat16")]
@@ -260,10 +258,7 @@ def measure_pairs(
     show: Show = lambda _line: None,
     advance: Advance = lambda _done, _all: None,
 ) -> dict[str, Sample]:
-    """A submission of every pair of classes, by "worker → validator"; shows a row for each.
-
-    Each class generates once, and a pair is one prefill. One engine is loaded at a time: in the
-    second round the first classes recompute what the later ones generated."""
+    """A submission of each pair of classes, "worker → validator"; one engine is loaded at once."""
     show(HEADER)
     work, sampling = workload.work(0), workload.sampling
     handed_in: dict[EngineClass, HandedIn] = {}

@@ -66,9 +66,7 @@ class Workload:
         ]
 
     def _drawn(self, environment: Environment, seed: bytes, group: int) -> tuple[Task, list[int]]:
-        """A group's task and its prompt, the first that can be rendered and leaves room to answer.
-
-        One bad row of a data set must not end a measurement. Raises `UserError` if all are bad."""
+        """A group's task and prompt, the first that renders and leaves room; raises `UserError`."""
         groups, problem = self.sampling.groups_per_submission, ""
         for attempt in range(DRAWS_MAX):
             try:

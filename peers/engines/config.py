@@ -40,10 +40,7 @@ def read_object(path: Path, kind: str, most: int) -> dict[str, Any]:
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:
-    """The part about text of the config of a model that some engine here computes.
-
-    Of one that the native engine computes it is the file, of any other what transformers makes of
-    it. Raises `UserError`."""
+    """The text part of a model's config, from its file or transformers; raises `UserError`."""
     config = read_config(folder)
     if is_described(config):
         return config

@@ -39,10 +39,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def make_policy(folder: Path, seed: int = 0, positions: int = LENGTH_MAX) -> Any:
-    """Make the demo's model with fp32 weights drawn from `seed`, save it to `folder`, return it.
-
-    `positions` is its context length. `AutoModelForCausalLM` and `AutoTokenizer` can load the
-    folder."""
+    """Make the demo's fp32 model from `seed`, for `positions` tokens, save it, and return it."""
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 

@@ -56,10 +56,7 @@ def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype = tor
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """The torch device for a setting; raises `UserError` for a device this machine lacks.
-
-    `auto` is cuda if this machine has it, else the CPU. With `cuda`, each rank of the machine
-    gets the device with its local rank."""
+    """The torch device of a setting (`auto`, or `cuda` by local rank); raises `UserError`."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"

@@ -15,10 +15,7 @@ _PARTS = ("gate", "up", "down")
 
 
 def fused_names(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[list[str]]]:
-    """The names of the published tensors, expert by expert, behind each fused one.
-
-    Experts that are not numbered 0, 1, … or that differ in shape stay single, for the caller to
-    refuse."""
+    """Published tensors' names by fused one; experts that differ or skip a number stay single."""
     layers: dict[str, dict[tuple[int, str], str]] = defaultdict(dict)
     for name in shapes:
         match = _ONE.fullmatch(name)

@@ -60,10 +60,7 @@ class GeneralEngine:
         slots: int = 0,
         memory_share: float = 0.5,
     ) -> None:
-        """Load the policy in `folder`, whose number is `policy`, and check it.
-
-        Arguments are as `NativeEngine`'s. Raises `UserError` for a model that transformers does not
-        know, whose code lies in its folder, or that fails the check."""
+        """As `NativeEngine`; `UserError` if the model is unknown, has code, or fails the check."""
         self._device, self._policy = torch.device(device), policy
         self._model = load_policy(folder, dtype).to(self._device).eval()
         self._dtype = next(self._model.parameters()).dtype

@@ -79,10 +79,7 @@ def load_policy(folder: Path, dtype: torch.dtype | None = None) -> Any:
 
 
 def blank(folder: Path, dtype: torch.dtype) -> Any:
-    """The model of `folder` on the device `meta`: shapes without any weights.
-
-    Its buffers are on the CPU: the rotary embedding's frequencies, for example, and those that the
-    folder holds. Raises `UserError`."""
+    """The model of `folder` on the device `meta`, its buffers on the CPU; raises `UserError`."""
     _check_trainable(folder)
     model = _on_meta(folder, None, dtype)
     _check_room([*model.buffers()], folder)

@@ -55,10 +55,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def tokenizer_files(source: Path) -> list[Path]:
-    """The tokenizer files of a model folder, which a policy made of it is published with.
-
-    Raises `UserError` for too many files or bytes, and for a link that leads out of `source`,
-    because the copy would publish the file it points to."""
+    """The tokenizer files to publish; raises `UserError` for too many, or links out of `source`."""
     files = [
         path
         for path in sorted([*source.glob("*"), *source.glob("*/*")])

@@ -190,9 +190,7 @@ def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Ten
 def margins(
     logits: Tensor, tokens: Tensor, temperature: float, drawn: Drawn, *, scored: bool = True
 ) -> Judgement:
-    """Compare claimed tokens int64 [n] with logits, as `judge_margins` does.
-
-    Without `scored` log-probabilities may be left out, which sum over the whole vocabulary."""
+    """As `judge_margins`; without `scored` log-probabilities may be left out."""
     if not pays(logits):
         return judge_margins(logits, tokens, temperature, drawn.noise(logits.shape[-1]))
     scaled = logits.float() / temperature

@@ -79,9 +79,7 @@ class Deliveries:
         return most - self.under_way
 
     def add(self, made: Made) -> trio.Event:
-        """Let a submission be delivered after those added before, until its verdict.
-
-        The event is set once a validator has the file, or the delivery has ended."""
+        """Deliver after those added before; the event: a validator has it, or delivery ended."""
         delivered = trio.Event()
         self.under_way += 1
         self._added.send_nowait((made, delivered))  # `room` bounds their number
@@ -102,10 +100,7 @@ class Deliveries:
     async def see_through(
         self, made: Made, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Deliver a submission to the validators in order of rank until one has judged it.
-
-        `task_status.started` is called once a validator has the file, at the latest when the
-        delivery ends."""
+        """Deliver to validators in rank until one has judged; `started` once one has the file."""
         submission = made.submission
         judged = self._verdicts.setdefault(submission.digest, trio.Event())
         limits = self._run.manifest.limits
@@ -140,10 +135,7 @@ class Deliveries:
     async def _wait(
         self, validator: PeerId, announced: Envelope, made: Made, judged: trio.Event
     ) -> None:
-        """Wait for the verdict of a validator that has acknowledged a file.
-
-        Another validator would only do the same work again, so as long as this one acknowledges the
-        file, and the file may be trained on, it has further time."""
+        """Wait for a verdict, as long as its validator acknowledges the file and it is of use."""
         for _ in range(WAITS_MAX):
             with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
                 await judged.wait()

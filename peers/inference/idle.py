@@ -69,10 +69,7 @@ class DeviceMeter:
             self.report(await engine.usage())
 
     def report(self, generated: float) -> None:
-        """Emit the shares of the time since the last report.
-
-        `generated` is the engine's own figure. What it does not cover of the time in which
-        submissions were asked for went into their proofs and files."""
+        """Emit shares of the time since the last report; proofs and files are what remains."""
         self._count()
         asked = self._seconds.pop(None, 0.0)
         busy = min(asked, generated - self._generated)

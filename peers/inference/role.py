@@ -289,10 +289,7 @@ class InferenceRole:
     async def _load(
         self, engine: inference.InferenceService, order: StepOrder, sampling: Sampling
     ) -> None:
-        """Load the policy that an order names, once no submission is generated.
-
-        Not if a submission swapped meanwhile to a policy that the order allows, or if a newer order
-        names another policy."""
+        """Load an order's policy once nothing is generated, unless swapped or superseded."""
         self._meter.idles("waiting_for_policy")
         self._peer.status.doing = f"fetching policy {order.policy}"
         with self._peer.store.pinned(order.checkpoint):

@@ -47,10 +47,7 @@ class Pass:
 
 
 def activations(model: Any, asked: Pass) -> Activations:
-    """Count the memory of a pass; `model` is blank, and unusable afterwards.
-
-    Of a family that is not described it is estimated: its layers may differ from each other, and
-    recurrent ones run thousands of small operations."""
+    """Count a pass's memory (`model`: blank, spent), or estimate it of a family not described."""
     described = is_described(model.config.to_dict())
     return _count(model, asked) if described else _estimate(model, asked)
 

@@ -65,10 +65,7 @@ def adapt(model: Any, adapter: Adapter) -> None:
 def read_adapter(
     folder: Path, parameters: Mapping[str, Tensor], adapter: Adapter, seed: int
 ) -> Weights:
-    """This rank's part of each matrix of a policy; those of a whole model are the initial ones.
-
-    `parameters`: the trained ones, by their names in the model. Raises `UserError` if the policy's
-    adapter is not the run's."""
+    """This rank's part of a policy's matrices, a whole model's being new; raises `UserError`."""
     if not is_adapter(folder):
         return {
             name: initial(name, torch.Size(value.shape), seed)[slices_of(value)]

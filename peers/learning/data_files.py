@@ -97,9 +97,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def cached(files: Sequence[DataFile], key: str, suffix: str, make: Callable[[Path], None]) -> Path:
-    """The file of the cache that `make` writes of some files, unless it is there already.
-
-    Its name depends on what the files hold and on `key`. Raises `UserError`."""
+    """The cached file of these files and `key`, which `make` writes; raises `UserError`."""
 
     def states() -> list[tuple[int, int]]:
         found = [Path(each.address).stat() for each in files if "://" not in each.address]

@@ -42,10 +42,7 @@ class Encoder:
         self._stop, self._vocabulary = stop_id(model), read_config(model)["vocab_size"]
 
     def encode(self, record: Record) -> Rollout | None:
-        """An example's episode; None if it has an empty prompt or more than `tokens_max` tokens.
-
-        Raises `UserError` for a token that the model does not have, for a chat that cannot be
-        learned, and as `demonstrate` does."""
+        """An example's episode; None: too long or without prompt; raises `UserError`."""
         segments = self._segments(record)
         if not segments[0].tokens:
             return None
@@ -112,10 +109,7 @@ def encode_examples(
 def read_examples(
     data: str | Path, model: Path, tokens_max: int, reading: Reading, *, pairs: bool = False
 ) -> tuple[list[list[Rollout]], int, int]:
-    """As `encode_examples`, of a data set, here or at an address; also how many answers of policies
-    were refused or have a reward out of bounds.
-
-    A file in the cache keeps all of it, named by what it depends on. Raises `UserError`."""
+    """As `encode_examples`, of a data set, through the cache; also the answers refused."""
     files = find_files(str(data), reading.split, reading.subset)
 
     def make(path: Path) -> None:

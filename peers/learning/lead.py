@@ -106,10 +106,7 @@ class Lead:
 
 
 def lead(make: Callable[[Ranks], Any], device: str = "auto") -> Any:
-    """Make the service of a single process, or, under `torchrun`, of rank 0, which leads.
-
-    `make(ranks)` makes a rank's service. Every rank computes on a device of the kind `device`.
-    Raises `UserError`."""
+    """The service of a single process, or of `torchrun`'s rank 0, leading; raises `UserError`."""
     launch = Launch.here()
     if launch.world == 1:
         return make(Ranks(device=find_device(device)))

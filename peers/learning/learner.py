@@ -183,10 +183,7 @@ class Learner:
     def begin_save(
         self, state: Path | None, policy: Path | None = None, *, base: bool = False
     ) -> None:
-        """Copy training state and policy, as far as folders are given for them, to host memory, and
-        write the copies in the background until `finish_save`.
-
-        The learner may train meanwhile. `base` is as in `export`."""
+        """Copy state and policy for the folders given, to be written until `finish_save`."""
         self._wait_for_saving()
         writes: list[Callable[[], None]] = []
         if state is not None:
@@ -274,10 +271,7 @@ class Learner:
         return not any(self._ranks.max([float(differ)]))
 
     def begin_lineage(self, lineage: int, consumed: Mapping[int, Sequence[str]]) -> None:
-        """Make the policy held the first of a new lineage, which inherits `consumed`.
-
-        `consumed`: all submissions that the abandoned lineage trained on, those of its later steps
-        included."""
+        """Begin a lineage with the policy held; `consumed`: all that the old one trained on."""
         self.lineage = lineage
         known = {name for names in self.consumed.values() for name in names}
         more = [name for names in consumed.values() for name in names if name not in known]

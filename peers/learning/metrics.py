@@ -83,10 +83,7 @@ class Metrics:
 
 
 def idle_shares(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Shares of a step's wall time in which the optimiser was idle, by cause, and their sum.
-
-    Causes: waiting for rollouts, for validators' checks, and for weights to be saved and published.
-    """
+    """Shares of a step's time without optimiser: for rollouts, checks, saving; and their sum."""
     total = figures.get("step_seconds", 0.0)
     if total <= 0:
         return {}

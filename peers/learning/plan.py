@@ -161,10 +161,7 @@ def plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> 
 
 
 def fit(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
-    """Plan one rank's memory with passes as large as fit, unless `pass_tokens` says how large.
-
-    A pass is halved until the memory suffices, down to the longest sequence. Smaller passes take
-    more kernel launches and give the same gradients."""
+    """Plan one rank's memory with passes of `pass_tokens`, or halved until they fit."""
     found = _plan(model, sharding, machine, work)
     tokens = work.tokens
     while not sharding.pass_tokens and tokens > work.longest and _excess(found):

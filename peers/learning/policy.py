@@ -30,10 +30,7 @@ from swarm.world.progress import report
 
 
 def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
-    """The model in the Hugging Face folder `base`, to be sharded, still without weights.
-
-    With the run's adapters, if it trains any: all other parameters are then frozen. Raises
-    `UserError` for settings that this device or the run's adapters cannot have."""
+    """The blank model of `base`, adapters beside frozen weights if any; raises `UserError`."""
     how, device = settings.sharding, ranks.device
     if settings.attention and (reason := why_not(settings.attention, device, how.mixed_precision)):
         raise UserError(f"trainer.attention: {reason}; omit it to use the fastest available")
@@ -103,10 +100,7 @@ class TrainedPolicy:
             group.update(betas=(numbers.beta1, numbers.beta2), weight_decay=numbers.weight_decay)
 
     def passes(self, batch: Batch, scorer: Scorer | None = None) -> list[Rows]:
-        """The forward passes over a batch, on this rank's device; `scorer`: if not the policy's.
-
-        Every rank makes the same number of passes, since each pass is a collective: a rank with
-        fewer rows adds empty passes."""
+        """A batch's passes here, empty ones too, since each is a collective of all ranks."""
         passes: list[Rows] = []
         scorer = scorer or self.scorer
         if len(batch):
@@ -242,10 +236,7 @@ class TrainedPolicy:
         return state
 
     def make_optimiser_state(self, names: Collection[str], folder: Path) -> None:
-        """Create the tensors that the optimiser creates in its first step, for a load to fill.
-
-        `names`: those of the tensors in the training state `folder`. Raises `UserError` if they are
-        another optimiser's."""
+        """Create the optimiser's tensors `names` for `folder` to fill; raises `UserError`."""
         for parameter in self.trained().values():
             self.optimiser.state[parameter] = begin_state(self.optimiser, parameter)
         missing = [name for name in self.state() if name not in names]

@@ -117,10 +117,7 @@ class Ranks:
         return self.mesh
 
     def share(self, lengths: Sequence[int], first: int = 0) -> list[int]:
-        """Indices of the sequences that this rank computes, ascending.
-
-        Each sequence goes to the part with the fewest tokens so far; `first` says which part is the
-        first of equals. Every rank computes the same division."""
+        """Indices of this rank's sequences, ascending: each goes to the part with fewest tokens."""
         if self.parts == 1:
             return list(range(len(lengths)))
         loads = [0] * self.parts

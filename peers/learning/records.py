@@ -89,10 +89,7 @@ class Records:
                 yield self._written(row, where)
 
     def pairs(self) -> Iterator[tuple[Record, Record]]:
-        """Each (chosen, rejected) pair; raises `UserError` with the row.
-
-        Of a policy's answers to a prompt, the best and the worst, the first of each; a prompt whose
-        rewards are all equal has no pair."""
+        """Each (chosen, rejected) pair: best and worst, if they differ; raises `UserError`."""
         if self._are_rollouts or self._are_solutions:
             yield from self._best_and_worst()
             return

@@ -30,10 +30,7 @@ _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def write(folder: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any], ranks: Ranks) -> None:
-    """Write this state to `folder`, durably, or leave the folder as it was.
-
-    All ranks call it, from their saving threads. Raises `DiskFullError`, or `OSError` or
-    `RankError` for another failure, here or on another rank."""
+    """Write durably or not at all; raises `DiskFullError`, `OSError`, or another's `RankError`."""
     try:
         with whole_folder(folder, ranks, saving=True) as aside:
             with _alone_on_purpose():

@@ -35,10 +35,7 @@ class StoredWeights:
                 del self.shapes[part]
 
     def part(self, name: str, slices: Slices) -> Tensor:
-        """Read a part of a tensor, on the CPU, in its stored dtype; raises `UserError`.
-
-        The experts of a layer are one tensor, as in transformers' models; those in the part are
-        read whole."""
+        """A part of a tensor, its experts read whole, on the CPU, as stored; raises `UserError`."""
         if name not in self._fused:
             return self._read(name, slices)
         experts = [

@@ -18,9 +18,7 @@ from swarm.wire.manifest import Objective
 
 
 def give_values(given: AcceptedGroups, values: Sequence[StateValue], objective: Objective) -> None:
-    """Give this rank's share of a submission the advantages that follow from values of states.
-
-    Without any, the submission has the advantages of its groups, even if it had others before."""
+    """Give this share advantages from its states' values or, without any, from its groups."""
     given.token_advantage = None
     if not values:
         return

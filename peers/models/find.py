@@ -93,10 +93,7 @@ _DIGITS = 6
 
 
 def converted(path: Path, option: str) -> Path:
-    """The folder of a GGUF file's model, dequantised by transformers unless it was before.
-
-    It lies in the cache (`~/.cache/swarm/gguf`, or below `XDG_CACHE_HOME`), under the file's hash.
-    Weights of 4 or 8 bits stay as coarse as they are, in bfloat16. Raises `UserError`."""
+    """The folder of a GGUF file's model, in bfloat16 in the cache; raises `UserError`."""
     require_extra("gguf", f"{option} {path.name}")
     digest = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "swarm" / "gguf"

@@ -94,10 +94,7 @@ class Orders:
             await self.peer.announce(final, MANIFEST_LIFETIME_SECONDS)
 
     def missing_groups(self, step: int) -> int:
-        """Groups still to generate for the batches of every step up to `step`.
-
-        With `fill = "refill"` a batch holds only groups that the filter keeps, so more are
-        generated than are missing."""
+        """Groups still to generate up to `step`; with `fill = "refill"` more than are missing."""
         versions = self.progress.versions
         last = min(step, self.peer.run.manifest.schedule.steps - 1)
         needed = sum(
@@ -175,10 +172,7 @@ class Orders:
         return missing > 0 and self.forecast.coming() == 0 and spent
 
     def _policy_for(self, step: int) -> int:
-        """The policy that generates a step's rollouts.
-
-        It is at least the lineage's first policy, and never older than the previous step's policy,
-        even when a new version of the run raises `asynchrony`."""
+        """A step's policy: of this lineage, and never older than the previous step's."""
         order = self._newest
         lineage = self.progress.lineage
         before = order.policy if order is not None and order.lineage == lineage else 0
@@ -204,9 +198,7 @@ class Orders:
         await self._issue(order.step, order, closes=True)
 
     async def _issue(self, step: int, revised: StepOrder | None, *, closes: bool = False) -> None:
-        """Open a step, or revise its order, for the groups that are missing.
-
-        The order is durable before it is announced: a restart keeps its nonce."""
+        """Open or revise a step for the groups missing; durable before it is announced."""
         policy = revised.policy if revised else self._policy_for(step)
         checkpoint = self.progress.published[policy]
         followed = self.progress.versions.follow(step)

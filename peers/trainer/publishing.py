@@ -174,10 +174,7 @@ class Publisher:
         figures: TrainingFigures | None = None,
         consumed: Sequence[Consumed] = (),
     ) -> None:
-        """Log `consumed`, make policy `step` a checkpoint, log it, announce it.
-
-        `reward`: mean reward of the batch that produced it. `figures` are logged with it. Raises
-        `NotAsLogged` if it was published before and comes out with another manifest."""
+        """Publish policy `step`, with its log; raises `NotAsLogged` if it was otherwise before."""
         if consumed:
             await self.log.consumed(consumed)
         lineage = self.progress.lineage

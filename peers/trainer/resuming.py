@@ -206,10 +206,7 @@ class Lineages:
     async def take_over(
         self, child: TrainingService, manifest: RunManifest, policy: Held, newest: int
     ) -> None:
-        """Continue from a published policy above the lineage `newest`, to which another trainer, or
-        this one before it lost its states, has led the run.
-
-        Whatever that trainer may still sign there, nobody continues."""
+        """Continue from a published policy above lineage `newest`, led by a trainer before."""
         self.progress.advance(policy.manifest.step)
         await self.accepted.load()  # of a home that has trained before: all of it is stale
         # Of two standbys that take over at once, the one that prevails has the later lineage.

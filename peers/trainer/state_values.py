@@ -161,10 +161,7 @@ class StateValues:
 
 
 def boundaries(tokens: Sequence[int], values: Values) -> list[int]:
-    """Positions of the states within a completion: how many of its tokens precede each, ascending.
-
-    None is at its beginning, whose value the group estimates, or at its end, whose value is known.
-    """
+    """Positions of the states within a completion, ascending: none at its beginning or end."""
     ends = set(values.boundary_ids)
     found: list[int] = []
     last = 0

@@ -126,10 +126,7 @@ class TrainerStore:
     # --- batches -----------------------------------------------------------------------------
 
     async def keep_batch(self, lineage: int, step: int, batch: Batch) -> None:
-        """Write the batch that a step has trained on.
-
-        It is written before the step's state and policy, so that a trainer that resumes from an
-        older state can repeat the step, and can complete its log."""
+        """Write a step's batch, before its state and policy: an older state's resume repeats it."""
         consumed, values = map(msgspec.msgpack.encode, (batch.consumed, batch.values))
         await execute(
             self._database,

@@ -299,10 +299,7 @@ _SERVICE: type[offline.TuningService] = Tuning
 
 
 def read_job(job: offline.StartTuning, tokens_max: int) -> tuple[list[list[Example]], int, int]:
-    """Read and encode the examples of each source of a job; raises `UserError`.
-
-    Also returns how many are too long or have no prompt, and how many answers of policies were
-    refused or have a reward out of bounds."""
+    """Read a job's examples; also counts those left out and refused; raises `UserError`."""
     model, settings = Path(job.model), job.settings
     if job.environment is not None:
         reference = job.environment

@@ -167,10 +167,7 @@ def quarantine(reason: str) -> Outcome:
 
 
 def quarantine_ungraded(outcome: Outcome) -> None:
-    """Quarantine the ungraded groups; all of the submission if no group is graded.
-
-    Only after the recomputation: it shows that the seed determined the tokens, so that the worker
-    did not choose ungradable text."""
+    """Quarantine ungraded groups, or all, after recomputation: no worker chose such text."""
     ungraded = outcome.ungraded
     if outcome.rewards:
         outcome.detail = (

@@ -116,10 +116,7 @@ class Examiner:
         self._loaded = []
 
     async def examine(self, case: Case, children: Children, hung: str = "") -> Outcome:
-        """Run all checks of a case. `hung`: see `Grade.hung`.
-
-        Raises `PeerError` when the policy, the manifest or the states cannot be fetched, a child's
-        errors, and `PutDown`, after which the case is in the queue again."""
+        """Check a case; raises `PeerError`, a child's errors, or `PutDown` once queued again."""
         manifest = await self._manifest(case)
         newest = self._peer.newest_checkpoint()
         age = newest.step - case.submission.policy if newest is not None else 0
@@ -301,10 +298,7 @@ class Examiner:
     async def _recompute(
         self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome
     ) -> Judged:
-        """Add the results of the checks that need the submission's policies.
-
-        They stay on this disk from before they are fetched until the child has judged: it may be a
-        long time until its turn. Raises `PeerError` if one cannot be fetched."""
+        """Add the results that need policies, kept here till judged; raises `PeerError`."""
         policies = self._policies(case, outcome.policies)
         manifest = await self._manifest(case)
         with self._peer.store.pinned(*policies):

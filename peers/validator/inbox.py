@@ -186,10 +186,7 @@ class Inbox:
             )
 
     def _check_room(self, client: PeerId, known: Client, size_bytes: int) -> None:
-        """Refuse a push for which its worker, network, newcomers or the run have no room left.
-
-        A bound does not apply to the first file that it counts, so that a small disk still serves.
-        """
+        """Refuse a push without room left; no bound applies to the first file it counts."""
         free = self._disk.free_bytes()
         if free < 2 * size_bytes:
             raise Refused(507, "this validator's disk is full")

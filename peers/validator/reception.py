@@ -57,9 +57,7 @@ class Precedence:
         """Validators that did not answer, and until when they are not asked again."""
 
     async def earlier(self, announced: Envelope, order: StepOrder) -> Envelope | None:
-        """The answer of an earlier validator that the worker must turn to; None if there is none.
-
-        It is the acknowledgement or verdict of that validator, or its request to deliver there."""
+        """The earlier validator's acknowledgement, verdict or request for the worker, if any."""
         run, here = self._peer.run, self._peer.peer_id
         submission = announced.expect(Submission)
         ranks = judges_of(
@@ -241,10 +239,7 @@ class Reception:
         return [await self._acknowledge(case)]
 
     async def _inform(self, asker: str, announced: Envelope) -> Sequence[Envelope]:
-        """Tell a validator that comes later in rank how a submission stands here.
-
-        The answer is this validator's verdict or acknowledgement, a request to deliver here, or
-        nothing: no room for the file."""
+        """Tell a later validator our verdict, acknowledgement or request to deliver, if any."""
         submission = announced.expect(Submission)
         if not self._run.manifest.is_validator(asker) or announced.body.run != self._run.id:
             return []
@@ -325,10 +320,7 @@ class Reception:
     # --- messages of others that a worker presents -------------------------------------------
 
     async def _order_of(self, submission: Submission, shown: Envelope | None) -> StepOrder | None:
-        """The order of a submission's step, or None if it is unknown.
-
-        The worker presents the order that it followed, because a validator that was offline when
-        the trainer published it would not receive it otherwise."""
+        """A step's order, if need be the one that the worker presents; None if unknown."""
         if shown is not None and self._run.may_be_shown(shown):
             self._docket.orders.take(shown)
         lineage, step, orders = submission.lineage, submission.step, self._docket.orders

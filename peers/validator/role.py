@@ -206,10 +206,7 @@ class ValidatorRole:
     # --- judging -----------------------------------------------------------------------------
 
     async def _live(self, nursery: trio.Nursery) -> None:
-        """Judge cases as long as the prefill child lives.
-
-        Loading a policy may take long, so the prefill child survives the inspectors, which hostile
-        files may kill and which are then restarted."""
+        """Judge while the prefill child lives: it survives the inspectors, as loading is slow."""
         self._examiner.forget_loaded()
         engine = self._node.settings.engine
         async with self._node.compute.child(

@@ -96,10 +96,7 @@ class SecondOpinions:
         return skipped and not acknowledged_here
 
     async def recover(self, hear: Callable[[Envelope], None]) -> None:
-        """Draw again, from the others' logs, what was drawn before a restart and not judged.
-
-        `hear` gets the signed verdicts, as if gossip had brought them. Their validators keep only
-        the files of the last steps, so only these are looked at."""
+        """Draw again from the others' recent logs; `hear` gets verdicts as from gossip."""
         await trio.sleep(RECOVERY_SECONDS)
         run = self._peer.run
         for judge in run.manifest.validator_ids():

@@ -159,10 +159,7 @@ class Verdicts:
         return None if case is None else self._fault_of(case)
 
     def _fault_of(self, case: Case) -> Fault | None:
-        """The signed messages of a case; None if they do not prove anything to others.
-
-        The step's version of the manifest may be forgotten. And when the owner has replaced the
-        trainer in the middle of a step, that version does not name the trainer that goes on."""
+        """A case's signed messages; None if they prove nothing: no manifest, or another trainer."""
         signed = self._peer.run.version(case.order.run_digest)
         if signed is None:
             return None
@@ -175,10 +172,7 @@ class Verdicts:
         return None if refusal is None else Outcome.of(refusal)
 
     async def leave_to(self, quicker: PeerId, case: Case) -> None:
-        """Drop a case that another validator has settled.
-
-        A worker asks the next validator in rank when a verdict is late. If both judged the case,
-        the overload of one validator would spread to all."""
+        """Drop a case that another settled: overload must not spread to all validators."""
         await self._queue.remove(case.key)
         await self._inbox.remove(case.key)
         self._peer.node.events.emit("validator.settled_elsewhere", **case.named, by=quicker)

@@ -15,10 +15,7 @@ from swarm.jobs import Hardware
 def make_tiny(
     folder: Path, seed: int = 0, hidden: int = 128, tied: bool = True, spread: float = 0.2
 ) -> None:
-    """Save a random Qwen2 of two layers, with heads of 32 values, which vLLM takes on a CPU.
-
-    `spread` is the weights' standard deviation; the default gives logits as spread as a trained
-    model's."""
+    """Save a random Qwen2 of two layers whose heads vLLM takes on a CPU; `spread`: weights' std."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -193,10 +193,7 @@ class WorkerExtension:
         return {} if sampling is None else sampling.sampled_counts()
 
     def swarm_repair_head(self) -> None:
-        """Bring what vLLM derives from the head up to date with reloaded weights.
-
-        On a CPU vLLM packs the head for its own matrix product; after a reload of a tied head the
-        packed copy is still the old one."""
+        """Repack a reloaded tied head, of which a CPU's vLLM keeps a packed copy of its own."""
         head = getattr(self.model_runner.model, "lm_head", None)
         method = getattr(head, "quant_method", None)
         if method is not None:
