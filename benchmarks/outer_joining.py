@@ -26,7 +26,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from benchmarks.common import at_least
-from benchmarks.outer import MACHINE_BYTES_PER_SECOND, VIRTUAL_SECONDS_MAX
+from benchmarks.outer import LINE_BYTES_PER_SECOND, MACHINE_BYTES_PER_SECOND, VIRTUAL_SECONDS_MAX
 from simnet.clock import run_virtual
 from simnet.compute.outer import STATE_SHARE
 from simnet.compute.setting import Hardware, Workload
@@ -39,7 +39,7 @@ from swarm.terminal.output import print_json
 from swarm.wire.manifest import Outer
 
 SIMULATED_BYTES = 1_250_000
-"""Size of a simulated contribution; a state has `STATE_SHARE` times as much: 40 pieces."""
+"""Least size of a simulated contribution; a state has `STATE_SHARE` times as much: 40 pieces."""
 
 STEP_SECONDS = 200.0
 ROUNDS = 5
@@ -48,6 +48,12 @@ STARTS_IN = 3
 of fetching a state (`outer.staleness_max` is 0)."""
 
 Join = Literal["free", "blocking"]
+
+
+def simulated_bytes(gigabytes: float, gigabits: float) -> int:
+    """Size of a simulated contribution with which the lines are as fast as pieces need."""
+    real = gigabytes * 1e9 / STATE_SHARE
+    return max(SIMULATED_BYTES, int(LINE_BYTES_PER_SECOND * real / (gigabits * 1e9 / 8)))
 
 
 class Watched:
@@ -92,10 +98,11 @@ def simulate(
     trainers: int, gigabytes: float, gigabits: float, seed: int, join: Join
 ) -> tuple[Watched, Agreement]:
     """Run a few rounds, with a newcomer."""
-    scale = SIMULATED_BYTES * STATE_SHARE / (gigabytes * 1e9)
+    size = simulated_bytes(gigabytes, gigabits)
+    scale = size * STATE_SHARE / (gigabytes * 1e9)
     line, machine = gigabits * 1e9 / 8 * scale, MACHINE_BYTES_PER_SECOND * scale
     names = [*(f"trainer-{number}" for number in range(1, trainers)), "newcomer"]
-    simulation = Simulation(seed, workload=Workload(model_bytes=SIMULATED_BYTES))
+    simulation = Simulation(seed, workload=Workload(model_bytes=size))
     watched, agreement = Watched(simulation), Agreement(simulation)
 
     async def main() -> None:
@@ -128,7 +135,7 @@ def measure(
     trainers: int, gigabytes: float, gigabits: float, seed: int, join: Join
 ) -> dict[str, Any]:
     watched, agreement = simulate(trainers, gigabytes, gigabits, seed, join)
-    scale = SIMULATED_BYTES * STATE_SHARE / gigabytes  # bytes of one GB
+    scale = simulated_bytes(gigabytes, gigabits) * STATE_SHARE / gigabytes  # bytes of one GB
     more = [sent[STARTS_IN] - sent[STARTS_IN - 1] for sent in watched.sent.values()]
     return {
         "trainers": trainers,
