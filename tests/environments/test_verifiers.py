@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from peers.environments import Transcript, grade, load, task_of
+from peers.environments.chat_template import ChatTemplate
 from peers.environments.interface import (
     Conversation,
     Environment,
@@ -18,8 +19,10 @@ from peers.environments.interface import (
     messages_of,
 )
 from peers.environments.play import Episode
+from peers.environments.verifiers.environment import Verifiers
 from swarm.errors import UserError
 from swarm.world.process import HOME_VARIABLE
+from tests.endpoint.test_tools import HERMES, MISTRAL
 from tests.environments import verifiers_packages
 
 pytestmark = pytest.mark.verifiers
@@ -117,9 +120,11 @@ def called(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def counter(**options: Any) -> Environment:
+def counter(**options: Any) -> Verifiers:
     given = {"package": "swarm-counter", "library": "0.3.1", "calls": "hermes", **options}
-    return load("verifiers", "1", given)
+    environment = load("verifiers", "1", given)
+    assert isinstance(environment, Verifiers)
+    return environment
 
 
 def results(environment: Environment, *texts: str) -> list[Any]:
@@ -150,6 +155,9 @@ def test_tools_with_state_of_an_older_package_are_called() -> None:
     assert found.parts["reached"] == found.parts["said"] == found.parts["count_calls"] == 1.0
     cut = rewarded(environment, whole, finished=False)
     assert cut.parts["total_tool_calls"] == 0.0, "a call that the token limit cut off is a text"
+    environment.check_template(ChatTemplate(HERMES.replace("call>", "tool_call>"), {}, "tiny"))
+    with pytest.raises(UserError, match="calls is 'hermes', but tiny writes them after"):
+        environment.check_template(ChatTemplate(MISTRAL, {}, "tiny"))
     with pytest.raises(UserError, match="has tools, but the option calls is 'none'; set it to"):
         task_of(counter(calls="none"), bytes(32))
 
