@@ -5,6 +5,7 @@
 # make test-long those for which CI has no time: run them before a release
 # make test-verifiers  the tests that need verifiers: installs two versions of it in build/verifiers
 # make test-openenv  the tests that need openenv: installs it in build/openenv (1 GB)
+# make test-agents  agents of ten libraries against an endpoint: installs them in build/agents
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
 # make test-hivemind  the test that needs this backend of the outer loop: installs it in
 #                build/backends first (1 GB)
@@ -26,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist wo
 # The tests start hundreds of Pythons: compiled modules are kept, though the shell may say not to.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo demo-real test test-slow test-long test-verifiers test-openenv test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu gpu-day docs lint clean
+.PHONY: install demo demo-real test test-slow test-long test-verifiers test-agents test-openenv test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu gpu-day docs lint clean
 
 install: .venv/installed
 
@@ -54,6 +55,13 @@ test-verifiers: .venv/installed
 	$(VERIFIERS) --package marble-v1==0.1.0
 	$(VERIFIERS) --version 0.3.1 --package staros-stardata==0.1.1
 	$(BIN)/python -m pytest -m verifiers tests/environments tests/end_to_end $(ARGS)
+
+# The libraries have a Python of their own: their requirements exclude some of Swarm's.
+AGENTS := build/agents/bin/python
+test-agents: .venv/installed
+	test -x $(AGENTS) || $(BIN)/python -m venv build/agents
+	$(AGENTS) -m pip install --quiet --disable-pip-version-check -r tests/agents/requirements.txt
+	$(BIN)/python -m pytest -m agents -n0 tests/agents $(ARGS)
 
 # vLLM's own imports warn, so warnings are no errors there. Its environment lacks the packages of a
 # peer's own process, which the other tests import.

@@ -17,18 +17,22 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from peers.endpoint.errors import ApiError, deadline_error
-from peers.endpoint.gate import Gate, Keys, error_response
+from peers.endpoint.gate import SESSION_HEADER, Gate, Keys, error_response
 from peers.endpoint.generating import Begun, Generator
-from peers.endpoint.jobs import Job, chat_job, completion_job
+from peers.endpoint.jobs import Job, chat_job, completion_job, responses_job
 from peers.endpoint.policy import Policy
 from peers.endpoint.recording import Sessions
 from peers.endpoint.replies import LAST_EVENT, Delta, Reply, as_event, encode
-from peers.endpoint.requests import NAME_MAX, ChatRequest, CompletionRequest, RewardRequest, parse
+from peers.endpoint.requests import (
+    NAME_MAX,
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    RewardRequest,
+    parse,
+)
 from peers.endpoint.sessions import Session
 from swarm.world.tasks import alongside
-
-SESSION_HEADER = "x-session-id"
-"""The header in which `verifiers` and others name a rollout."""
 
 BODY_SECONDS = 30.0
 """Time for a request's body to arrive."""
@@ -67,12 +71,15 @@ class Endpoint:
         post = ["POST"]
         completion = self._generate(CompletionRequest, completion_job)
         chat = self._generate(ChatRequest, chat_job)
+        responses = self._generate(ResponsesRequest, responses_job)
         return Starlette(
             routes=[
                 Route("/v1/completions", completion, methods=post),
                 Route("/v1/chat/completions", chat, methods=post),
+                Route("/v1/responses", responses, methods=post),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/v1/rollouts/{session:path}/reward", self._reward, methods=post),
             ],
             middleware=[Middleware(Gate, keys=self.keys, requests_max=self.limits.requests_max)],
@@ -138,6 +145,21 @@ class Endpoint:
 
     async def _health(self, request: Request) -> Response:
         return _json({"requests": self.generator.driver.live, "sessions": self.sessions.count})
+
+    async def _metrics(self, request: Request) -> Response:
+        """Figures in Prometheus's text form."""
+        generator = self.generator
+        figures = [
+            ("requests_running", "gauge", generator.driver.live),
+            ("sessions_open", "gauge", self.sessions.count),
+            ("sessions_total", "counter", self.sessions.opened),
+            *((f"{name}_total", "counter", count) for name, count in generator.counted.items()),
+        ]
+        text = "".join(
+            f"# TYPE swarm_endpoint_{name} {kind}\nswarm_endpoint_{name} {value}\n"
+            for name, kind, value in figures
+        )
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _reward(self, request: Request) -> Response:
         """Take a session's reward, write the session and close it."""
@@ -258,16 +280,15 @@ class Stream(Response):
         form = begun.job.form
 
         async def tell(delta: Delta) -> None:
-            await put(as_event(form.event(reply, delta)))
+            await put(b"".join(map(as_event, form.event(reply, delta))))
 
         for index in range(len(begun.turns)):
-            opening = form.opening(reply, index)
-            if opening is not None:
+            for opening in form.opening(reply, index):
                 await put(as_event(opening))
         choices = await self._endpoint.generator.run(begun, tell)
         if begun.job.stream_usage:
             tokens = sum(len(choice.tokens) for choice in choices)
-            await put(as_event(form.closing(reply, tokens)))
+            await put(b"".join(map(as_event, form.closing(reply, tokens))))
         await put(LAST_EVENT)
 
 

@@ -1,6 +1,7 @@
 """Who may come in, and how many at once."""
 
 import hmac
+import re
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -14,6 +15,12 @@ from swarm.transport.http.local_server import is_addressed_as_loopback
 REWARD_PREFIX = "/v1/rollouts/"
 """Paths of the rewards of sessions."""
 
+
+SESSION_HEADER = "x-session-id"
+"""The header in which `verifiers` and others name a rollout."""
+
+SESSION_PATH = re.compile(r"/sessions/([\w.~:-]{1,200})(/.*)", re.ASCII)
+"""The session in the path, for clients that know a base URL and no headers."""
 
 UNREAD = frozenset({401, 403, 408, 413, 415, 429})
 """Statuses of requests whose body was not read: the connection cannot serve another one."""
@@ -54,6 +61,9 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if found := SESSION_PATH.fullmatch(scope["path"]):
+            header = (SESSION_HEADER.encode(), found[1].encode())
+            scope = {**scope, "path": found[2], "headers": [header, *scope["headers"]]}
         problem = self._problem(scope["path"], Headers(scope=scope))
         if problem is not None:
             await error_response(problem)(scope, receive, send)

@@ -1,7 +1,8 @@
 """Generates what a job asks for, choice by choice, and hands out what is sampled."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -12,6 +13,7 @@ from peers.endpoint.recording import Sessions
 from peers.endpoint.replies import Delta
 from peers.endpoint.sampling import Driver, Sampled, Text, sample
 from peers.endpoint.sessions import Draw, Turn
+from peers.endpoint.structure import Structures
 from peers.endpoint.tools import Call, CallForm, answer_of
 from peers.engines.engine import Request
 from swarm.errors import UserError
@@ -46,9 +48,22 @@ class Generator:
     sessions: Sessions
     tokens_max: int
     """Most tokens of one choice."""
+    structures: Structures
+    counted: Counter[str] = field(
+        default_factory=lambda: Counter(choices=0, prompt_tokens=0, generated_tokens=0)
+    )
+    """Sums since the start, for `/metrics`."""
 
     def begin(self, job: Job) -> Begun:
         """Choose the episodes of a job; raises `ApiError` for one that cannot be served."""
+        if job.structure and not self.policy.capabilities.masks:
+            raise ApiError(
+                400,
+                f"the engine {self.policy.capabilities.name} cannot keep to a schema or force a "
+                "call; leave response_format out, and tool_choice at auto",
+                param="response_format",
+                code="unsupported_parameter",
+            )
         name, now = job.session or job.id, trio.current_time()
         forget = job.session is None and self.sessions.folder is None
         session = self.sessions.session(name, now, forget)
@@ -57,7 +72,7 @@ class Generator:
         limits: list[int] = []
         try:
             for prompt in [each for each in job.prompts for _ in range(job.n)]:
-                turns.append(session.begin(prompt))
+                turns.append(session.begin(prompt, is_structured=job.structure is not None))
                 lengths.append(len(turns[-1].tokens))
                 limits.append(self._limit(job, lengths[-1]))
         except BaseException as error:
@@ -100,8 +115,8 @@ class Generator:
                 text, calls = answer_of(sampled.text, sampled.finish, begun.job.calls)
                 values = sampled.log_probabilities
                 found[index] = Delta(index, text, sampled.tokens, values, sampled.finish, calls)
-            except (ValueError, UserError) as error:
-                failed.append(ApiError(400, str(error)))
+            except (ApiError, ValueError, UserError) as error:
+                failed.append(error if isinstance(error, ApiError) else ApiError(400, str(error)))
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
@@ -133,6 +148,11 @@ class Generator:
             start=start,
             continues=turn.episode.last,
             keep=job.session is not None,
+            mask=None
+            if job.structure is None
+            else await trio.to_thread.run_sync(
+                self.structures.mask, job.structure, len(turn.tokens)
+            ),
         )
         in_parts = tell is not None or bool(job.stops)
         sent = _Sent(index, tell, job.calls)
@@ -145,6 +165,9 @@ class Generator:
         with trio.CancelScope(shield=True):  # the episode is extended or not, never by half
             await trio.to_thread.run_sync(turn.end, sampled, draw)
         await sent.end(sampled)
+        self.counted.update(
+            choices=1, prompt_tokens=len(request.tokens), generated_tokens=len(sampled.tokens)
+        )
         return sampled
 
 

@@ -9,7 +9,9 @@ from peers.endpoint import requests
 from peers.endpoint.errors import ApiError
 from peers.endpoint.policy import Policy
 from peers.endpoint.replies import ChatForm, CompletionForm, Form
+from peers.endpoint.responses import ResponsesForm, as_chat
 from peers.endpoint.sessions import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from peers.endpoint.structure import Structure, structure_of
 from peers.endpoint.tools import CallForm, message_of, tools_of
 from swarm.rollouts.seeds import digest, noise_key
 
@@ -47,6 +49,8 @@ class Job:
     wants_log_probabilities: bool
     calls: CallForm | None
     """How calls of tools are read from the text, if they are."""
+    structure: Structure | None
+    """What the text must be."""
     stream: bool
     stream_usage: bool
 
@@ -83,16 +87,28 @@ def completion_job(asked: requests.CompletionRequest, session: str | None, polic
     )
 
 
+def responses_job(asked: requests.ResponsesRequest, session: str | None, policy: Policy) -> Job:
+    """The job of `/v1/responses`; raises `ApiError`."""
+    return _chat_job(as_chat(asked), session, policy, ResponsesForm(asked), _id("resp"))
+
+
 def chat_job(asked: requests.ChatRequest, session: str | None, policy: Policy) -> Job:
     """The job of `/v1/chat/completions`; raises `ApiError`."""
+    return _chat_job(asked, session, policy, ChatForm(), _id("chatcmpl"))
+
+
+def _chat_job(
+    asked: requests.ChatRequest, session: str | None, policy: Policy, form: Form, id: str
+) -> Job:
     prompt = _messages(asked, policy)
     return _job(
         asked,
         policy,
-        form=ChatForm(),
-        id=_id("chatcmpl"),
+        form=form,
+        id=id,
         prompts=[prompt],
         calls=prompt.form,
+        structure=structure_of(asked, prompt.form),
         session=session,
         limit=asked.max_completion_tokens or asked.max_tokens,
         wants_log_probabilities=bool(asked.logprobs),
@@ -110,6 +126,7 @@ def _job(
     limit: int | None,
     wants_log_probabilities: bool,
     calls: CallForm | None = None,
+    structure: Structure | None = None,
 ) -> Job:
     if asked.model is not None and asked.model != policy.name:
         raise ApiError(
@@ -133,6 +150,7 @@ def _job(
         stop_ids=policy.stop_ids,
         wants_log_probabilities=wants_log_probabilities,
         calls=calls,
+        structure=structure,
         stream=bool(asked.stream),
         stream_usage=bool(options and options.include_usage),
     )

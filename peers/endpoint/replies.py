@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from secrets import token_hex
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -57,8 +56,24 @@ class Reply:
         return [self.renderer.decode_completion([token], ())[0] for token in tokens]
 
 
-# Forms of a reply: `whole`, and for a stream `opening` (a choice's first event, if there is one),
-# `event`, and `closing` (the last event, if the client wants to know the usage).
+Event = dict[str, Any]
+"""One event of a stream."""
+
+
+class Form(Protocol):
+    """How a reply is written: whole, or as the events of a stream."""
+
+    def whole(self, reply: Reply, choices: Sequence[Delta]) -> dict[str, Any]: ...
+
+    def opening(self, reply: Reply, index: int) -> list[Event]:
+        """The first events of a choice."""
+        ...
+
+    def event(self, reply: Reply, delta: Delta) -> list[Event]: ...
+
+    def closing(self, reply: Reply, completion_tokens: int) -> list[Event]:
+        """The last events, if the client wants to know the usage."""
+        ...
 
 
 class CompletionForm:
@@ -70,14 +85,14 @@ class CompletionForm:
         made = [self._choice(reply, choice) for choice in choices]
         return {**reply.head(self.kind), "choices": made, "usage": reply.usage(_tokens(choices))}
 
-    def opening(self, reply: Reply, index: int) -> None:
-        return None
+    def opening(self, reply: Reply, index: int) -> list[Event]:
+        return []
 
-    def event(self, reply: Reply, delta: Delta) -> dict[str, Any]:
-        return {**reply.head(self.kind), "choices": [self._choice(reply, delta)]}
+    def event(self, reply: Reply, delta: Delta) -> list[Event]:
+        return [{**reply.head(self.kind), "choices": [self._choice(reply, delta)]}]
 
-    def closing(self, reply: Reply, completion_tokens: int) -> dict[str, Any]:
-        return {**reply.head(self.kind), "choices": [], "usage": reply.usage(completion_tokens)}
+    def closing(self, reply: Reply, completion_tokens: int) -> list[Event]:
+        return [{**reply.head(self.kind), "choices": [], "usage": reply.usage(completion_tokens)}]
 
     def _choice(self, reply: Reply, delta: Delta) -> dict[str, Any]:
         log_probabilities = None
@@ -110,41 +125,33 @@ class ChatForm:
         head = reply.head("chat.completion")
         return {**head, "choices": made, "usage": reply.usage(_tokens(choices))}
 
-    def opening(self, reply: Reply, index: int) -> dict[str, Any]:
+    def opening(self, reply: Reply, index: int) -> list[Event]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**reply.head("chat.completion.chunk"), "choices": [choice]}
+        return [{**reply.head("chat.completion.chunk"), "choices": [choice]}]
 
-    def event(self, reply: Reply, delta: Delta) -> dict[str, Any]:
+    def event(self, reply: Reply, delta: Delta) -> list[Event]:
         new: dict[str, Any] = {"content": delta.text} if delta.text or not delta.finish else {}
         if delta.calls:
             new["tool_calls"] = [
                 {"index": index, **call} for index, call in enumerate(_calls(delta))
             ]
         choice = {**self._choice(reply, delta), "delta": new}
-        return {**reply.head("chat.completion.chunk"), "choices": [choice]}
+        return [{**reply.head("chat.completion.chunk"), "choices": [choice]}]
 
-    def closing(self, reply: Reply, completion_tokens: int) -> dict[str, Any]:
+    def closing(self, reply: Reply, completion_tokens: int) -> list[Event]:
         head = reply.head("chat.completion.chunk")
-        return {**head, "choices": [], "usage": reply.usage(completion_tokens)}
+        return [{**head, "choices": [], "usage": reply.usage(completion_tokens)}]
 
     def _choice(self, reply: Reply, delta: Delta) -> dict[str, Any]:
-        log_probabilities = None
+        known = None
         if reply.wants_log_probabilities:
-            names, values = reply.token_texts(delta.tokens), _finite(delta.log_probabilities)
-            content: list[dict[str, Any]] = [
-                {"token": name, "logprob": value, "bytes": None, "top_logprobs": []}
-                for name, value in zip(names, values, strict=True)
-            ]
-            log_probabilities = {"content": content, "refusal": None}
+            known = {"content": log_probabilities(delta, reply), "refusal": None}
         return {
             "index": delta.index,
-            "logprobs": log_probabilities,
+            "logprobs": known,
             "finish_reason": "tool_calls" if delta.calls else delta.finish,
         }
-
-
-Form = CompletionForm | ChatForm
 
 
 def encode(body: dict[str, Any]) -> bytes:
@@ -152,9 +159,10 @@ def encode(body: dict[str, Any]) -> bytes:
     return msgspec.json.encode(body)
 
 
-def as_event(body: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + encode(body) + b"\n\n"
+def as_event(body: Event) -> bytes:
+    """One server-sent event; those of responses have a type."""
+    kind = f"event: {body['type']}\n" if "type" in body else ""
+    return kind.encode() + b"data: " + encode(body) + b"\n\n"
 
 
 LAST_EVENT = b"data: [DONE]\n\n"
@@ -165,14 +173,23 @@ def _tokens(choices: Sequence[Delta]) -> int:
 
 
 def _calls(delta: Delta) -> list[dict[str, Any]]:
-    """Calls as a client gets them; nine letters and digits are an id that all templates take."""
+    """Calls as a client of chats gets them."""
     return [
         {
-            "id": token_hex(5)[:9],
+            "id": call.id,
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
         for call in delta.calls
+    ]
+
+
+def log_probabilities(delta: Delta, reply: Reply) -> list[dict[str, Any]]:
+    """Those of the sampled tokens, as chats and responses have them."""
+    pairs = zip(reply.token_texts(delta.tokens), _finite(delta.log_probabilities), strict=True)
+    return [
+        {"token": text, "logprob": value, "bytes": [*text.encode()], "top_logprobs": []}
+        for text, value in pairs
     ]
 
 

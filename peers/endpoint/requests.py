@@ -38,6 +38,8 @@ ModelName = Annotated[str, Meta(max_length=NAME_MAX)]
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Fields that hide a text's length from who listens; there are none."""
 
 
 class _Streamed(msgspec.Struct, kw_only=True):
@@ -58,9 +60,21 @@ class _Streamed(msgspec.Struct, kw_only=True):
         return tuple(stop for stop in found if stop)
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["text"]
+class TextPart(msgspec.Struct):
+    """A part of a text; what else a reply gave with it does not concern the model."""
+
+    type: Literal["text", "input_text", "output_text"]
     text: str
+
+
+Content = str | Annotated[list[TextPart], Meta(max_length=64)] | None
+
+
+def text_of(content: Content) -> str:
+    """The text of a message or of an item."""
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,16 +96,14 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     """One message; only text and calls of tools are supported."""
 
     role: Annotated[str, Meta(min_length=1, max_length=32)]
-    content: str | Annotated[list[TextPart], Meta(max_length=64)] | None = None
+    content: Content = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=CALLS_MAX)] | None = None
     tool_call_id: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
     name: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
 
     @property
     def text(self) -> str:
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+        return text_of(self.content)
 
 
 class CompletionRequest(_Streamed, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +112,27 @@ class CompletionRequest(_Streamed, kw_only=True, forbid_unknown_fields=True):
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=1 << 20)]
     max_tokens: Limit | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
+
+
+class JsonSchema(msgspec.Struct):
+    schema: dict[str, Any] = {}
+
+
+class Format(JsonSchema):
+    """What an answer must be. Chats have the schema in `json_schema`, responses beside `type`."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema = msgspec.field(default_factory=JsonSchema)
+
+    @property
+    def wanted(self) -> dict[str, Any] | None:
+        """The schema; raises `ApiError` if it is missing."""
+        if self.type == "text":
+            return None
+        schema = self.json_schema.schema or self.schema
+        if not schema and self.type == "json_schema":
+            raise ApiError(400, "the format has no schema; send one", param="response_format")
+        return schema or {"type": "object"}
 
 
 class ChatRequest(_Streamed, kw_only=True, forbid_unknown_fields=True):
@@ -111,6 +144,41 @@ class ChatRequest(_Streamed, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Any = None
+    response_format: Format | None = None
+
+
+class Item(msgspec.Struct):
+    """A message, a call of a tool, or its result. The client sends items back as it got them,
+    with ids and states that do not concern the model."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Annotated[str, Meta(max_length=32)] = "assistant"
+    content: Content = ""
+    name: Annotated[str, Meta(max_length=NAME_MAX)] = ""
+    arguments: str = "{}"
+    call_id: Annotated[str, Meta(max_length=NAME_MAX)] = ""
+    output: Content = ""
+
+
+class TextOptions(msgspec.Struct):
+    format: Format | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/responses`."""
+
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    model: ModelName | None = None
+    instructions: str | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Any = None
+    text: TextOptions | None = None
+    max_output_tokens: Limit | None = None
+    temperature: Temperature | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: SessionName | None = None
 
 
 class RewardRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -134,7 +202,7 @@ class Unsupported(msgspec.Struct, frozen=True):
 UNSUPPORTED = beside(__file__, Unsupported)
 """From `requests.toml`."""
 
-T = TypeVar("T", CompletionRequest, ChatRequest, RewardRequest)
+T = TypeVar("T", CompletionRequest, ChatRequest, ResponsesRequest, RewardRequest)
 
 
 def parse(raw: bytes, kind: type[T]) -> T:

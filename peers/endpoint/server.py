@@ -17,6 +17,7 @@ from peers.endpoint.generating import Generator
 from peers.endpoint.policy import Policy, calls_of, chat_of
 from peers.endpoint.recording import Sessions, check_folder
 from peers.endpoint.sampling import Driver
+from peers.endpoint.structure import Structures
 from peers.engines.registry import make_engine
 from peers.environments.renderer import Renderer, stop_ids_of
 from swarm.errors import UserError
@@ -58,7 +59,8 @@ def make_endpoint(options: Options, keys: Keys) -> Endpoint:
         options.name, renderer, chat, calls_of(chat), tuple(stop_ids), engine.capabilities
     )
     sessions = Sessions(policy, options.record)
-    generator = Generator(policy, Driver(engine), sessions, options.limits.tokens_max)
+    structures = Structures(options.folder, policy.stop_ids)
+    generator = Generator(policy, Driver(engine), sessions, options.limits.tokens_max, structures)
     return Endpoint(policy, generator, sessions, options.limits, keys)
 
 

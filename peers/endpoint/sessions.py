@@ -23,10 +23,13 @@ from peers.engines.episodes import SpanStates
 from peers.environments.chat_template import ChatTokens
 from peers.environments.interface import Message
 from peers.environments.renderer import Renderer
+from peers.environments.run_probe import change_of_history
 from peers.proofs import toploc
 from peers.proofs.format import CHUNK_TOKENS, TOP_VALUES
 from swarm.rollouts import seeds
 from swarm.rollouts.rollout import TURNS_MAX, Finish, Rollout, Segment
+
+THOUGHT_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,10 @@ class ChatPrompt:
             return None
         if any(each.role == "assistant" for each in added):
             return None  # the client speaks for the model: these tokens were not sampled
+        first, template = past.first.messages, self.chat.template
+        thought = THOUGHT_END in past.seen.messages[-1].content
+        if thought and change_of_history(template, first, added, self._variables):
+            return None  # a branch: the model is to see the turns before without their thoughts
         return self.chat.after_turn(past.first.messages, self._variables, added, past.tokens[-1])
 
     def answered(self, text: str, finish: Finish) -> Seen:
@@ -201,6 +208,8 @@ class Episode:
     """The engine's request that kept the cache."""
     busy: bool = True
     """Whether a request is extending it."""
+    is_structured: bool = False
+    """Whether its turn had to follow a grammar: it is no rollout, and a further turn is a fork."""
 
     @property
     def sampled(self) -> int:
@@ -214,7 +223,8 @@ class Episode:
     def may_go_on(self) -> bool:
         """Whether a rollout may have another turn after its last."""
         ended = bool(self.segments) and self.segments[-1].finish == "stop"
-        return not self.busy and ended and self.turns < TURNS_MAX
+        is_rollout = not self.is_structured
+        return not self.busy and ended and is_rollout and self.turns < TURNS_MAX
 
 
 @dataclass
@@ -288,11 +298,12 @@ class Session:
     def is_idle(self) -> bool:
         return not any(episode.busy for episode in self.episodes)
 
-    def begin(self, prompt: Prompt) -> Turn:
+    def begin(self, prompt: Prompt, is_structured: bool = False) -> Turn:
         """Continue the longest episode that the prompt extends, or open one.
 
         An episode that another request is extending, or that ended at the token limit, is not
-        continued; the new one then begins with its tokens.
+        continued; the new one then begins with its tokens. Neither is any by a turn that must
+        follow a grammar (`is_structured`).
 
         Raises `ValueError` for a session with `EPISODES_MAX` episodes, and `UserError` as
         `Prompt.whole`."""
@@ -303,7 +314,7 @@ class Session:
                 rest = prompt.after(episode)
                 if episode.draws and rest:
                     best, added = episode, rest
-        if best is not None and best.may_go_on():
+        if best is not None and best.may_go_on() and not is_structured:
             best.busy = True
             return Turn(self, best, added, prompt)
         if self.rows >= EPISODES_MAX:
@@ -312,7 +323,7 @@ class Session:
                 "post its reward, or begin another session"
             )
         whole = prompt.whole() if best is None else [*best.tokens, *added]
-        episode = Episode(self.rows, whole, prompt.seen, prompt.seen)
+        episode = Episode(self.rows, whole, prompt.seen, prompt.seen, is_structured=is_structured)
         episode.segments.append(Segment("prompt", list(whole)))
         episode.proof = GrowingProof() if self.proves else None
         self.rows += 1
@@ -320,9 +331,9 @@ class Session:
         return Turn(self, episode, [], prompt)
 
     def rollouts(self) -> list[tuple[Episode, Rollout]]:
-        """The finished episodes."""
+        """The finished episodes, but for those whose turn had to follow a grammar."""
         return [
             (episode, Rollout(tuple(episode.segments)))
             for episode in self.episodes
-            if episode.draws
+            if episode.draws and not episode.is_structured
         ]

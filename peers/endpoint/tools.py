@@ -6,8 +6,9 @@ around them is what the model was taught to write. Forms in JSON are understood,
 (Mistral), and a bare object (Llama)."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from secrets import token_hex
 from typing import Any, Literal
 
 import msgspec
@@ -43,6 +44,8 @@ class Call:
     name: str
     arguments: str
     """A JSON object."""
+    id: str = field(default_factory=lambda: token_hex(5)[:9], compare=False)
+    """Nine letters and digits, which all templates take."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,18 @@ class CallForm:
         if not 1 <= len(calls) <= CALLS_MAX:
             return text, ()
         return text[:begins], tuple(calls)
+
+    def written(self, function: Mapping[str, Any]) -> tuple[str, str, str]:
+        """(text before, schema, text after) of a call of a tool, given its definition."""
+        call = {
+            "type": "object",
+            "properties": {
+                self.name: {"const": function["name"]},
+                self.arguments: function.get("parameters") or {"type": "object"},
+            },
+            "required": [self.name, self.arguments],
+        }
+        return self.opening, json.dumps(call), self.closing
 
     def certain(self, text: str) -> int:
         """How many characters of an unfinished text are surely not part of a call."""
@@ -200,14 +215,6 @@ class _Tool(msgspec.Struct):
 
 def tools_of(asked: ChatRequest) -> str:
     """The tools of a request as JSON, empty if it has none; raises `ApiError`."""
-    if asked.tool_choice not in (None, "auto", "none"):
-        raise ApiError(
-            400,
-            f"tool_choice is {str(asked.tool_choice)[:60]}: a call cannot be forced, because the "
-            'policy is sampled as it is trained; send "auto" or "none"',
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
     if not asked.tools or asked.tool_choice == "none":
         return ""
     try:
@@ -217,10 +224,32 @@ def tools_of(asked: ChatRequest) -> str:
     return json.dumps(asked.tools, ensure_ascii=False)
 
 
+def forced_names(asked: ChatRequest) -> frozenset[str]:
+    """The tools of which one must be called, none if the model chooses; raises `ApiError`."""
+    choice, names = asked.tool_choice, {tool["function"]["name"] for tool in asked.tools or []}
+    if choice in (None, "auto", "none"):
+        return frozenset()
+    if choice == "required" and names:
+        return frozenset(names)
+    try:
+        name = msgspec.convert(choice, _Tool).function.name
+    except msgspec.ValidationError:
+        name = ""
+    if name not in names:
+        raise ApiError(
+            400,
+            f'tool_choice is {str(choice)[:60]}; send "auto", "none", "required", or a function '
+            "of the request's tools",
+            param="tool_choice",
+        )
+    return frozenset([name])
+
+
 def message_of(said: ChatMessage) -> Message:
     """A message of a request; raises `ApiError`."""
+    role = "system" if said.role == "developer" else said.role  # templates know the older name
     if not (said.tool_calls or said.tool_call_id or said.name):
-        return Message(said.role, said.text)
+        return Message(role, said.text)
     calls = []
     for call in said.tool_calls or []:
         arguments = call.function.arguments
@@ -238,7 +267,7 @@ def message_of(said: ChatMessage) -> Message:
         calls.append(Call(call.function.name, arguments))
     ids = [call.id or CALL_ID for call in said.tool_calls or []]
     return ToolMessage(
-        said.role,
+        role,
         said.text,
         tool_calls=_json_of(calls, ids) if calls else "",
         tool_call_id=said.tool_call_id or "",

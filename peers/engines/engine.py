@@ -14,6 +14,15 @@ PROMPT_ROWS_MAX = 128
 """Hidden rows kept before a completion: a proof chunk needs 128 values, a row has at least 1."""
 
 
+class Mask(Protocol):
+    """Which tokens a segment may have, as a grammar that it must follow."""
+
+    def allowed(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Ids of the tokens that may follow, at least one, after all `tokens` of the request and
+        of its segment. Called with ever longer lists."""
+        ...
+
+
 @dataclass(frozen=True)
 class Request:
     """One model segment to generate."""
@@ -38,6 +47,9 @@ class Request:
     """Keep the cache after this segment for the episode's next turn. It is kept until a request
     continues it or `cancel` releases it, and may be dropped when memory is short; the episode is
     then computed again."""
+    mask: Mask | None = None
+    """Forbids tokens: then no validator would accept the segment, whose noise might have chosen
+    another. Only for an engine whose capability `masks` is true."""
 
 
 @dataclass
@@ -92,6 +104,8 @@ class Capabilities:
     in_flight: bool = False
     """Whether `load_weights` may be called while requests are being generated. Each row after it is
     what a prefill with the new policy gives: nothing computed with the old one is kept."""
+    masks: bool = False
+    """Whether requests may have a `mask`."""
 
     @property
     def engine_class(self) -> str:

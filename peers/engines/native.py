@@ -108,6 +108,7 @@ class NativeEngine:
             hidden_size=model.hidden_size,
             length_max=model.length_max,
             in_flight=True,
+            masks=True,
         )
         layers = decoder.layer_devices
         # Each device holds its layers' part of a row; the first that is full bounds all.
@@ -244,7 +245,12 @@ class NativeEngine:
         for start in range(0, len(sampled), some):
             part = sampled[start : start + some]
             temperatures = [row.request.temperature for row in part]
-            drawn += draw(part, temperatures, self.logits(hidden[start : start + some]))
+            logits = self.logits(hidden[start : start + some])
+            for each, own in zip(part, logits, strict=True):
+                if isinstance(each, Row) and each.request.mask is not None:
+                    allowed = each.request.mask.allowed(each.all_tokens())
+                    _forbid_others(own, upload(allowed, own.device))
+            drawn += draw(part, temperatures, logits)
         return drawn
 
     def _append(
@@ -294,6 +300,12 @@ class NativeEngine:
             pass
 
 
+def _forbid_others(logits: Tensor, allowed: Tensor) -> None:
+    """Leave the logits [vocabulary] of the tokens `allowed` only."""
+    kept = logits[allowed]
+    logits.fill_(-torch.inf)[allowed] = kept
+
+
 def _lay_decoding(batch: _Batch, part: Part, rows: Sequence[Row]) -> None:
     """Append the newest token of each of a bucket's first rows."""
     first = len(batch.tokens)
@@ -323,6 +335,8 @@ def _lay(batch: _Batch, part: Part, row: Row, tokens: Sequence[int]) -> None:
 
 def _lay_draft(batch: _Batch, part: Part, row: Row, room: int) -> int:
     """Append at most so many tokens that may follow a decoding row's; return their number."""
+    if row.request.mask is not None:
+        return 0  # what may follow a draft is not known yet
     past, left = row.length + 1, row.request.limit - row.position - 1
     most = min(DRAFT_MAX, room, left, part.bucket.columns - past, LENGTH_MAX - past)
     tokens = row.lookup.draft(row.request.tokens, row.tokens, most) if most > 0 else []

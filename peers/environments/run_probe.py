@@ -344,7 +344,7 @@ def check_history(
     The option `history = "keep"` turns this off."""
     template, variables = renderer.chat.template, variables_of(prompt)
     messages, observed = messages_of(prompt), messages_of(observation)
-    changes = _change(template, messages, observed, variables)
+    changes = change_of_history(template, messages, observed, variables)
     if changes and not _keeps(environment):
         raise UserError(
             f"{template.where}: the chat template {changes} when an observation of the role "
@@ -355,7 +355,7 @@ def check_history(
         )
 
 
-def _change(
+def change_of_history(
     template: ChatTemplate,
     messages: Sequence[Message],
     observed: Sequence[Message],

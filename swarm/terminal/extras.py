@@ -17,6 +17,7 @@ EXTRAS = {
     "gguf": ("gguf", "accelerate"),
     "languages": ("lingua",),
     "merge": ("mergekit",),
+    "structured": ("outlines_core",),
 }
 """Modules that come with each extra."""
 

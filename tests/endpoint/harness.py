@@ -42,7 +42,7 @@ class Client:
         async with self.http.stream("POST", path, json=body, headers=names) as reply:
             assert reply.headers["content-type"].startswith("text/event-stream")
             async for line in reply.aiter_lines():
-                if line:
+                if line.startswith("data: "):
                     found.append(line.removeprefix("data: "))
         assert found[-1] == "[DONE]"
         return [msgspec.json.decode(each) for each in found[:-1]]

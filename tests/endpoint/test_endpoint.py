@@ -132,10 +132,11 @@ def _check(file: Path, engine: Engine) -> None:
     note = msgspec.json.decode(file.with_suffix(".json").read_bytes())
     assert (note["session"], note["reward"], note["parts"]) == ("an agent", 0.25, {"style": 0.5})
     for row, draws in enumerate(note["episodes"]):
-        _check_row(submission.rollouts, row, draws, engine)
+        check_row(submission.rollouts, row, draws, engine)
 
 
-def _check_row(rollouts: Rollouts, index: int, draws: list[Any], engine: Engine) -> None:
+def check_row(rollouts: Rollouts, index: int, draws: list[Any], engine: Engine) -> None:
+    """What a validator asks of a row: its proofs hold, and its tokens follow from the seed."""
     rollout = rollouts.rollout(index)
     prefill = engine.prefill([rollout.tokens], [rollout.sampled])
     chunks = toploc.chunk_rows(prefill.prompt_hidden[0], prefill.hidden[0])
@@ -143,13 +144,14 @@ def _check_row(rollouts: Rollouts, index: int, draws: list[Any], engine: Engine)
     proofs = [proof[at : at + 258] for at in range(0, len(proof), 258)]
     assert all(each.accepted for each in toploc.verify(chunks, proofs))
     key, rows = draws[0]["key"], {draw["row"] for draw in draws}
+    (temperature,) = {draw["temperature"] for draw in draws}
     count = len(rollout.model_tokens)
     noise = Drawn(tuple(key), torch.full((count,), rows.pop()), torch.arange(count)).noise(64)
     tokens = torch.tensor(rollout.model_tokens)
-    judged = judge_margins(engine.logits(prefill.states[0]), tokens, 1.0, noise)
-    assert judged.margin.max() < 1e-3
+    judged = judge_margins(engine.logits(prefill.states[0]), tokens, temperature, noise)
+    assert judged.margin.max() < 1e-3 / temperature
     reported = rollout.log_probabilities
-    assert judged.log_probability.tolist() == pytest.approx(reported, abs=1e-3)
+    assert judged.log_probability.tolist() == pytest.approx(reported, abs=1e-3 / temperature)
 
 
 async def test_texts_and_messages_continue_the_tokens_that_were_sampled(

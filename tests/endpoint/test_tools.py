@@ -236,7 +236,7 @@ async def test_tools_that_cannot_be_served_are_sentences(folder: Path, policy_fo
     user = {"role": "user", "content": "a"}
     call = {"function": {"name": "add", "arguments": "1"}}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"tools": [TOOL], "tool_choice": "required"}, "a call cannot be forced, because the"),
+        ({"tools": [TOOL], "tool_choice": "any"}, 'send "auto", "none", "required", or a'),
         ({"tools": [{"type": "function"}]}, "missing required field `function`"),
         ({"tools": [TOOL], "parallel_tool_calls": False}, "may write several calls in a turn"),
         (
@@ -251,3 +251,32 @@ async def test_tools_that_cannot_be_served_are_sentences(folder: Path, policy_fo
     async with serving(policy_folder) as client:
         status, found = await client.post(CHAT, {"messages": [user], "tools": [TOOL]})
         assert status == 400 and "the chat template has no tools" in found["error"]["message"]
+
+
+FORGETFUL = (
+    "{% for m in messages %}{% set text = m.content.split('</think>')[-1] if m.role == 'assistant'"
+    " and messages[loop.index0:] | selectattr('role', 'equalto', 'user') | list else m.content %}"
+    "{{ '<bos>' + m.role + ':' + text + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<bos>assistant:' }}{% endif %}"
+)
+"""Removes the thoughts of turns before the user's last message, as Qwen 3's template does."""
+
+
+async def test_a_thought_that_the_template_removes_begins_a_branch(tmp_path: Path) -> None:
+    make_policy(tmp_path, positions=512)
+    (tmp_path / "chat_template.jinja").write_text(FORGETFUL)
+    turns = ("<think>one</think>1.", "<think>two</think>2.", "3.")
+    async with scripted(tmp_path, *turns) as (client, _):
+        messages = [{"role": "user", "content": "a"}]
+        for role in ("tool", "user", "user"):
+            choice = (await client.ok(CHAT, {"messages": messages, "user": "a"}))["choices"][0]
+            messages += [choice["message"], {"role": role, "content": "b"}]
+        (session,) = client.endpoint.sessions.all()
+        whole, branch = (rollout for _, rollout in session.rollouts())
+        assert [len(each.model_segments) for each in (whole, branch)] == [2, 1]
+        shown = decoded(client, branch.prompt)
+        assert "1." in shown and "2." in shown and "two" not in shown and "one" not in shown
+        sampled = [token for each in (whole, branch) for token in each.model_tokens]
+        renderer = client.endpoint.policy.renderer
+        written = [[*renderer.encode_completion(text), 2] for text in turns]
+        assert sampled == [token for each in written for token in each], "each of them once"

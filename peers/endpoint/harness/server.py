@@ -14,7 +14,15 @@ from typing import Any
 from peers.endpoint import replies
 from peers.endpoint.errors import ApiError
 from peers.endpoint.harness.run import Run, Said
-from peers.endpoint.requests import ChatRequest, CompletionRequest, RewardRequest, parse
+from peers.endpoint.requests import (
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    RewardRequest,
+    parse,
+)
+from peers.endpoint.responses import ResponsesForm, as_chat
+from peers.endpoint.structure import structure_of
 from peers.endpoint.tools import FORMS, CallForm, answer_of, message_of, tools_of
 from peers.environments.interface import Conversation
 
@@ -109,6 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/chat/completions":
             chat = parse(raw, ChatRequest)
             self._answer(run, chat, replies.ChatForm(), self._conversation(chat))
+        elif self.path == "/v1/responses":
+            wanted = parse(raw, ResponsesRequest)
+            chat = as_chat(wanted)
+            self._answer(run, chat, ResponsesForm(wanted), self._conversation(chat))
         elif self.path == "/v1/completions":
             asked = parse(raw, CompletionRequest)
             if not isinstance(asked.prompt, str):
@@ -136,15 +148,19 @@ class _Handler(BaseHTTPRequestHandler):
                 param="tools",
                 code="unsupported_parameter",
             )
+        if structure_of(asked, self.server.owner.calls) is not None:
+            raise ApiError(
+                400,
+                "a worker samples as the policy is trained, so that no schema and no call can be "
+                "forced; leave response_format out, and tool_choice at auto",
+                param="response_format",
+                code="unsupported_parameter",
+            )
         messages = tuple(map(message_of, asked.messages))
         return Conversation(messages, (("tools", tools),) if tools else ())
 
     def _answer(
-        self,
-        run: Run,
-        asked: ChatRequest | CompletionRequest,
-        form: replies.ChatForm | replies.CompletionForm,
-        said: Said,
+        self, run: Run, asked: ChatRequest | CompletionRequest, form: replies.Form, said: Said
     ) -> None:
         if not self.server.owner.ignores_sampling:
             _check_sampling(asked)
@@ -157,14 +173,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not asked.stream:
             self._send(form.whole(reply, [delta]))
             return
-        opening = form.opening(reply, 0)
-        events = [opening] if opening is not None else []
+        events = [*form.opening(reply, 0), *form.event(reply, delta)]
         self.close_connection = True
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
-        events.append(form.event(reply, delta))
         self.wfile.write(b"".join(map(replies.as_event, events)) + replies.LAST_EVENT)
 
     def _body(self) -> bytes:

@@ -1,0 +1,144 @@
+"""Structured output: a turn whose text must follow a JSON schema, or must call a tool.
+
+`outlines-core` turns a schema into an automaton over the vocabulary, from which the engine learns
+which tokens may come next. The mask changes the policy's distribution, and a validator draws every
+token again without one: such turns are served, but never part of a rollout."""
+
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Sequence, Set
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
+
+from peers.endpoint.errors import ApiError
+from peers.endpoint.requests import ChatRequest
+from peers.endpoint.tools import CallForm, forced_names
+from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError
+from swarm.terminal.extras import require_extra
+
+if TYPE_CHECKING:
+    from outlines_core import Index
+
+Structure = tuple[tuple[str, str, str], ...]
+"""What a turn may be: each (the text before a JSON value, its schema, the text after it)."""
+
+SCHEMA_BYTES_MAX = 1 << 16
+WALL_SECONDS, CPU_SECONDS = 120.0, 60.0
+"""Time to compile a schema. An array of a thousand elements, say, is a huge automaton."""
+MEMORY_BYTES = 1 << 30
+KEPT = 32
+"""Compiled schemas that are kept: some megabytes each, with a large vocabulary."""
+
+
+def structure_of(asked: ChatRequest, calls: CallForm | None) -> Structure | None:
+    """What a chat's answer must be, if it may not be any text; raises `ApiError`."""
+    forced = forced_names(asked)
+    schema = asked.response_format.wanted if asked.response_format is not None else None
+    parts = [("", json.dumps(schema), "")] if schema is not None and not forced else []
+    if calls is not None and (forced or parts):
+        functions = [tool["function"] for tool in asked.tools or []]
+        parts += [calls.written(each) for each in functions if each["name"] in forced or not forced]
+    if sum(len(schema) for _, schema, _ in parts) > SCHEMA_BYTES_MAX:
+        raise ApiError(
+            400,
+            f"the schema has more than {SCHEMA_BYTES_MAX} bytes; shorten it",
+            param="response_format",
+        )
+    return tuple(parts) or None
+
+
+class Compiler:
+    """The service that compiles schemas, in a killable process."""
+
+    def __init__(self, folder: str, stop_id: int) -> None:
+        from outlines_core import Vocabulary
+
+        raw = Path(folder, "tokenizer.json").read_text(encoding="utf-8")
+        self._vocabulary = Vocabulary(stop_id, texts_of(raw, stop_id))
+
+    def __call__(self, structure: Sequence[Sequence[str]]) -> bytes:
+        """The automaton, compressed; raises `ValueError` for a schema that is not understood."""
+        from outlines_core import Index
+        from outlines_core.json_schema import build_regex_from_schema
+
+        parts = [
+            re.escape(before) + build_regex_from_schema(schema) + re.escape(after)
+            for before, schema, after in structure
+        ]
+        index = Index("|".join(f"({part})" for part in parts), self._vocabulary)
+        return zlib.compress(pickle.dumps(index), 1)
+
+
+def texts_of(tokenizer: str, stop_id: int) -> dict[bytes, list[int]]:
+    """The ids of each text that is a token, in bytes; special tokens have none."""
+    made = tokenizers.Tokenizer.from_str(tokenizer)
+    special = {id for id, each in made.get_added_tokens_decoder().items() if each.special}
+    letters = set(ByteLevel.alphabet()) if '"ByteLevel"' in tokenizer else set()
+    found: dict[bytes, list[int]] = {}
+    for text, id in made.get_vocab().items():
+        raw = _bytes_of(text, letters)
+        if raw and id not in special and id != stop_id:
+            found.setdefault(raw, []).append(id)
+    return found
+
+
+def _bytes_of(text: str, letters: Set[str]) -> bytes:
+    """The bytes of a token. `letters`: those that stand for bytes in GPT-2's vocabularies, where
+    printable ones are themselves and the others follow each other from U+0100 on."""
+    if letters:
+        others = [byte for byte in range(0x100) if chr(byte) not in letters]
+        codes = [ord(letter) for letter in text if letter in letters]
+        return bytes(code if code < 0x100 else others[code - 0x100] for code in codes)
+    if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", text):
+        return bytes.fromhex(byte[1])
+    return text.replace("\u2581", " ").encode()
+
+
+class Structures:
+    """Compiles schemas for one policy, and keeps some."""
+
+    def __init__(self, folder: Path, stop_ids: Sequence[int]) -> None:
+        self._stop_ids = stop_ids
+        arguments = {"folder": str(folder), "stop_id": stop_ids[0]}
+        service = f"{__name__}:{Compiler.__name__}"
+        self._pool = Pool(service, WALL_SECONDS, MEMORY_BYTES, CPU_SECONDS, arguments=arguments)
+        self._compiled = lru_cache(KEPT)(self._compile)
+
+    def mask(self, structure: Structure, prompt: int) -> "Following":
+        """The mask of a turn after `prompt` tokens; raises `ApiError` or `UserError`.
+
+        A new schema may take a minute."""
+        require_extra("structured", "structured output")
+        return Following(self._compiled(structure), self._stop_ids, prompt)
+
+    def _compile(self, structure: Structure) -> "Index":
+        try:
+            found: Index = pickle.loads(zlib.decompress(self._pool.ask(structure)))
+        except (ServiceError, ProcessFailed) as error:
+            raise ApiError(
+                400,
+                f"the schema cannot be followed ({str(error)[:200]}); simplify it",
+                param="response_format",
+            ) from error
+        return found
+
+
+class Following:
+    """`peers.engines.engine.Mask` of one turn."""
+
+    def __init__(self, index: "Index", stop_ids: Sequence[int], prompt: int) -> None:
+        from outlines_core import Guide
+
+        self._guide, self._stop_ids, self._read = Guide(index), stop_ids, prompt
+
+    def allowed(self, tokens: Sequence[int]) -> Sequence[int]:
+        for token in tokens[self._read :]:
+            self._guide.advance(token)
+        self._read = len(tokens)
+        return self._guide.get_tokens() or self._stop_ids
