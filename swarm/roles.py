@@ -106,8 +106,7 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
             nursery.start_soon(node.publish_record)
             await trio.sleep_forever()
         node.events.emit("peer.run_found", run=run.id, owner=run.owner)
-        topics = sorted({topic for role in roles for topic in role.topics})
-        peer = RunNode(node, run, topics)
+        peer = RunNode(node, run, sorted({topic for role in roles for topic in role.topics}))
         strangers = {"replica"} if run.manifest.outer.is_scored else set()
         for role in TRUSTED_ROLES.difference(strangers) & set(node.settings.role):
             peer.trusted_part(role)  # raises its error before the run refuses admission

@@ -106,9 +106,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 class _Formatter(string.Formatter):
     def format_field(self, value: Any, spec: str) -> str:
-        if spec in FORMATS:
-            return FORMATS[spec](value)
-        return str(super().format_field(value, spec))
+        return FORMATS[spec](value) if spec in FORMATS else str(super().format_field(value, spec))
 
 
 _FORMATTER = _Formatter()

@@ -76,8 +76,7 @@ def _show_record(
     if as_json:
         print_json(told)
     else:
-        lines = [*peer_lines(told), *receipt_lines(told["receipts"], last)]
-        print(numbered("\n".join(lines)))
+        print(numbered("\n".join([*peer_lines(told), *receipt_lines(told["receipts"], last)])))
     report(archive)
     return 1 if archive.problems else 0
 

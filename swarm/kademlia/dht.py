@@ -126,8 +126,7 @@ class Kademlia(Publisher):
         for addresses in own_word:
             if addresses:
                 return addresses
-        most = said.most_common(ADDRESSES_PER_PEER_MAX)
-        return tuple(address for address, _ in most)
+        return tuple(address for address, _ in said.most_common(ADDRESSES_PER_PEER_MAX))
 
     async def get(self, key: bytes) -> bytes | None:
         """The best record under a key, or None.

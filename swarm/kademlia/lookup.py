@@ -143,8 +143,7 @@ class Lookup:
                 self._queries += 1
                 path.asked += 1
                 path.in_flight += 1
-                late_at = trio.current_time() + LOOKUP_PATIENCE_SECONDS
-                self._waited_for[peer] = (path, late_at)
+                self._waited_for[peer] = (path, trio.current_time() + LOOKUP_PATIENCE_SECONDS)
                 nursery.start_soon(self._ask_one, nursery, path, peer)
         # Where most are late, our own line is slow: then wait for them.
         if not self._waited_for and len(self._late) <= len(self._answered):

@@ -195,8 +195,7 @@ class Publisher:
         if local:
             self.keep(self._contacts.peer_id, held.key, held.value)
         stored = await self.store_at(result.closest, held) + local
-        asked = len(result.closest) + local
-        self._emit("dht.published", key=held.key, stored=stored, asked=asked)
+        self._emit("dht.published", key=held.key, stored=stored, asked=len(result.closest) + local)
         return stored
 
     async def _announce(self, key: bytes) -> int:

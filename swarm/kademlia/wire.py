@@ -186,8 +186,7 @@ def _address_to_wire(address: str, peer: str) -> bytes | None:
 def _address_from_wire(raw: bytes, peer: str) -> str | None:
     """Text ending in `/p2p/<peer>`; None for an unknown multiaddr or one naming another peer."""
     try:
-        parsed = multiaddr.Multiaddr(raw)
-        address = str(parsed)
+        address = str(multiaddr.Multiaddr(raw))
         # The parser pads truncated values: accept only bytes that it would write itself.
         if not address or multiaddr.Multiaddr(address).to_bytes() != raw:
             return None
@@ -196,9 +195,7 @@ def _address_from_wire(raw: bytes, peer: str) -> str | None:
     if address.endswith(f"/p2p/{peer}"):
         return address
     last_hop = address.rpartition("/p2p/")
-    if last_hop[1] and "/" not in last_hop[2]:
-        return None
-    return f"{address}/p2p/{peer}"
+    return None if last_hop[1] and "/" not in last_hop[2] else f"{address}/p2p/{peer}"
 
 
 @functools.lru_cache(maxsize=_PEERS_CACHED)

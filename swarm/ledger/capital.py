@@ -181,8 +181,7 @@ def follow(connection: sqlite3.Connection, raw: bytes) -> None:
         connection.execute(f"DELETE FROM {table}")
     connection.execute("INSERT INTO authority (raw) VALUES (?)", (raw,))
     authority = stored(connection)
-    rows = connection.execute(f"{_PLACES} {_BY_NUMBER}")
-    _settle_all(connection, rows, authority, Frontier())
+    _settle_all(connection, connection.execute(f"{_PLACES} {_BY_NUMBER}"), authority, Frontier())
 
 
 def derive(connection: sqlite3.Connection, owner: str, position: int, entry: Judged) -> None:

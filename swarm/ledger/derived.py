@@ -237,8 +237,7 @@ def deriving(owner: str, entries: Sequence[Entry], *, anew: bool = False) -> Als
             _forget(connection, owner)
         for position, entry in enumerate(entries, first):
             if isinstance(entry, Sealed):
-                stated = epochs.stated(entry)
-                _add(connection, "seals", owner, position, entry.epoch, stated)
+                _add(connection, "seals", owner, position, entry.epoch, epochs.stated(entry))
                 _keep_capitals(connection, owner, position, entry)
             if isinstance(entry, Carried):  # as if it were still at its own index
                 deriving(owner, [decode(entry.entry)])(connection, entry.position)

@@ -31,8 +31,7 @@ def rules_digest(authority: Authority) -> bytes:
     rules = authority.rules
     peers = [" ".join(authority.owners), authority.validators, authority.trusted]
     named = msgspec.msgpack.encode([*peers, rules.safety, authority.run])
-    windows = msgspec.msgpack.encode([rules.stake_steps, rules.hold_steps])
-    return blake3(named + windows).digest()
+    return blake3(named + msgspec.msgpack.encode([rules.stake_steps, rules.hold_steps])).digest()
 
 
 def totals_digest(totals: Mapping[str, Totals]) -> bytes:

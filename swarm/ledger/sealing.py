@@ -215,8 +215,7 @@ class Books:
             sizes = {log.owner: log.size for log in seal.logs}
             base, frontier = self._base(connection, previous), epochs.frontier_of(seal)
             epoch, logs = self._computed(connection, seal.epoch, frontier, sizes, authority, base)
-            block = epoch.block(logs[self._me], self._me)
-            own = block[-1]
+            own = epoch.block(logs[self._me], self._me)[-1]
             assert isinstance(own, Sealed)
             # What is appended is this peer's own result, never a copy of what the other one says.
             if epochs.stated(own) != place.stated:
@@ -244,8 +243,7 @@ class Books:
                     raise FalseSeal(
                         place.owner, place.epoch, "what it carries on is not what its log says"
                     )
-            receipts = place.owner == self._me
-            return prune(connection, log, place.position, seal, receipts=receipts)
+            return prune(connection, log, place.position, seal, receipts=place.owner == self._me)
 
         return await self._database.transact(run)
 

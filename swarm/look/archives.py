@@ -38,9 +38,7 @@ def find_archive(source: Path | None, bootstrap: Sequence[str] | None, run: str 
     if bootstrap:
         raise UserError("give either --from PATH or --bootstrap MULTIADDR, not both")
     source = source.expanduser()
-    if source.is_dir():
-        return archive_in_home(source, run)
-    return read_export(source)
+    return archive_in_home(source, run) if source.is_dir() else read_export(source)
 
 
 async def _fetch(bootstrap: Sequence[str], run: str | None) -> Archive:

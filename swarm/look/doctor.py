@@ -82,8 +82,7 @@ async def _outside(
         leaves = leaf_errors(error)
         if not all(isinstance(leaf, SwarmError) for leaf in leaves):
             raise
-        topic = "trusted" if found else "network"
-        found.append(Finding(topic, str(leaves[0]), {}, problem=True))
+        found.append(Finding("trusted" if found else "network", str(leaves[0]), {}, problem=True))
     return found, work
 
 

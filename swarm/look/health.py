@@ -52,8 +52,7 @@ class Pulse:
         self._health = Health(peer, list(roles), ready=set(roles) == {BOOTSTRAP})
         self._written: Health | None = None
         # Nobody admits a trusted peer: it reports its status once it takes part.
-        trusted = TRUSTED_ROLES.intersection(roles)
-        self._joined = "peer.status" if trusted else "membership.admitted"
+        self._joined = "peer.status" if TRUSTED_ROLES.intersection(roles) else "membership.admitted"
 
     def __call__(self, event: Event) -> None:
         replace = msgspec.structs.replace

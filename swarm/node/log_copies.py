@@ -245,8 +245,7 @@ class LogCopies:
             if origin is not None:
                 if held:
                     await self._vouched(owner, origin)
-                skipped = origin.start - held
-                self._node.events.emit("ledger.skipped", owner=owner, entries=skipped)
+                self._node.events.emit("ledger.skipped", owner=owner, entries=origin.start - held)
                 held = origin.start
             try:
                 entries = [decode(raw) for raw in raws]

@@ -267,9 +267,7 @@ class RunNode:
     def reference_of(self, lineage: int, step: int) -> messages.CheckpointReference | None:
         """The reference of a policy that was announced to this peer, or is on its disk."""
         held = self.store.held((lineage, step))
-        if held is not None:
-            return held.reference
-        return self.announced.reference_of(lineage, step)
+        return held.reference if held is not None else self.announced.reference_of(lineage, step)
 
     def _on_checkpoint(self, envelope: Envelope) -> None:
         self._newest(self.checkpoint, envelope)

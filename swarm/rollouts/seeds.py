@@ -58,8 +58,7 @@ def environment_of_group(seed: bytes, group: int, weights: Sequence[float]) -> i
     total = math.fsum(weights)
     if not math.isfinite(total) or total <= 0 or min(weights) < 0:
         raise ValueError(f"the environments' weights {list(weights)} are no shares of a whole")
-    raw = digest("swarm/1/environment", seed, group.to_bytes(4, "big"))
-    return index_by_weight(raw, weights)
+    return index_by_weight(digest("swarm/1/environment", seed, group.to_bytes(4, "big")), weights)
 
 
 def index_by_weight(raw: bytes, weights: Sequence[float]) -> int:

@@ -86,8 +86,7 @@ def choose_run(
 
 async def pin_owner(disk: Disk, manifest: Envelope) -> bool:
     """Pin a run's owner; returns whether on first use. Raises `UserError` if another is pinned."""
-    run = run_id(manifest)
-    owner, _, name = run.partition("/")
+    owner, _, name = run_id(manifest).partition("/")
     pins = await joined_runs(disk)
     pinned = pins.get(name)
     if pinned is None:

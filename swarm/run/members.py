@@ -121,8 +121,7 @@ class Members:
         If two trusted peers admitted it at once, the earlier admission counts for both; one as a
         worker, which has an entry, before any other.
         """
-        now = self._world.now()
-        after = max(now - ADMISSION_LEASE_SECONDS, self._lost.get(peer, -math.inf))
+        after = max(self._world.now() - ADMISSION_LEASE_SECONDS, self._lost.get(peer, -math.inf))
         member = self.own.get(peer)
         found: list[tuple[float, Slot, Member | None]] = []
         if member is not None and member.heard > after:
@@ -259,8 +258,7 @@ class Members:
     def _own_view(self, me: Heartbeat) -> list[Present]:
         now = self._world.now()
         standing: Standing = "gone" if me.leaving else "live"
-        myself = Present(peer=self._peer_id, heartbeat=me, age_seconds=0.0, standing=standing)
-        return [myself] + [
+        return [Present(peer=self._peer_id, heartbeat=me, age_seconds=0.0, standing=standing)] + [
             Present(
                 peer=peer,
                 heartbeat=member.heartbeat,

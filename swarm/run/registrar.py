@@ -236,8 +236,7 @@ class Registrar:
         by_invite = manifest.admissions.policy == "invite" and peer not in manifest.trusted_ids()
         if not by_invite or run.evicted(peer) is not None:
             return None
-        wall_time = self.me.world.wall_time()
-        problem = invite_problem(self.invites, run, peer, invite, wall_time)
+        problem = invite_problem(self.invites, run, peer, invite, self.me.world.wall_time())
         return AdmissionRefused(peer=peer, reason=problem[:500]) if problem else None
 
     def _refusal(

@@ -64,8 +64,7 @@ def describe_run(path: Path) -> RunDescription:
 
 def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
     """Make the manifest of a TOML file. Raises a `UserError` that names the field and value."""
-    description = describe_run(path)
-    table = {**description.table, "tokenizer_hash": hashes.tokenizer}
+    table = {**describe_run(path).table, "tokenizer_hash": hashes.tokenizer}
     table["environments"] = [
         {**entry, "probe_hash": probe, "options": {**entry.get("options", {}), **pins}}
         for entry, probe, pins in zip(

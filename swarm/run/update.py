@@ -32,8 +32,7 @@ def sign_manifest(
 
 def sign_takeover(standby: Identity, held: Envelope, trainer: str, wall_time: float) -> Envelope:
     """Sign the version in which a standby replaces a trainer of `held`. Raises as above."""
-    new = taken_over(held, standby.peer_id, trainer)
-    return _sealed(standby, new, wall_time, held.body.run)
+    return _sealed(standby, taken_over(held, standby.peer_id, trainer), wall_time, held.body.run)
 
 
 def _sealed(signer: Identity, manifest: RunManifest, wall_time: float, run: str) -> Envelope:
@@ -110,8 +109,7 @@ async def hand_over(
 
     Raises `SwarmError` if none did."""
     taken, problems = [], []
-    named = dict.fromkeys(PeerId(address.rpartition("/p2p/")[2]) for address in bootstrap)
-    for peer in named:
+    for peer in dict.fromkeys(PeerId(address.rpartition("/p2p/")[2]) for address in bootstrap):
         if peer not in transport.connected():
             continue
         try:

@@ -59,9 +59,7 @@ def draw(pieces: int, chance: Random) -> int:
 
 def bits_of(there: bytes | bytearray) -> int:
     """Convert one byte per piece, 0 or 1, to an integer with one bit per piece."""
-    if not there:
-        return 0
-    return int(bytes(there).translate(_TO_DIGIT)[::-1], 2)
+    return int(bytes(there).translate(_TO_DIGIT)[::-1], 2) if there else 0
 
 
 _TO_DIGIT = bytes([48, *[49] * 255])

@@ -59,8 +59,7 @@ class TokenBucket:
         self._tokens += cost
 
     def _refill(self, now: float) -> None:
-        earned = (now - self._as_of) * self._per_second
-        self._tokens = min(self._burst, self._tokens + earned)
+        self._tokens = min(self._burst, self._tokens + (now - self._as_of) * self._per_second)
         self._as_of = now
 
 

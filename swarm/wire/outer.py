@@ -31,8 +31,7 @@ class _Signed(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     def signed(self, identity: Identity, run: str) -> Self:
         """The same with its trainer's signature."""
-        signature = identity.sign(self._signed_bytes(run))
-        return msgspec.structs.replace(self, signature=signature)
+        return msgspec.structs.replace(self, signature=identity.sign(self._signed_bytes(run)))
 
     def is_signed(self, run: str) -> bool:
         """Whether the trainer that it names has signed it for this run."""

@@ -36,9 +36,7 @@ _ASIDE = ".aside"
 
 async def _run(function: Callable[[], T], size_bytes: int) -> T:
     """Run a function directly if its data is small, else in a thread."""
-    if size_bytes <= INLINE_BYTES_MAX:
-        return function()
-    return await trio.to_thread.run_sync(function)
+    return function() if size_bytes <= INLINE_BYTES_MAX else await trio.to_thread.run_sync(function)
 
 
 async def _hashed(hasher: Any, local: Path, offset: int, size_bytes: int) -> bytes:
@@ -246,8 +244,7 @@ class LocalDisk:
             if os.fstat(descriptor).st_size >= size_bytes:
                 return descriptor
             os.close(descriptor)
-        held = local.stat().st_size if local.exists() else 0
-        self._check_room(path, size_bytes - held)
+        self._check_room(path, size_bytes - (local.stat().st_size if local.exists() else 0))
         try:
             _make_folder(local.parent)
             return os.open(local, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -44,8 +44,7 @@ def most_memory_bytes() -> int | None:
     process of the machine to kill. None with a GPU: CUDA reserves addresses beyond all memory."""
     if any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
         return None
-    pages = os.sysconf("SC_PHYS_PAGES")
-    return int(MEMORY_SHARE_MAX * pages * os.sysconf("SC_PAGE_SIZE"))
+    return int(MEMORY_SHARE_MAX * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:

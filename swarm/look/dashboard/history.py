@@ -109,8 +109,7 @@ class History:
         # A refused submission may name any step.
         steps = [each.step for each in verdicts if each.outcome != "refused"]
         if steps:
-            first = max(steps[0], order.step - STEPS_KEPT + 1)
-            self.complete_from = max(self.complete_from, first)
+            self.complete_from = max(self.complete_from, steps[0], order.step - STEPS_KEPT + 1)
 
     def learn_training(self, entry: CheckpointPublished, order: StepOrder) -> None:
         """Take a trainer's figures of the step that made a policy.

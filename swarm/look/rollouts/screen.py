@@ -35,8 +35,7 @@ _VERDICT_STYLES = {"accepted": "green", "quarantined": "yellow", "refused": "red
 
 def visible_lines(text: str, limit: int) -> list[str]:
     """Split untrusted text at its line ends, cut and made safe to show."""
-    cut = text[:limit]
-    lines = [printable(each.expandtabs(TAB), limit * TAB) for each in cut.split("\n")]
+    lines = [printable(each.expandtabs(TAB), limit * TAB) for each in text[:limit].split("\n")]
     if len(text) > limit:
         lines.append(f"… {len(text) - limit:,} more characters")
     return lines

@@ -133,8 +133,7 @@ class Source:
 
     def verdicts(self) -> Iterator[RunLog]:
         """The logs that hold verdicts."""
-        logs = [self.given or RunLog(), *self.logs.values()]
-        return (log for log in logs if log.verdicts)
+        return (log for log in [self.given or RunLog(), *self.logs.values()] if log.verdicts)
 
     def log_of(self, path: Path) -> RunLog:
         """The logs beside a file, unless others were given."""

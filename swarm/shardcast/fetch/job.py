@@ -297,5 +297,4 @@ class Job:
         if not self.lines:
             return "no source is known"
         some = [f"{name}: {line.account()}" for name, line in sorted(self.lines.items())]
-        more = f"; and {len(some) - 5} more" if len(some) > 5 else ""
-        return "; ".join(some[:5]) + more
+        return "; ".join(some[:5]) + (f"; and {len(some) - 5} more" if len(some) > 5 else "")

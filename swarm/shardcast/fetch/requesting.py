@@ -90,8 +90,7 @@ class Requester:
             return
         size = job.reference(index).size_bytes
         async with self._store.spare_file(size) as path:
-            sink = self._store.disk.sink(path, 0, size)
-            await self._receive(job, request, [sink], path)
+            await self._receive(job, request, [self._store.disk.sink(path, 0, size)], path)
 
     async def _receive(
         self, job: Job, request: Request, sinks: list[Sink], spare: str | None
@@ -228,8 +227,7 @@ class Requester:
         """Pause a busy source, and start no further lane for a while."""
         line.not_before = now + line.busy_pause * (0.5 + 0.5 * self._world.random.random())
         line.busy_pause = min(2 * line.busy_pause, BUSY_SECONDS_MAX)
-        share = min(1.0, 2 * job.active / self._width.usual)
-        job.more_at = now + share * job.busy_pause
+        job.more_at = now + min(1.0, 2 * job.active / self._width.usual) * job.busy_pause
         job.busy_pause = min(2 * job.busy_pause, BUSY_SECONDS_MAX)
 
     async def _copy_in(self, job: Job, index: int, spare: str) -> None:

@@ -162,8 +162,7 @@ class HaveExchange:
                 enough: float = NEIGHBOURS_LATE if self.late else NEIGHBOURS
                 count = len(self._neighbours)
                 if self._announcer.tells():
-                    fed = uploads.bytes_per_second / NEIGHBOUR_BYTES_PER_SECOND
-                    enough = max(fed, enough)
+                    enough = max(uploads.bytes_per_second / NEIGHBOUR_BYTES_PER_SECOND, enough)
                     count = sum(self._wants(peer, held) for peer in self._neighbours)
                 if count >= enough:
                     seconds = SATED_SECONDS

@@ -74,8 +74,7 @@ class Uplink:
         if bytes_per_second is not None:
             portion = int(bytes_per_second * PORTION_SECONDS)
             self.portion_bytes = max(PORTION_BYTES_MIN, min(limits.READ_BYTES, portion))
-            burst = bytes_per_second * UPLINK_BURST_SECONDS
-            self._bucket = TokenBucket(bytes_per_second, burst)
+            self._bucket = TokenBucket(bytes_per_second, bytes_per_second * UPLINK_BURST_SECONDS)
 
     async def take(self, size_bytes: int, pace: Pace) -> None:
         """Wait until `size_bytes` of a body may be sent, in the order of the calls."""

@@ -149,8 +149,7 @@ def require_peer(text: str) -> tuple[Multiaddr, PeerId]:
 
 
 def without_peer(address: Multiaddr) -> str:
-    text = str(address)
-    return text.partition("/p2p/")[0]
+    return str(address).partition("/p2p/")[0]
 
 
 def expanded(addresses: Sequence[Multiaddr]) -> list[Multiaddr]:

@@ -195,8 +195,7 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
             with trio.move_on_after(ANSWER_SECONDS):
                 stream = await self.host.new_stream(target, [STOP_PROTOCOL])
                 await write_delimited_msg(stream, wish)
-                answer = await read_delimited_msg(stream, StopMessage)
-                if answer.status == StatusCode.OK:
+                if (await read_delimited_msg(stream, StopMessage)).status == StatusCode.OK:
                     agreed, stream = stream, None
                     return agreed
         except Exception as error:  # protobuf's, varint's and the stream's errors alike

@@ -455,8 +455,7 @@ class TamedTCP(TCP):  # type: ignore[misc]
         try:
             connection = await super()._dial_resolved(maddr, source)
         except OpenConnectionError as error:
-            cause = innermost(error)
-            if source is None or getattr(cause, "errno", None) != errno.EADDRNOTAVAIL:
+            if source is None or getattr(innermost(error), "errno", None) != errno.EADDRNOTAVAIL:
                 raise
             # The port has, or had a minute ago, another connection to the same place.
             connection = await super()._dial_resolved(maddr)

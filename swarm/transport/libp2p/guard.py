@@ -120,5 +120,4 @@ def innermost(error: BaseException) -> BaseException:
 def reason_of(error: BaseException) -> str:
     """The innermost cause of libp2p's nested exceptions, in one line."""
     error = innermost(error)
-    text = str(error) or type(error).__name__
-    return text.splitlines()[0][:200]
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

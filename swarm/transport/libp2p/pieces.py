@@ -80,8 +80,7 @@ class StreamServer:
 
     async def _send(self, service: BulkService, stream: Stream, ask: messages.Ask) -> None:
         blob = service.open(stream.peer, ask.digest)
-        still = functools.partial(service.admits, stream.peer, ask.credential)
-        pace = Pace(blob.size_bytes, still)
+        pace = Pace(blob.size_bytes, functools.partial(service.admits, stream.peer, ask.credential))
         try:
             with pace.scope:
                 await stream.send(messages.encode(messages.Answer(200, "", blob.size_bytes)))
