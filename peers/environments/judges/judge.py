@@ -244,6 +244,13 @@ DECIMALS = 4
 FIELD = re.compile(r"\{(task|answer|completion|transcript)\}")
 
 
+CONTROL = re.compile(
+    r"<(?=\|[^|<>\n]{1,40}\|>|/?s>|(?:start|end)_of_turn>)|\[(?=/?(?:INST|SYS)\])", re.IGNORECASE
+)
+"""The beginning of a control token of a chat: a judge's server may read it in a message's text as
+the end of the question, and what follows as the judge's own words."""
+
+
 @dataclass(frozen=True)
 class Judge:
     """A judge that is ready to score."""
@@ -281,6 +288,8 @@ class Judge:
         score = self.known.score(key)
         if score is not None:
             return score
+        for name in ("completion", "transcript"):
+            fields[name] = CONTROL.sub(r"\g<0> ", fields[name])
         text = FIELD.sub(lambda field: fields[field[1]], self.definition.prompt)
         given = _patiently(partial(self.remote.score, text))
         return self.known.add(key, self._reward(given))
