@@ -8,6 +8,7 @@ since an outer loop begins with weights that have left the steep part. Two train
 strangers, then the same with three attackers of ten (`GROUPS`), or with one that has twenty keys.
 Prints a JSON object per ten rounds, and for each stranger at the end its mean figures: influence
 is the norm of its part of the mean over the mean's, `of_ideal` its weight over the most possible.
+Last come quantiles of the cosines of every two honest contributions of a round.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ WIDTH, PAGE, CHARACTERS, BATCH, SHARE = 65, 1000, 2_000_000, 4, 0.5
 NAMED, HONEST = ("named-0", "named-1"), tuple(f"honest-{each}" for each in range(5))
 GROUPS = {"none": "", "a": "garbage copied flipped", "b": "scaled other-data lazy"}
 GROUPS["keys"] = " ".join(f"key-{each:02}" for each in range(20))
+QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 OPTIMISER = Optimiser(learning_rate=3e-3, beta2=0.95, gradient_norm_max=1.0, warmup_steps=20)
 
 
@@ -74,6 +76,8 @@ class Swarm:
         self.rated: list[Rated] = []
         self.made: dict[str, Path] = {}
         self.generator = torch.Generator().manual_seed(job.seed)
+        self.cosines: list[Tensor] = []
+        """Of every two honest contributions, for each round."""
 
     def train(self, name: str, round_: int, before: StateFile, seed: int | None) -> Path:
         """A peer's contribution by its inner steps; the lazy one takes one."""
@@ -141,6 +145,9 @@ class Swarm:
         parts = {name: self.values(name) * part for name, part in zip(listed, by, strict=True)}
         whole, found = sum(parts.values(), torch.zeros(1)).norm(), {}
         flat = torch.stack([self.values(name) for name in everybody])
+        honest = torch.nn.functional.normalize(flat[: len(NAMED + HONEST)])
+        above = torch.triu_indices(len(honest), len(honest), 1)
+        self.cosines.append((honest @ honest.T)[above[0], above[1]])
         alike = torch.corrcoef(flat).abs().tril(-1).max(1).values  # with those before it
         for name, each, cosine in zip(strangers, scored.values(), alike[2:].tolist(), strict=True):
             influence = float(parts[name].norm() / whole) if name in parts else 0.0
@@ -195,6 +202,9 @@ def main() -> None:
                 mean["influence_most"] = round(max(one["influence"] for one in each), 4)
                 mean["of_ideal"] = round(mean["weight"] / ideal, 4)
                 print(json.dumps({"group": group, "peer": name, **mean}), flush=True)
+            found_cosines = torch.cat(swarm.cosines)
+            at = {f"q{each}": float(found_cosines.quantile(each)) for each in QUANTILES}
+            print(json.dumps({"group": group, "cosines": len(found_cosines), **at}), flush=True)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ class Artifacts:
                     lambda: self.peer.policies.sources(reference.digest),
                     name=name,
                     folders=folders,
+                    plain=True,
                 )
             except (SwarmError, OSError) as error:  # raised below, outside the nursery's group
                 failed.append(error)

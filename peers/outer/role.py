@@ -109,12 +109,9 @@ class ReplicaRole:
                 f"outer.rounds of run {self._run.id} is 0, so it has no outer loop; its owner "
                 "must set the number of rounds under [outer], or this peer be a trainer instead"
             )
-        if self._outer.is_scored and self._outer.shards > 1:
-            raise UserError(
-                f"outer.shards of run {self._run.id} is {self._outer.shards} and outer.admission "
-                '"scored", but strangers\' contributions are measured whole; its owner must choose '
-                "one shard, or named trainers"
-            )
+        problem = self._outer.problem()
+        if problem is not None:
+            raise UserError(f"run {self._run.id}: {problem}")
         step_tokens = self._settings.batch_sequences * self._settings.sequence_tokens
         if step_tokens > self._outer.step_tokens_max:
             raise UserError(

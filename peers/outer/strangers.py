@@ -7,6 +7,7 @@ largest contribution, and of those a quarter for peers without a record, whateve
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median_low
 
 import trio
@@ -22,6 +23,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messages import AdmissionRefused
 from swarm.wire.outer import Contribution, Offer, Rated
 from swarm.world.recent import Recent
+from swarm.world.tasks import alongside
 
 SCORERS = 2
 """Trainers that score a round: the first in rank, who signs it, and the next, if that one dies."""
@@ -78,18 +80,17 @@ class Strangers:
                 if not chosen or not self._may_score():
                     await self._loop.changed.wait_change()
                     continue
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._cancel_when_closed, self._round, nursery.cancel_scope)
-                    self._is_busy = True
-                    await self._score(chosen, child, bytes_max)
-                    nursery.cancel_scope.cancel()
-                self._is_busy = False
+                self._is_busy = True
+                try:
+                    async with alongside(until=partial(self._until_closed, self._round)):
+                        await self._score(chosen, child, bytes_max)
+                finally:
+                    self._is_busy = False
                 self._loop.changed.touch()
 
-    async def _cancel_when_closed(self, record: bytes, scope: trio.CancelScope) -> None:
+    async def _until_closed(self, record: bytes) -> None:
         while self._state().record == record:
             await self._loop.changed.wait_change()
-        scope.cancel()
 
     def _may_score(self) -> bool:
         """Whether it is this trainer's turn to score, and its own inner steps are done."""
@@ -169,7 +170,7 @@ class Strangers:
         results = await child.score(job)
         if self._state().record != state.record:
             return
-        for made, scored in zip(found, results, strict=True):
+        for made, scored in zip(found, results, strict=bool(results)):
             self._scores[made.trainer] = scored.gain, scored.own
             self._scored[made.trainer] = made
             why = scored.problem

@@ -271,7 +271,7 @@ class OuterService(Protocol):
         """Nats per predicted token; None if no sequence is held back."""
 
     async def score(self, job: ScoreRound) -> list[Scored]:
-        """In the order of `job.strangers`."""
+        """In the order of `job.strangers`; empty if no contribution of a trainer can be read."""
 
     async def export_state(self, job: ExportState) -> None: ...
 

@@ -24,6 +24,7 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
         manifest.objective.problem(manifest.schedule)
         or manifest.adapter.problem()
         or manifest.values.problem(manifest.sampling, manifest.schedule, manifest.objective)
+        or manifest.outer.problem()
     )
     if problem is not None:
         raise UserError(f"{where}: {problem}")

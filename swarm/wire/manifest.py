@@ -521,6 +521,15 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         """Most tokens that the inner steps of one contribution can train on."""
         return self.inner_steps * self.step_tokens_max
 
+    def problem(self) -> str | None:
+        """One sentence about terms that no run can have, or None."""
+        if self.is_scored and self.shards > 1:
+            return (
+                f'outer.shards is {self.shards} and outer.admission "scored", but strangers\' '
+                'contributions are measured whole; choose shards = 1, or admission = "named"'
+            )
+        return None
+
 
 class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """How the values of states within a rollout are estimated (VinePPO, arXiv 2410.01679)."""

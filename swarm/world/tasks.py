@@ -16,18 +16,20 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import trio
 
+from swarm.errors import leaf_errors
+
 
 @dataclass(frozen=True)
 class Guarded:
     nursery: trio.Nursery
-    failed: list[Exception]
+    failed: list[BaseException]
 
     async def guard(self, task: Callable[[], Awaitable[None]]) -> None:
         """Await a task; its error ends the block, which then raises it."""
         try:
             await task()
         except Exception as error:  # raised by `open_guarded`, outside the nursery's group
-            self.failed.append(error)
+            self.failed.extend(leaf_errors(error))  # its own nurseries make groups as well
             self.nursery.cancel_scope.cancel()
 
     def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
@@ -37,7 +39,7 @@ class Guarded:
 @asynccontextmanager
 async def open_guarded() -> AsyncIterator[Guarded]:
     """A nursery for the block; raises the first error of the block or of its guarded tasks."""
-    failed: list[Exception] = []
+    failed: list[BaseException] = []
     async with trio.open_nursery() as nursery:
         try:
             yield Guarded(nursery, failed)

@@ -82,6 +82,11 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
             "[objective]\nkl_coefficient = -1.0\n[optimiser]",
             "objective: kl_coefficient is -1.0: Expected `float` >= 0",
         ),
+        (
+            "[optimiser]",
+            '[outer]\nrounds = 9\nadmission = "scored"\nshards = 2\n[optimiser]',
+            'outer.shards is 2 and outer.admission "scored", but strangers\' contributions are',
+        ),
         ("learning_rate = 6e-4", "warmup_steps = 101", "but the whole run has 100 optimiser steps"),
         ("learning_rate = 6e-4", "gradient_norm_max = 0.0", "norm_max is 0.0: Expected `float` >"),
         (f'["{TRAINER}"]', "[]", "trainers names nobody in version 3; list the id"),

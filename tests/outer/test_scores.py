@@ -208,6 +208,7 @@ def test_a_trainer_tells_honest_work_from_what_only_looks_like_it(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / contribution.FILE).write_bytes(b"no")
     folders["broken"] = tmp_path / "broken"
+    folders["gone"] = tmp_path / "gone"
     score = ScoreRound(
         state=trainer.path("state-0"),
         named=[trainer.path("contribution-1")],
@@ -231,3 +232,7 @@ def test_a_trainer_tells_honest_work_from_what_only_looks_like_it(
     assert "it is a copy" in found["copy"].problem
     assert found["broken"].problem == "the file is no contribution of this version"
     assert found["broken"].gain == found["copy"].own == -SCORE_MAX
+    assert found["gone"].gain == -SCORE_MAX and "No such file" in found["gone"].problem
+    unread = replace(score, named=[str(tmp_path / "gone"), *score.named])
+    assert len(trio.run(trainer.service.score, unread)) == len(folders)
+    assert trio.run(trainer.service.score, replace(score, named=[str(tmp_path / "gone")])) == []

@@ -110,6 +110,18 @@ async def test_a_peer_catches_up_by_deltas_and_serves_in_full(tmp_path: Path) ->
 
 
 @pytest.mark.wall_clock
+async def test_deltas_of_a_manifest_that_is_not_trusted_are_not_fetched(tmp_path: Path) -> None:
+    files = policies(2)
+    async with delta_peers(MemoryNetwork(), tmp_path, 2) as (trainer, worker):
+        await fetch(worker, await publish(trainer, 0, files[0]), trainer)
+        checkpoint = await publish(trainer, 1, files[1])
+        with trio.fail_after(20):
+            await worker.fetcher.fetch(checkpoint, lambda: [trainer.source], plain=True)
+        assert holds(worker, tmp_path / "2", 1, files[1])
+        assert not worker.events.named("shardcast.delta_applied")
+
+
+@pytest.mark.wall_clock
 async def test_a_relay_passes_deltas_on(tmp_path: Path) -> None:
     files = policies(2)
     network = MemoryNetwork()

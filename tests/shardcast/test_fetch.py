@@ -12,14 +12,15 @@ from msgspec.structs import replace
 
 from swarm.errors import DeadlineError, DiskFullError
 from swarm.shardcast import limits
-from swarm.shardcast.manifest import BadManifest, digest_of
+from swarm.shardcast.fetch.job import Job
+from swarm.shardcast.manifest import BadManifest, build, digest_of
 from swarm.shardcast.store import CheckpointConflict
 from swarm.transport import Arrived, BlobReference, FetchError, OpenBlob, Refused, Source, Transport
 from swarm.transport.http.limits import CONNECT_SECONDS
 from swarm.wire.identity import PeerId
 from swarm.world import Piece, Sink
 from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import Peer, peer, peers, same_files
+from tests.shardcast.harness import RUN, Peer, announcement, peer, peers, put_folder, same_files
 from tests.shardcast.memory_disk import MemoryDisk
 
 KIB = 1024
@@ -46,6 +47,18 @@ async def test_a_checkpoint_arrives_whole() -> None:
         total = checkpoint.total_bytes + checkpoint.reference.size_bytes
         assert done.fields["by_source"] == {trainer.transport.peer_id: total}
         assert await worker.fetcher.fetch(checkpoint, lambda: []) == folder
+
+
+async def test_mirrors_of_a_manifest_that_is_not_trusted_are_no_sources() -> None:
+    async with peers(MemoryNetwork(), 1) as (stranger,):
+        await put_folder(stranger.disk, "made", some_files())
+        manifest = await build(stranger.disk, "made", run=RUN, lineage=0, step=1)
+        manifest = replace(manifest, mirrors=["http://192.0.2.1:80"])
+        held = await stranger.store.publish("made", 0, 1, manifest=manifest)
+        for plain, addresses in ((False, [("http://192.0.2.1:80",)]), (True, [])):
+            job = Job(held.key, announcement(held), lambda: [], 0.0, plain=plain)
+            job.found = held
+            assert [source.addresses for source in job.sources()] == addresses
 
 
 class _Corrupt:

@@ -16,7 +16,7 @@ measured: hashes alone could be tried until one draws sequences that suit.
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median_low
@@ -62,7 +62,7 @@ Direction = Sequence[tuple[Contribution, float]]
 def score(replica: Replica, job: ScoreRound) -> list[Scored]:
     """Score the contributions of strangers; of copies the first in `job.strangers` counts.
 
-    Raises `BadContribution` for one of `job.named`.
+    A file of `job.named` that cannot be read is left out; if none can, the result is empty.
     """
     own: dict[str, list[Place]] = {}
     strangers: dict[str, Direction] = {}
@@ -74,7 +74,12 @@ def score(replica: Replica, job: ScoreRound) -> list[Scored]:
             file = stack.enter_context(Contribution(path, replica.shapes))
             return file, file.check(), _sample(file, job.draw)
 
-        named = [opened(each) for each in job.named]
+        named = list[tuple[Contribution, float, Tensor]]()
+        for folder in job.named:
+            with suppress(BadContribution, OSError):
+                named.append(opened(folder))
+        if not named:
+            return []
         typical = median_low([norm for _, norm, _ in named])
         seen = [values for *_, values in named]
         reference = [
@@ -84,7 +89,7 @@ def score(replica: Replica, job: ScoreRound) -> list[Scored]:
         for each in job.strangers:
             try:
                 file, norm, values = opened(each.folder)
-            except BadContribution as error:
+            except (BadContribution, OSError) as error:
                 problems[each.trainer] = str(error)
                 continue
             alike = max(float(torch.cosine_similarity(values, other, dim=0)) for other in seen)

@@ -85,6 +85,7 @@ class Fetcher:
         is_delta: bool = False,
         name: str = "",
         folders: Collection[str] = (),
+        plain: bool = False,
     ) -> str:
         """Fetch a checkpoint unless it is complete here; returns its folder on this peer's disk.
 
@@ -94,8 +95,9 @@ class Fetcher:
         Deltas are used if its manifest names a short chain from an older checkpoint in the store.
         `name` is what the log calls it: "policy 3" by default, or the delta to it.
 
-        The caller trusts the announcement; everything fetched is checked against it. A second
-        fetch of the same checkpoint waits for the first.
+        The caller trusts the announcement; everything fetched is checked against it. `plain`: it
+        does not trust the manifest, whose mirrors and deltas are then ignored. A second fetch of
+        the same checkpoint waits for the first.
 
         A cancelled or failed fetch keeps its pieces; the next one resumes. Raises `DeadlineError`
         naming the sources and what was wrong with each, `DiskFullError`, `BadManifest`,
@@ -110,7 +112,7 @@ class Fetcher:
             with trio.fail_after(deadline_seconds):
                 while (running := self._jobs.get(key)) is not None:
                     await running.done.wait()
-                job = self._jobs[key] = Job(key, checkpoint, sources, started, folders)
+                job = self._jobs[key] = Job(key, checkpoint, sources, started, folders, plain)
                 self.arriving.begin(job, is_delta=is_delta)
                 self._store.pin(key)
                 try:
@@ -180,7 +182,7 @@ class Fetcher:
         """
         await self._store.want(held, job.folders)
         await self._store.copy_known(held, job.folders)
-        if self._deltas is not None and not held.is_delta:
+        if self._deltas is not None and not held.is_delta and not job.plain:
             await self._deltas.fill(
                 held,
                 lambda delta, seconds: self.fetch(

@@ -202,8 +202,10 @@ class Job:
         sources: Sources,
         started: float,
         folders: Collection[str] = (),
+        plain: bool = False,
     ) -> None:
         self.key = key
+        self.plain = plain
         self.folders = folders
         """The folders of which files are wanted; none: all files are."""
         self.caller_sources = sources
@@ -265,7 +267,7 @@ class Job:
 
     def sources(self) -> Iterable[Source]:
         """The sources that the caller knows, and the mirrors that the manifest names."""
-        mirrors = self.found.manifest.mirrors if self.found is not None else ()
+        mirrors = self.found.manifest.mirrors if self.found and not self.plain else ()
         return itertools.chain(
             self.caller_sources(), (Source(addresses=(mirror,)) for mirror in mirrors)
         )
