@@ -1,9 +1,7 @@
 """The contacts of a DHT peer: requests to them, checks of them, and lookups through them.
 
-A request to another peer is a stream, the message, the answer, and one deadline for all of it.
-
-Streams are kept for the next request, since opening one costs a round trip. A peer that closes its
-stream after each message (some generic nodes do) costs a new stream per request, nothing else."""
+A request is a stream, the message, the answer, and one deadline for all of it. Streams are kept for
+the next request, since opening one costs a round trip; some generic nodes close theirs."""
 
 import contextlib
 from collections import OrderedDict

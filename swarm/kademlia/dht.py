@@ -103,9 +103,8 @@ class Kademlia(Publisher):
     async def find_peer(self, peer: PeerId) -> tuple[str, ...]:
         """The addresses of a peer; empty if unknown.
 
-        If the peer serves the DHT and answers, these are the addresses that it names itself.
-        Otherwise they are those that others name, the most frequent first: unproven until a
-        connection is made."""
+        Those that the peer names itself, if it serves and answers, else those that others name, the
+        most frequent first: unproven until a connection is made."""
         if peer == self.peer_id:
             return tuple(self._transport.addresses())
         own_word: list[tuple[str, ...]] = []
@@ -228,9 +227,8 @@ class Kademlia(Publisher):
     async def _meet_bootstrap_peers(self) -> None:
         """Connect again to bootstrap peers that were offline.
 
-        A bootstrap peer that restarts knows nobody, and the peers that join through it would form
-        a separate network. In a large network each peer does this more rarely, so that the total
-        rate stays the same."""
+        One that restarts knows nobody, and those that join through it would form a separate
+        network. The larger the network, the more rarely each peer does this."""
         for neighbour in map(_parse, self._bootstrap_addresses):
             known = neighbour.peer == self.peer_id or neighbour.peer in self._transport.connected()
             my_turn = self._world.random.random() * len(self.table) < BUCKET_SIZE

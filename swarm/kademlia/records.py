@@ -1,9 +1,7 @@
-"""The store of records held for others: validated, versioned, expiring, bounded.
+"""The store of records held for others: validated, versioned, expiring, bounded; signed values.
 
-Values that peers sign, in a namespace of the DHT for networks of one's own nodes.
-
-The key is `/swarm-value/<peer id>/<name>`: only that peer can put the value, anybody can read it,
-and a later one replaces an earlier one. The peers of a run do not keep such values."""
+The key of a value is `/swarm-value/<peer id>/<name>`: only that peer can put it, anybody can read
+it, and a later one replaces an earlier one. The peers of a run do not keep such values."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -118,7 +118,7 @@ def _compare_heads(log: LogCopy, heads: list[Envelope], result: Audited) -> None
             result.problems.append("no signed head of what is left of it was found")
             return
     roots = _roots(log, {_size(head) for head in heads})
-    fitting = [head for head in heads if roots.get(_size(head)) == _root(head)]
+    fitting = [head for head in heads if roots.get(_size(head)) == head.expect(LogHead).root]
     others = [head for head in heads if _size(head) <= log.size and head not in fitting]
     longest = max(map(_size, heads))
     if longest > log.size:
@@ -204,10 +204,6 @@ def _compare_verdicts(
 
 def _size(head: Envelope) -> int:
     return head.expect(LogHead).size
-
-
-def _root(head: Envelope) -> bytes:
-    return head.expect(LogHead).root
 
 
 @dataclass(frozen=True)

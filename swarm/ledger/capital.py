@@ -1,17 +1,12 @@
-"""The capital of the bets against one worker in one validator's log.
+"""The capital of the bets against one worker in one validator's log, and the stakes of workers.
 
 `peers.validator.evidence` places the bets and explains the bounds. The recursion is here because a
 seal carries its state into the next epoch (`swarm.ledger.epochs`).
 
-Workers' stakes are kept as the logs grow.
-
 The verdicts on one number of a worker decide one summand of its stake (`swarm.ledger.record`). So
-the transaction that appends a verdict reads the few verdicts on that number again, and adds the
-difference to the balance of the step. A stake is then the sum of a hundred rows, however many
-verdicts the window holds, and a restart has nothing to compute.
-
-The summands depend on the manifest's validators and rules, which the table `authority` holds. When
-the owner changes them, all balances are computed again."""
+the transaction that appends a verdict adds the difference to the balance of the step. A stake is
+then the sum of a hundred rows, and a restart has nothing to compute. When the owner changes the
+validators or rules (table `authority`), all balances are computed again."""
 
 from __future__ import annotations
 

@@ -1,17 +1,10 @@
-"""A worker's evidence over all verdicts, and the bound on false evictions.
+"""A worker's evidence over all verdicts, and the bound on false evictions (docs/protocol.md).
 
-*Restarts.* An honest record must not pay for later fakes, so a bet does not stake everything on the
-first submission: it enters 1/(n(n+1)) of its capital at the n-th, and keeps the rest, 1/(n+1), in
-cash. Losses touch only what was entered before. The whole capital still begins at 1, and it stays a
-nonnegative supermartingale (a mixture over starting points; compare Shin, Ramdas and Rinaldo,
-"E-detectors", 2024, whose sums bound only the average run length). So by Ville's inequality:
-
-    the probability that an honest worker's capital EVER reaches 1/α, at any look, is at most α.
-
-A lie that begins at the n-th submission has to earn back log(n(n+1)) nats: 9 after 100 honest ones.
-
-*Validators.* The capitals of a bet in several logs are multiplied. At any time only one of them
-moves, so the product is a supermartingale however the logs interleave."""
+The whole capital begins at 1 and is a nonnegative supermartingale: a mixture over starting points
+(compare Shin, Ramdas and Rinaldo, "E-detectors", 2024, whose sums bound only the average run
+length), and a product over logs of which only one moves at a time. So by Ville's inequality the
+probability that an honest worker's capital EVER reaches 1/α, at any look, is at most α. A lie that
+begins at the n-th submission has to earn back log(n(n+1)) nats: 9 after 100 honest ones."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,7 @@
 """One trusted peer's append-only log in SQLite: entries, and the complete nodes of their tree.
 
-The oldest entries may be pruned. Then the log begins at a later index, and the largest complete
-subtrees before it stand for what is gone: roots of all larger sizes, and proofs between them, need
-no others."""
+The oldest entries may be pruned. The largest complete subtrees before the first one left then stand
+for them: roots of all larger sizes, and proofs between them, need no others."""
 
 import sqlite3
 from collections.abc import Callable, Sequence

@@ -59,9 +59,8 @@ async def receipts_from(
 ) -> tuple[list[Receipt], int | None]:
     """Fetch a page of receipts from log index `start` on, and verify their proofs to `head`.
 
-    An empty `worker` stands for all workers. Also returns the index at which the next page begins,
-    None after the last. Raises `PeerError` when a receipt is invalid or the validator does not
-    answer."""
+    An empty `worker`: all workers. Also returns the index of the next page, None after the last.
+    Raises `PeerError` for an invalid receipt or a silent validator."""
     peer, size = client.peer, head.expect(LogHead).size
     items = await client.verdicts(worker, start) if start < size else []
     if not items:

@@ -1,22 +1,9 @@
 """A worker's record: its stake, the share of its work to recompute, and the standing of its credit.
 
 Everything here is a pure function of the union of the logs, so a restarted validator, another
-validator and an outsider with copies of the logs find the same figures.
-
-*Stake.* The tokens of a worker's credited submissions of the last `stake_steps` steps that were
-recomputed and accepted, less its fines of these steps. Only work that a lie cannot imitate counts,
-and old work counts no more. Once the run's thresholds are measured, neither does what was accepted
-before: a run that observes accepts any text.
-
-*Share.* A submission of v tokens by a worker with stake s is recomputed with the probability
-p = clamp(safety·v / (v + s), share_min, 1), drawn from the validator's secret after the hash of the
-file is fixed.
-
-*Credit* of the last `hold_steps` steps is held; then it is final. A recomputed submission that is
-refused earns nothing and costs a fine of (safety/p − 1)·v tokens, taken from the newest held credit
-of the window. An eviction voids the credit from `stake_steps` before the evicting submission on.
-
-Decision 25 proves that no lie pays, and that little of what a saboteur makes is trained on."""
+validator and an outsider with copies of the logs find the same figures. docs/protocol.md ("Records
+and credit") has the rules. Decision 25 proves that no lie pays, and that little of what a saboteur
+makes is trained on."""
 
 from __future__ import annotations
 

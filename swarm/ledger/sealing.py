@@ -1,13 +1,9 @@
-"""Sealing and pruning the logs in a trusted peer's database; every function is one transaction.
+"""Sealing and pruning the logs in a trusted peer's database; the seals it may make (decision 41).
 
-Sealing reads all entries of the epoch and computes their totals: about a second for 20,000 entries,
-in which appends wait.
-
-On which seals the trusted peers agree, and which seals they may make (decision 41).
-
-A peer votes for a seal by appending it to its own log. It votes for a second seal of an epoch only
-if its first one is *lost*, and the peer that made the second one had seen that (Paxos: Lamport,
-"The Part-Time Parliament", 1998)."""
+Every function is one transaction. Sealing computes the totals of all entries of the epoch: about a
+second for 20,000 entries, in which appends wait. A second vote in an epoch needs that the first one
+is *lost*, and that the second seal's maker had seen it (Paxos: Lamport, "The Part-Time Parliament",
+1998)."""
 
 import math
 import sqlite3

@@ -24,10 +24,8 @@ async def from_peers(
 ) -> Held:
     """Fetch the newest policy of a run into the folder `out`, as an observer of the run.
 
-    The base of an adapter is fetched with it, into a folder in `out`.
-
-    `deadline` is in seconds. Raises `UserError` if `digest` is given and differs from the digest of
-    the policy's manifest. Also raises the errors of `Policies.get`."""
+    An adapter's base is fetched into a folder in `out`. `deadline` is in seconds. Raises as
+    `Policies.get`, and `UserError` if `digest` is given and not the policy's manifest's."""
     folder.check_out(out)
     with folder.writing(out) as disk:
         held, base = await _newest_policy(

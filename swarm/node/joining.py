@@ -252,8 +252,7 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     The manifest comes from files or from the peers that answered. Raises `UserError`, and
     `DeadlineError` if peers were too busy to answer.
 
-    With `looks_on`, this peer does not serve the DHT and does not search it for a newer manifest:
-    the trusted peers, which it asks next, have the newest."""
+    With `looks_on`, this peer neither serves the DHT nor searches it for a newer manifest."""
     known = dict(node.manifests)
     problems: list[str] = []
     outgrown: list[Outgrown] = []

@@ -122,9 +122,8 @@ class Neighbours:
     async def keep_enough(self, gossip: Gossip, trusted_wanted: int) -> None:
         """Keep `NEIGHBOURS_WANTED` gossip neighbours, at least `trusted_wanted` of them trusted.
 
-        Only neighbours that take part in the run count. The trusted ones are wanted however many
-        other peers connect, but in a large run they have slots for few: those that refuse are left
-        alone for a while. Runs until cancelled."""
+        Only neighbours in the run count. In a large run trusted peers have slots for few: those
+        that refuse are left alone for a while. Runs until cancelled."""
         while True:
             members = gossip.members()
             near = sum(self._run.trusts(peer) for peer in members)

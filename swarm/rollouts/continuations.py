@@ -1,8 +1,7 @@
 """Continuations: rollouts that begin within another one, and so estimate the value of that state.
 
-A state is a task and the first tokens of a completion of it. The trainer publishes a step's states
-as one blob, which the step's order names by hash. Worker and validator derive from the order which
-groups of a submission continue which states (VinePPO, arXiv 2410.01679)."""
+A state is a task and the first tokens of a completion (VinePPO, arXiv 2410.01679). The step's order
+names a blob of states, and determines which groups of a submission continue which."""
 
 from collections.abc import Sequence
 from typing import Annotated

@@ -1,9 +1,7 @@
-"""The canonical form of a submission's rollouts: plain arrays.
+"""The canonical form of a submission's rollouts, plain arrays, and the parts of their rewards.
 
 The process that parses the hostile file writes them; the processes that recompute and train read
-them. Proof, reward and training therefore use the same token array.
-
-The parts of its rewards are here, too, as a verdict carries them for display."""
+them. Proof, reward and training therefore use the same token array."""
 
 from __future__ import annotations
 

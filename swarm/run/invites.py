@@ -1,8 +1,7 @@
 """Invites: the owner's signed permissions to join a run, each for one peer.
 
-An invite's token is text that the owner hands to a person. The first peer that shows it to a
-trusted peer redeems it, which that trusted peer logs. From then on the invite belongs to that peer,
-which may leave and return without it."""
+An invite's token is text that the owner hands to a person. It belongs to the first peer that shows
+it to a trusted peer, which logs that; the peer may leave and return without it."""
 
 import base64
 import binascii

@@ -43,9 +43,8 @@ def serve_manifests(
 ) -> None:
     """Answer requests for run manifests.
 
-    `newest` returns the newest manifest of each known run. `version` finds a manifest by its
-    content digest. `hear` accepts a manifest that a peer brings, and returns the newest known one
-    of its run.
+    `newest`: those of each known run. `version` finds one by its content digest. `hear` takes one
+    that a peer brings, and returns its run's newest.
 
     A peer whose network has used up `HOURLY_LISTS` gets no list: its stream is reset."""
     budgets = NetworkBudgets(HOURLY_LISTS)

@@ -237,8 +237,7 @@ class Members:
     def forget(self, me: Heartbeat) -> Iterator[tuple[str, PeerState]]:
         """Forget members that are long silent, and yield the state of those that changed it.
 
-        A member is silent only if no trusted peer receives its heartbeats, since it may send them
-        to another one.
+        A member is silent if no trusted peer receives its heartbeats.
         """
         now = self._world.now()
         for times in (self._lost, self._took):

@@ -1,10 +1,8 @@
-"""The trusted side of admission: leases, heartbeats, presence.
+"""The trusted side of admission: leases, heartbeats, presence (docs/protocol.md).
 
-A peer asks one trusted peer for admission and then sends it a heartbeat every 10 s. Each answer
-renews its *admission*, a signed lease of 60 s. A rendezvous hash ranks the trusted peers. If one is
-silent, the next in rank takes over without a handover: it knows the lease from the silent peer's
-digests, or from the admission that the peer shows. A peer is suspected after three missed
-heartbeats and gone after six. One further heartbeat brings it back."""
+Each answer to a heartbeat renews the sender's *admission*, a signed lease of 60 s. If a trusted
+peer is silent, the next in rank takes over without a handover: it knows the lease from the silent
+peer's digests, or from the admission that the sender shows."""
 
 import math
 from collections import Counter

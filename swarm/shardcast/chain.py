@@ -1,12 +1,9 @@
-"""Deltas on the network side: when one is published, and when one is used.
+"""Deltas on the network side: when one is published, and when one is used (decision 16).
 
-The trainer publishes checkpoint k with a delta against k−1 where that saves bytes. The manifest of
-k names the last few deltas, newest first. A peer that holds the base of one of them completely
-fetches the deltas instead of the pieces, and a child process makes the pieces from them. Each piece
-is checked as if it came over the network, and finally the SHA-256 of each file. Pieces that a delta
-cannot give (a file whose tensors changed shape, a delta that no peer has any more) are fetched in
-full. So no checkpoint depends on an older one: its manifest lists its full pieces, and peers that
-applied the delta serve them."""
+The trainer publishes checkpoint k with a delta against k−1 where that saves bytes. A peer that
+holds the base of one of the deltas in the manifest of k fetches those instead of the pieces, which
+a child process makes from them. Each piece is checked as if it came over the network, and finally
+the SHA-256 of each file. Pieces that a delta cannot give are fetched in full."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 

@@ -1,11 +1,8 @@
-"""Delta files: the words of a checkpoint that differ from the previous checkpoint.
+"""Delta files: the words of a checkpoint that differ from the previous checkpoint (decision 16).
 
-After one optimiser step at the learning rates of reinforcement learning about 99 % of the bf16
-weights are bit for bit unchanged (PULSE, 2026). A *delta file* holds, block by block, the positions
-of the changed words and the differences of their raw bits. So base and delta give the next
-checkpoint exactly, whatever its format: nothing is rounded, nothing is interpreted.
-(docs/protocol/deltas.md: the format.) After a small step nearly all differences are ±1, so the
-planes above the lowest compress to nothing.
+A *delta file* holds, block by block, the positions of the changed words and the differences of
+their raw bits (docs/protocol/deltas.md: the format), so nothing is rounded or interpreted. After a
+small step nearly all differences are ±1, so the planes above the lowest compress to nothing.
 
 This module needs numpy and runs in a child process (`DeltaService`); the network side is
 `swarm.shardcast.chain`."""

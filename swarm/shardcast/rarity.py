@@ -1,8 +1,7 @@
 """Counters of how many neighbours have each piece, bit-sliced.
 
 Plane b is an integer whose bit i is bit b of the count of piece i. Adding a neighbour's pieces is
-a ripple carry over the planes, and one pass over the planes finds the rarest pieces of a set. Both
-cost a few operations on integers, whatever the number of pieces."""
+a ripple carry over the planes, and one pass finds the rarest: a few operations on integers."""
 
 from random import Random
 

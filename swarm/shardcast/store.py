@@ -1,4 +1,4 @@
-"""The store of checkpoints on this peer's disk, complete and partial.
+"""The store of checkpoints on this peer's disk, complete and partial (decision 5).
 
     checkpoints/<lineage>-<step>/            the files in place, and `.manifest`
     checkpoints/<lineage>-<step>/.complete   nothing in this folder needs to be hashed again
@@ -6,15 +6,10 @@
     checkpoints/<lineage>-<step>.removed/    being deleted
     checkpoints/.spare/                      pieces requested from several sources at once
 
-Pieces are written into preallocated files under their final names and nothing is renamed when the
-last one lands, so a file never moves while it is being sent. The store knows which checkpoints are
-complete; their folders do not show it.
-
-There is no journal. At start every piece on disk is hashed, and a fetch resumes with the pieces
-that do not match. So a *received* checkpoint below `CHECKPOINT_SYNC_BYTES` is never fsynced: a
-power cut costs at most another fetch. A larger one is fsynced in the background (`settle`) while
-it is already in use, then marked, and not hashed again: reading hundreds of gigabytes at each start
-would cost more. A *published* checkpoint is always durable before `publish` returns.
+The store knows which checkpoints are complete; their folders do not show it. At start every piece
+on disk is hashed, unless its checkpoint is marked: a received one of `CHECKPOINT_SYNC_BYTES` or
+more is fsynced in the background (`settle`) while it is already in use. A *published* checkpoint is
+always durable before `publish` returns.
 """
 
 import re
@@ -500,8 +495,7 @@ class CheckpointStore:
     async def recover(self) -> None:
         """Load the checkpoints on disk, as far as their hashes are right. Call it once, first.
 
-        None is removed until another one is complete: this peer's role has yet to say how many it
-        needs.
+        None is removed until another one is complete: no role has said yet how many it needs.
         """
         for name in (_SPARE_NAME, ENCODING_NAME):
             await self.disk.remove(f"{ROOT}/{name}")

@@ -1,14 +1,9 @@
-"""Limits on uploads, and the order in which a publisher sends pieces.
+"""Limits on uploads, and the order in which a publisher sends pieces (docs/shardcast.md).
 
-The number of uploads follows the uplink: none is started while the current ones would keep the
-uplink busy for `UPLOAD_SECONDS`. Further clients get the answer "busy", and meanwhile ask other
-sources. So a fast line feeds many and a slow one few, all uploads are about equally fast, and no
-client waits long for a piece. An upload that takes several times as long is no longer counted: its
-reader is slow, or wants to keep others out. The uplink is measured: bytes sent over
-the time in which anything was being sent.
-
-The publisher of a checkpoint sends no piece twice before it has sent each once: new pieces reach
-the network only through its line."""
+No upload is started while the current ones would keep the uplink busy for `UPLOAD_SECONDS`; further
+clients get the answer "busy". The uplink is measured: bytes sent over the time in which anything
+was being sent. The publisher of a checkpoint sends no piece twice before it has sent each once: new
+pieces reach the network only through its line."""
 
 import functools
 import itertools

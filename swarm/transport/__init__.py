@@ -197,9 +197,8 @@ class BulkService(Protocol):
     def admits(self, peer: PeerId | None, credential: bytes) -> bool:
         """Whether a client may use the bulk plane.
 
-        Called after the client has proved that it holds the key of `peer` (None: it has proved
-        nothing), and again each second while it uses the plane. `credential` is its admission
-        envelope, or empty.
+        Called once it has proved that it holds the key of `peer` (None: nothing proved), and each
+        second of its use. `credential`: its admission envelope, or empty.
         """
 
     def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:

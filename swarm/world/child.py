@@ -9,8 +9,8 @@ home that it reads, though they may not exist yet (`swarm.world.landlock`). A cl
 `before_keys_close`, a function without parameters: it starts what that would hinder, such as
 sandboxes, which need mounts.
 
-A service may have a method `run` without parameters, which works in the background until then, for
-example to keep children of its own; the child dies if it raises."""
+A service may have a method `run` without parameters, which works in the background; the child dies
+if it raises."""
 
 import ctypes
 import importlib

@@ -1,16 +1,14 @@
-"""Forks processes that have the heavy imports done already.
+"""Forks processes that have the heavy imports done already (decision 6).
 
 `python -m swarm.world.fork_server --socket PATH --preload torch,transformers` imports once, then
-forks a process per connection: importing torch and transformers costs 2.5 CPU seconds and 300 MB a
-process, a fork 20 ms and what it writes. An owner connects and asks for one of two kinds:
+forks a process per connection. An owner connects and asks for one of two kinds:
 
 - a child that serves its owner (`swarm.world.child`); the owner passes its ends of the child's
   socket and stderr (SCM_RIGHTS);
 - a `Program`, as `python -m MODULE` would run it; the owner passes its stdout and stderr.
 
 The owner gets a pidfd of the process and, when the process has ended, its wait status. When the
-owner goes, the process is killed. Peers use it for their children when the environment variable
-SWARM_FORK_SERVER names its socket, and start children without it while nobody listens there."""
+owner goes, the process is killed."""
 
 import gc
 import importlib

@@ -1,6 +1,5 @@
-"""Reads the newest rollouts of a trusted peer's home, in a process of its own.
+"""`python -m swarm.look.dashboard.reading HOME RUN STEP`: a peer's newest rollouts, as JSON.
 
-`python -m swarm.look.dashboard.reading HOME RUN STEP` prints them as JSON.
 Files of submissions are strangers' work: no process that holds keys or serves a page parses them.
 """
 

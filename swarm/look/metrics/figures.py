@@ -1,8 +1,7 @@
 """The figures of one peer for Prometheus: counters, gauges and histograms, fed by its events.
 
-docs/metrics.md lists them. Labels have few values, all from this program or the peer's settings:
-never a peer id, a hash or a text that another peer chose, because each value costs memory here and
-in Prometheus for good."""
+docs/metrics.md lists them. Labels have few values, of this program or its settings: never a peer
+id, a hash or another peer's text, because each value costs memory, in Prometheus for good."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

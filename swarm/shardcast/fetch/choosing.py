@@ -71,8 +71,7 @@ class Chooser:
         """Set how many pieces to request at once: more than usual if more is missing here than at
         the neighbours.
 
-        So a late peer catches up, an early one leaves room, and all finish nearly together: no
-        uplink falls idle early because nobody needs its pieces.
+        So all finish nearly together: no uplink falls idle because nobody needs its pieces.
         """
         if job.held is None:
             return

@@ -1,9 +1,7 @@
-"""Claims: what the neighbours say they hold.
+"""Claims: what the neighbours say they hold, and the frames of `/swarm/have/2.0.0` that say it.
 
 A claim only decides which source is asked for which piece. So a lie costs one refused request, and
-lowers the liar's success rate as a source.
-
-The frames in which neighbours announce their pieces (`/swarm/have/2.0.0`)."""
+lowers the liar's success rate as a source."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection

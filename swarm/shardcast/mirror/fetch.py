@@ -78,10 +78,9 @@ async def fetch(
 ) -> Held:
     """Fetch a checkpoint from mirrors into the folder `out`; resumes an interrupted fetch.
 
-    The base of an adapter is fetched with it, into a folder in `out`.
-
-    The manifest is the one that the first mirror that answers names; its digest must be
-    `manifest_digest`, if given. Raises `UserError`, `DeadlineError`, `BadManifest`, `FetchError`.
+    An adapter's base is fetched into a folder in `out`. The first mirror to answer names the
+    manifest; its digest must be `manifest_digest`, if given. Raises `UserError`, `DeadlineError`,
+    `BadManifest`, `FetchError`.
     """
     folder.check_out(out)
     for mirror in mirrors:

@@ -1,10 +1,7 @@
-"""Imports libp2p without the parts that no peer of ours uses.
+"""Imports libp2p without the parts that no peer of ours uses (docs/decisions/libp2p.md).
 
-`import libp2p` imports QUIC, TLS with certificates, mDNS, its own DHT, GossipSub, RSA and a DNS
-client: 1,200 modules and 55 MB for each peer, of which it uses 420 and 17, and half a second of
-processor time at its start. While libp2p is imported here, these parts are empty: any name can be
-imported from them, and whatever uses one raises `PartLeftOut`. Afterwards they can be imported as
-usual."""
+While libp2p is imported here, these parts are empty: any name can be imported from them, and
+whatever uses one raises `PartLeftOut`. Afterwards they can be imported as usual."""
 
 import sys
 from collections.abc import Iterator, MutableSequence, Sequence

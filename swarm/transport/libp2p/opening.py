@@ -1,10 +1,8 @@
 """Construction of a libp2p host with its defects repaired, and of a transport on it.
 
-Names of hosts are looked up in threads of their own.
-
-Strangers announce names as addresses. A lookup whose DNS server is silent holds its thread for up
-to half a minute, also after the dial was given up. In the threads that trio gives to all, a few
-dozen of such names would stop the disk of every peer that dials them."""
+Strangers announce names as addresses, and a silent DNS server holds a lookup's thread for up to
+half a minute, also after the dial was given up. So lookups have threads of their own: in those that
+trio gives to all, a few dozen such names would stop the disk of every peer that dials them."""
 
 import logging
 import socket
