@@ -22,6 +22,7 @@ from peers.learning.ranks import RankError, Ranks
 from peers.learning.scoring import Part, score
 from peers.learning.settings import LearnerSettings
 from peers.learning.step import GrpoStep
+from peers.learning.values import give_turns
 from peers.learning.work import NO_WORK, stability
 from swarm.errors import UserError
 
@@ -113,6 +114,9 @@ class Learner:
         non-finite loss or gradient is skipped and counted. Raises `ValueError` if `step` is not the
         next step, or if a group is older than `max_staleness` or of a policy that is not held."""
         self._check_turn(given, step)
+        if self.settings.objective.credit == "turns":
+            for each in given:
+                give_turns(each, self.settings.objective)
         metrics = _describe(given, step)
         metrics |= NO_WORK
         taken = GrpoStep(self.policy, self.past, self.settings, step, self.process)

@@ -1,12 +1,14 @@
-"""Advantages of single tokens from the values of states within a rollout (VinePPO).
+"""Advantages of single tokens: from the values of states within a rollout (VinePPO), or by turn.
 
 Source: VinePPO (arXiv 2410.01679), without discount. The advantage of the tokens between two states
 is the later state's value less the earlier one's. The first state's value is the group's mean
 reward, which is the mean over G continuations of the prompt, and the last one's is the rollout's
-own reward. A rollout without further states so has its group's advantage at every token."""
+own reward. A rollout without further states so has its group's advantage at every token. By turn,
+the environment says what each of the model's turns earned."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from peers.learning.advantages import divisor
 from peers.learning.batch import AcceptedGroups
 from swarm.jobs.training import StateValue
+from swarm.rollouts.rollouts import parts_in
 from swarm.wire.manifest import Objective
 
 
@@ -33,6 +36,45 @@ def give_values(given: AcceptedGroups, values: Sequence[StateValue], objective: 
         reward = rewards[row % size]
         parts.append(token_advantages(by_row[row], length, reward, rewards, objective))
     given.token_advantage = torch.cat([torch.zeros(0), *parts])
+
+
+def give_turns(given: AcceptedGroups, objective: Objective) -> None:
+    """Give this rank's share of a submission advantages by turn, where the rewards say what each of
+    the model's turns earned: in their parts `turn_1`, `turn_2` and so on.
+
+    A turn has the reward less what earlier turns earned, less the mean of that over the group's
+    rollouts that had this turn (GRPO with reward to go). So the first turn has the group's
+    advantage, and no turn answers for what was lost before it. Turns without a part of their own
+    have the advantage of the last that has one, and rollouts without any that of their group."""
+    levels: list[list[float]] = []
+    """Of every rollout: the advantage of each turn."""
+    every = [list(rewards) for rewards in given.rewards]
+    for index, rewards in enumerate(every):
+        to_go = [
+            _to_go(reward, parts)
+            for reward, parts in zip(rewards, parts_in(given.parts, every, index), strict=True)
+        ]
+        scale = float(divisor(torch.tensor(rewards).float(), objective))
+        for own in to_go:
+            reached = [
+                [each[turn] for each in to_go if turn < len(each)] for turn in range(len(own))
+            ]
+            means = map(fmean, reached)
+            levels.append([(a - b) / scale for a, b in zip(own, means, strict=True)])
+    found = []
+    masks = given.sampled.split(given.lengths.tolist())  # type: ignore[no-untyped-call]
+    for row, mask in zip(given.rows.tolist(), masks, strict=True):
+        turn = (mask & ~mask.roll(1)).cumsum(0)[mask] - 1  # a sequence's first token is a prompt's
+        found.append(torch.tensor(levels[row])[turn.clamp(max=len(levels[row]) - 1)])
+    given.token_advantage = torch.cat([torch.zeros(0), *found])
+
+
+def _to_go(reward: float, parts: Mapping[str, float]) -> list[float]:
+    """The reward less what earlier turns earned, by turn; of the first it is the whole."""
+    found = [reward]
+    while (name := f"turn_{len(found)}") in parts and f"turn_{len(found) + 1}" in parts:
+        found.append(found[-1] - parts[name])
+    return found
 
 
 def token_advantages(

@@ -249,6 +249,9 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     teacher_prompt: Annotated[str, Meta(max_length=4096)] = ""
     """What the teacher reads for a prompt, or for its last message: text with `{prompt}`, and with
     `{answer}` or names of the task's data; empty: the same."""
+    credit: Literal["rollout", "turns"] = "rollout"
+    """rollout: every token has its rollout's advantage. turns: a turn's tokens have one of their
+    own, where the environment says what each turn earned (parts `turn_1`, `turn_2` and so on)."""
 
     @property
     def learns(self) -> bool:
@@ -293,6 +296,14 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
             return (
                 f"objective.name is {self.name!r}, which has no advantages of single tokens; make "
                 "objective.process.weight and teacher_weight 0, or choose another objective"
+            )
+        if self.credit == "turns" and (
+            self.name in OF_COMPLETIONS or self.has_process or self.advantage not in OF_GROUPS
+        ):
+            return (
+                'objective.credit is "turns", which needs an objective of single tokens without '
+                f"process rewards and one of the advantages {', '.join(OF_GROUPS)}; choose these, "
+                'or make it "rollout"'
             )
         if self.teacher_prompt and not (self.teacher_weight and "{prompt}" in self.teacher_prompt):
             return (
@@ -570,6 +581,8 @@ class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
                 f'values.estimate is "continuations", but objective.advantage is '
                 f"{objective.advantage!r}; it must be one of {', '.join(OF_GROUPS)}"
             )
+        if objective.credit == "turns":
+            return "values.estimate and objective.credit both divide a rollout; use one of the two"
         if objective.name in OF_COMPLETIONS or objective.has_process:
             also = " with process rewards" if objective.has_process else ""
             return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from hypothesis import given
@@ -14,14 +15,15 @@ from msgspec.structs import replace
 from benchmarks.groups import Group, as_accepted
 from peers.demo.recipes import OBJECTIVE, SAMPLING, SCHEDULE
 from peers.learning.advantages import Completions, advantages
-from peers.learning.values import give_values, token_advantages
+from peers.learning.values import give_turns, give_values, token_advantages
 from peers.trainer.pool import Accepted
 from peers.trainer.state_values import StateValues, boundaries
 from swarm.jobs.training import StateValue
 from swarm.node.states import States
-from swarm.rollouts.rollout import Rollout
+from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts
 from swarm.wire.manifest import Objective, ProcessRewards, Values
+from swarm.wire.messages import RewardParts
 from tests.rollouts.harness import single_turns
 from tests.trainer.runs import RUN, finish, simulated, start_run
 
@@ -84,6 +86,43 @@ def test_a_submission_takes_and_loses_values() -> None:
     assert given.token_advantage.tolist() == [0.5] * 4 + [0.25] * 2 + [-0.75] * 2
     give_values(given, [], objective)
     assert given.token_advantage is None
+
+
+def test_a_turn_is_compared_with_the_same_turn_of_others() -> None:
+    def rollout(*turns: int) -> Rollout:
+        """Model segments of so many tokens."""
+        segments = [Segment("prompt", [1])]
+        for tokens in turns:
+            segments += [
+                Segment("model", [3] * tokens, "stop", spans=[Span(0, tokens)]),
+                Segment("environment", [4, 5]),
+            ]
+        return Rollout(segments[:-1])
+
+    rollouts = [rollout(2, 1, 3), rollout(1, 2), rollout(4), rollout(1, 1)]
+    (given,) = as_accepted([Group(rollouts, [1.0, 0.5, 0.25, 0.25], 0)])
+    nan = float("nan")
+    earned = [[0.25, 0.5, 0.25, nan], [0.75, 0.0, nan, nan]]  # [turns][rollouts]
+    given.parts = RewardParts(names=["turn_1", "turn_2"], values=np.array(earned, "<f4").tobytes())
+    give_turns(given, replace(OBJECTIVE, normalise_by_std=False))
+    assert given.token_advantage is not None
+    to_go = 0.75 - 0.375  # of the second turn, which two rollouts had: 0.75 and 0
+    expected = [[0.5] * 2 + [to_go] * 4, [0.0] + [-to_go] * 2, [-0.25] * 4, [-0.25] * 2]
+    assert given.token_advantage.tolist() == [each for row in expected for each in row]
+    give_turns(given, replace(OBJECTIVE, advantage="rloo"))
+    assert given.token_advantage[0] == pytest.approx(0.5 * 4 / 3)
+    own = "needs an objective of single tokens"
+    for wrong in (
+        Objective(credit="turns", name="gspo"),
+        Objective(credit="turns", advantage="batch"),
+    ):
+        assert own in (wrong.problem(SCHEDULE) or "")
+    assert "use one of the two" in (
+        Values(estimate="continuations", segment_tokens=4).problem(
+            SAMPLING, SCHEDULE, Objective(credit="turns")
+        )
+        or ""
+    )
 
 
 # --- choosing --------------------------------------------------------------------------------
