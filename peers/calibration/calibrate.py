@@ -87,8 +87,7 @@ Scores = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 def _margins(sample: Sample) -> list[Scores]:
     """The margins of each rollout, as they are pooled."""
-    ends = np.cumsum(sample.lengths)[:-1]
-    return np.split(np.minimum(sample.found.margins, 1.0), ends)
+    return np.split(np.minimum(sample.found.margins, 1.0), np.cumsum(sample.lengths)[:-1])
 
 
 def _errors(sample: Sample) -> list[Scores]:

@@ -149,5 +149,4 @@ def find(validator: Engine, work: Work, sampling: Sampling, handed_in: HandedIn)
         rows=range(len(sequences)),
         proofs=handed_in.proofs,
     )
-    temperature = sampling.temperature
-    return recompute(validator, given, work.key(), temperature, Thresholds(), scored=True)
+    return recompute(validator, given, work.key(), sampling.temperature, Thresholds(), scored=True)

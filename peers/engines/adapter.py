@@ -58,8 +58,7 @@ class Adapter:
     def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Read an adapter; raises `UserError` unless it fits a base of these names and shapes."""
         self.config = config = read_adapter_config(folder)
-        wanted = expected_shapes(config, shapes, folder)
-        tensors = read_matrices(folder, wanted)
+        tensors = read_matrices(folder, expected_shapes(config, shapes, folder))
         self.pairs: dict[str, tuple[Tensor, Tensor]] = {
             module: (tensors[stored_name(module, "A")], tensors[stored_name(module, "B")])
             for module in target_names(config.targets, shapes)

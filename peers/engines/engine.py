@@ -124,8 +124,7 @@ class Capabilities:
                 f"the temperature is {request.temperature:g}; it must be above 0 and finite "
                 "(without a noise_key the likeliest token is taken)"
             )
-        length = len(request.tokens) + request.limit - request.start
-        self._check_tokens(request.tokens, length)
+        self._check_tokens(request.tokens, len(request.tokens) + request.limit - request.start)
 
     def check_prefill(
         self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]

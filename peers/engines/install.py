@@ -177,5 +177,4 @@ def _versions(recipe: recipes.Recipe, folder: Path) -> dict[str, str]:
 
 
 def _write(folder: Path, found: recipes.Installed) -> None:
-    record = msgspec.json.format(msgspec.json.encode(found))
-    replace_file(recipes.record_of(folder), record)
+    replace_file(recipes.record_of(folder), msgspec.json.format(msgspec.json.encode(found)))

@@ -46,9 +46,7 @@ def check_engine(name: str) -> None:
 
 def merges(hardware: Hardware, dtype: torch.dtype) -> bool:
     """Whether adapters become part of the weights: by default where the sum keeps all digits."""
-    if hardware.adapters == "auto":
-        return dtype == torch.float32
-    return hardware.adapters == "merged"
+    return dtype == torch.float32 if hardware.adapters == "auto" else hardware.adapters == "merged"
 
 
 def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:

@@ -104,8 +104,7 @@ class EngineService:
 
     @in_job_thread
     def probe(self, job: inference.Probe) -> bytes:
-        environment = self._environments.of(job.environment)
-        return probe_hash(environment, Renderer(self._folder))
+        return probe_hash(self._environments.of(job.environment), Renderer(self._folder))
 
     def _load(self, job: Load) -> None:
         path, loaded, started = Path(job.folder), False, time.perf_counter()

@@ -154,10 +154,7 @@ class Deliveries:
         )
 
     async def _rest(self, validators: Sequence[str], judged: trio.Event, seconds: float) -> bool:
-        """Wait until the verdict comes or a validator connects, at most `seconds`.
-
-        The verdict may come because a validator has the file although its answer was lost. Returns
-        whether a validator connected."""
+        """Wait, at most `seconds`, for the verdict or a validator; whether one connected."""
         returned = False
 
         async def look_out(nursery: trio.Nursery) -> None:

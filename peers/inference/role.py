@@ -221,9 +221,7 @@ class InferenceRole:
         order = self._peer.step_order()
         if order is None:
             return "waiting_for_order"
-        if order.final:
-            return None
-        return self._pending.obstacle(order, self._deliveries.room)
+        return None if order.final else self._pending.obstacle(order, self._deliveries.room)
 
     def _show_doing(self) -> None:
         """Describe the activity in the heartbeats."""

@@ -48,8 +48,7 @@ class Pass:
 
 def activations(model: Any, asked: Pass) -> Activations:
     """Count a pass's memory (`model`: blank, spent), or estimate it of a family not described."""
-    described = is_described(model.config.to_dict())
-    return _count(model, asked) if described else _estimate(model, asked)
+    return _count(model, asked) if is_described(model.config.to_dict()) else _estimate(model, asked)
 
 
 def _estimate(model: Any, asked: Pass) -> Activations:

@@ -57,8 +57,7 @@ class Batch:
 
     def split(self, values: Tensor) -> list[Tensor]:
         """Values [T] → B views, one per sequence."""
-        parts = values.split(self.lengths.tolist())  # type: ignore[no-untyped-call]
-        return list(parts)
+        return list(values.split(self.lengths.tolist()))  # type: ignore[no-untyped-call]
 
 
 def join(batches: Sequence[Batch]) -> Batch:

@@ -167,8 +167,7 @@ class Learner:
 
     def _remember(self) -> None:
         """Add the policy just reached to the past policies."""
-        count = self.settings.schedule.max_staleness + 2
-        self.past.keep(self.step, self.policy.weights(), count)
+        self.past.keep(self.step, self.policy.weights(), self.settings.schedule.max_staleness + 2)
 
     # --- the training state ------------------------------------------------------------------
 

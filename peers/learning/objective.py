@@ -95,8 +95,7 @@ def describe(metrics: dict[str, float]) -> dict[str, float]:
     (Σw)²/Σw², w = π/μ, as a share of the tokens: 1 on-policy, near 0 when few tokens carry all the
     weight."""
     shown = {name: value for name, value in metrics.items() if not name.endswith("_squared")}
-    spread = metrics["ratio_squared"] - metrics["ratio"] ** 2
-    shown["ratio_std"] = max(0.0, spread) ** 0.5
+    shown["ratio_std"] = max(0.0, metrics["ratio_squared"] - metrics["ratio"] ** 2) ** 0.5
     shown["effective_share"] = shown.pop("weight") ** 2 / max(1e-30, metrics["weight_squared"])
     return shown
 

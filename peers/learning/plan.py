@@ -82,8 +82,7 @@ def machine_of(ranks: Ranks) -> Machine:
     here = min(ranks.world, int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world)))
     host = free_memory_bytes()
     host = 0 if host == sys.maxsize else host  # unknown
-    least = [-int(most) for most in ranks.max([-device, -host])]
-    device, host = least
+    device, host = [-int(most) for most in ranks.max([-device, -host])]
     return Machine(
         device=kind,
         ranks=ranks.world,

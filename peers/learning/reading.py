@@ -79,8 +79,7 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
 
 def _truncated(file: Any, segment_offsets: Any) -> Any:
     """Whether the length limit cut off each sequence, bool [all]: only its last segment can say."""
-    finishes = file.get_tensor("segment_finishes")
-    return finishes[segment_offsets[1:] - 1] == FINISHES.index("length")
+    return file.get_tensor("segment_finishes")[segment_offsets[1:] - 1] == FINISHES.index("length")
 
 
 def _runs(rows: Tensor) -> Iterator[tuple[int, int]]:

@@ -33,8 +33,7 @@ def give_values(given: AcceptedGroups, values: Sequence[StateValue], objective: 
     for row in given.rows.tolist():
         rewards = given.rewards[row // size]
         length = int(given.all_completion_lengths[row])
-        reward = rewards[row % size]
-        parts.append(token_advantages(by_row[row], length, reward, rewards, objective))
+        parts.append(token_advantages(by_row[row], length, rewards[row % size], rewards, objective))
     given.token_advantage = torch.cat([torch.zeros(0), *parts])
 
 

@@ -36,8 +36,7 @@ def push_checkpoint(
     async def ask() -> Origin:
         return await asked(folder, bootstrap or [], run)
 
-    origin = run_until_interrupted(ask) if bootstrap else origin_of(folder)
-    text = card(origin, folder)
+    text = card(run_until_interrupted(ask) if bootstrap else origin_of(folder), folder)
     if dry_run:
         print(text, end="")
         return

@@ -48,16 +48,13 @@ class KeepRate:
         count = len(labels) - labels.count("continuation")
         if not count:
             return
-        share = labels.count("kept") / count
-        self._average += SMOOTHING * (share - self._average)
+        self._average += SMOOTHING * (labels.count("kept") / count - self._average)
         self._weight += SMOOTHING * (1 - self._weight)
 
     @property
     def value(self) -> float:
         """The share, in [1/16, 1]; 1 before the first submission."""
-        if not self._weight:
-            return 1.0
-        return max(KEEP_RATE_MIN, self._average / self._weight)
+        return max(KEEP_RATE_MIN, self._average / self._weight) if self._weight else 1.0
 
 
 def groups_to_ask_for(missing: int, keep_rate: float, coming: int) -> int:

@@ -13,8 +13,7 @@ def draw_secret(peer: RunNode) -> bytes:
 
 def prefill_wanted(secret: bytes, submission: bytes, share: float) -> bool:
     """Whether a submission's digest is drawn for recomputation; no worker knows the secret."""
-    drawn = int.from_bytes(digest("swarm/1/prefill", secret, submission)[:8], "big")
-    return drawn < share * 2**64
+    return int.from_bytes(digest("swarm/1/prefill", secret, submission)[:8], "big") < share * 2**64
 
 
 def rows_sampled(secret: bytes, submission: bytes, rows: int, count: int) -> list[int]:

@@ -88,8 +88,7 @@ class Examiner:
     def is_drawn_later(self, submission: bytes) -> bool:
         """Whether an accepted submission that was not recomputed is drawn for an audit."""
         secret = digest("swarm/1/audits", self._secret)
-        share = self._run.manifest.thresholds.audit_share
-        return prefill_wanted(secret, submission, share)
+        return prefill_wanted(secret, submission, self._run.manifest.thresholds.audit_share)
 
     def is_current(self, case: Case) -> bool:
         """Whether the prefill child holds a case's policy, or none as new."""
@@ -126,8 +125,7 @@ class Examiner:
         if stale is not None:
             return Outcome.of(stale)
         if newest is not None:
-            oldest = newest.step - self._run.max_staleness
-            self._duplicates.forget_before((newest.lineage, oldest))
+            self._duplicates.forget_before((newest.lineage, newest.step - self._run.max_staleness))
         with self._peer.store.pinned(case.order.checkpoint):
             load = await self._fetched(case.order.checkpoint, manifest)
             return await self._examine(case, load.folder, manifest, children, hung)

@@ -81,8 +81,7 @@ class Penalties:
         wastes.last = max(wastes.last, when)
         if wastes.count > WASTES_FREE:
             doubled = PAUSE_SECONDS_MIN * 2 ** min(math.ceil(wastes.count) - WASTES_FREE - 1, 20)
-            pause = min(PAUSE_SECONDS_MAX, doubled)
-            wastes.paused_until = max(wastes.paused_until, when + pause)
+            wastes.paused_until = max(wastes.paused_until, when + min(PAUSE_SECONDS_MAX, doubled))
 
     def pause_seconds(self, worker: str) -> float:
         """How long nothing of a worker is accepted yet; 0 if it is not paused."""

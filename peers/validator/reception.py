@@ -134,8 +134,7 @@ def _concerns(answer: Envelope, announced: Envelope) -> bool:
     """Whether an answer concerns the announced submission."""
     message, worker = answer.message, announced.sender
     if isinstance(message, Acknowledgement | Verdict):
-        digest = announced.expect(Submission).digest
-        return (message.worker, message.submission) == (worker, digest)
+        return (message.worker, message.submission) == (worker, announced.expect(Submission).digest)
     return isinstance(message, AdmissionRefused) and message.peer == worker
 
 

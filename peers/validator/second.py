@@ -92,8 +92,7 @@ class SecondOpinions:
             and taken.receipt.sender == self._peer.peer_id
         )
         ranks = judges_of(validators, order.nonce, verdict.worker, verdict.number)
-        skipped = ranks.index(self._peer.peer_id) < ranks.index(judge)
-        return skipped and not acknowledged_here
+        return ranks.index(self._peer.peer_id) < ranks.index(judge) and not acknowledged_here
 
     async def recover(self, hear: Callable[[Envelope], None]) -> None:
         """Draw again from the others' recent logs; `hear` gets verdicts as from gossip."""

@@ -203,8 +203,7 @@ class Verdicts:
         # The hash identifies one worker's file, because the file's header names its worker.
         blobs = self._peer.blobs
         blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
-        canonical = canonical_path_of(key)
-        blobs.register(verdict.rollouts_digest, canonical, 0, verdict.rollouts_bytes)
+        blobs.register(verdict.rollouts_digest, canonical_path_of(key), 0, verdict.rollouts_bytes)
 
     def _serve_refused(self, key: Key, verdict: Verdict) -> None:
         """Serve a refused file to validators that give a second opinion."""

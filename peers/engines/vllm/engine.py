@@ -212,8 +212,7 @@ class VllmEngine:
             for part in self._call("swarm_counts"):
                 counts |= part
             for live in self._live.values():
-                done = counts.get(live.serial, 0)
-                live.spans = live.finished_spans(done, self._policy)
+                live.spans = live.finished_spans(counts.get(live.serial, 0), self._policy)
         self._reload(folder)
         self._policy = policy
 
