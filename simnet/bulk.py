@@ -1,7 +1,6 @@
 """The bulk plane of a simulated transport: blobs that flow from disk to disk.
 
-A fetching task sleeps once. The round trips before the first byte are one entry of the timeline;
-at its time the server is asked and the transfer begins. The transfer's end wakes the task. A
+A fetching task sleeps once: the round trips before the first byte are one entry of the timeline. A
 broadcast of 62 GB to 1,000 peers has two million of these transfers."""
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Virtual time: runs a trio program the same way every time for one seed.
 
-Whenever every task waits, trio asks the clock how long to sleep. `VirtualClock` never sleeps: it
-runs the timeline's due actions (messages arriving, transfers ending), jumps to the next deadline,
-or reports a deadlock. So a message needs no task of the simulator's own, and no turn of trio's
-loop unless it wakes a task.
+`VirtualClock` never sleeps: whenever every task waits, it runs the timeline's due actions, jumps to
+the next deadline, or reports a deadlock. So a message needs no task of the simulator's own.
 
-trio shuffles the tasks of each scheduling step. Its deterministic scheduling sorts tasks by age and
-draws their order from a generator, which is seeded here. The names of trio used are private, and
-trio is pinned: another version that lacks them ends a simulation with an `AttributeError`."""
+trio's deterministic scheduling sorts tasks by age and draws their order from a generator, seeded
+here. The names of trio used are private, and trio is pinned."""
 
 import gc
 import heapq
@@ -39,9 +36,7 @@ EPOCH = 1_800_000_000.0
 
 
 class SimulatedWorld:
-    """Implements `swarm.world.World`: virtual time, and randomness from (seed, peer name).
-
-    The wall clock is `skew_seconds` off."""
+    """Implements `swarm.world.World`; the wall clock is `skew_seconds` off."""
 
     def __init__(self, seed: int, name: str, *, skew_seconds: float = 0.0) -> None:
         self.random = source(seed, "world", name)
@@ -72,9 +67,8 @@ TASKS_NAMED_MAX = 20
 """Most waiting tasks that `Deadlock` names."""
 
 GARBAGE_THRESHOLDS = (200_000, 20, 200)
-"""Thresholds of Python's garbage collector. A simulation keeps millions of objects alive; the
-default (700, 10, 10) would scan them again and again. Scanning all of them takes seconds and finds
-little."""
+"""Of the garbage collector: the default (700, 10, 10) would scan millions of live objects again and
+again."""
 
 
 class Deadlock(SwarmError):
@@ -82,10 +76,8 @@ class Deadlock(SwarmError):
 
 
 class Timeline:
-    """Actions ordered by (time, name or link, number).
-
-    Ties never depend on chance or on the order of insertion. Each name, and each link, must number
-    its own actions in ascending order."""
+    """Actions ordered by (time, name or link, number), never by chance: each name and link must
+    number its own actions in ascending order."""
 
     def __init__(self) -> None:
         # (time, _NAMED or _LINK, name or link, number, action, arguments)
@@ -141,9 +133,8 @@ class VirtualClock(trio.abc.Clock):
         return self.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Advance time until a task can run, or to `deadline`; trio calls it when no task can run.
-
-        Returns 0, except when `wait_all_tasks_blocked` waits: then time stands still."""
+        """Advance time until a task can run, or to `deadline`. Returns 0, except when
+        `wait_all_tasks_blocked` waits: then time stands still."""
         runner = self._runner
         while True:
             due = self.timeline.next_time() if self.timeline is not None else inf
@@ -178,10 +169,8 @@ def virtual_clock() -> VirtualClock:
 def run_virtual(
     main: Callable[..., Awaitable[T]], *args: Any, seed: int, limit_seconds: float = inf
 ) -> T:
-    """Run `trio.run(main, *args)` in virtual time from 0, scheduled by `seed`.
-
-    Raises `Deadlock`, which names the waiting tasks, when no task can ever run again, and
-    `trio.TooSlowError` after `limit_seconds` of virtual time."""
+    """Run `trio.run(main, *args)` in virtual time from 0. Raises `Deadlock` when no task can run
+    again, and `trio.TooSlowError` after `limit_seconds` of virtual time."""
     scope = trio.CancelScope()
     stuck: list[str] = []
 

@@ -67,10 +67,8 @@ class File:
 
 
 class SimulatedDisk:
-    """Implements `swarm.world.Disk` in memory.
-
-    A read or write takes its size divided by `bytes_per_second`; a sync or commit takes
-    `sync_seconds` more. Databases do not count towards `capacity_bytes`."""
+    """Implements `swarm.world.Disk`: a read or write takes its size / `bytes_per_second`, a sync or
+    commit `sync_seconds` more. Databases do not count towards `capacity_bytes`."""
 
     def __init__(
         self,
@@ -101,7 +99,6 @@ class SimulatedDisk:
     # --- power ---
 
     def lose_power(self) -> None:
-        """Make every operation raise `PowerCut`, until `recover`."""
         self._off = True
 
     def recover(self, chance: Random) -> None:
@@ -124,11 +121,9 @@ class SimulatedDisk:
         self._off = False
 
     def files(self) -> Names:
-        """Paths of the files, in order."""
         return sorted(self._files)
 
     def databases(self) -> Names:
-        """Paths of the databases that were opened, in order."""
         return sorted(self._databases)
 
     # --- what a simulation does to a disk ---
@@ -418,10 +413,7 @@ def _apply(names: dict[str, File], change: dict[str, File | None]) -> None:
 
 
 class SimulatedDatabase:
-    """SQLite in memory, which the disk keeps after it is closed.
-
-    A transaction that returned is durable. A power cut undoes a transaction that had not returned.
-    """
+    """SQLite in memory, kept when closed; a power cut undoes only unfinished transactions."""
 
     def __init__(self, disk: SimulatedDisk, connection: sqlite3.Connection) -> None:
         self._disk = disk

@@ -1,14 +1,7 @@
 """Faults of machines and lines, in schedules drawn from a seed or written by hand.
 
-A schedule is a list of faults. In a scenario's file it has one table per fault:
-
-    [[fault]]
-    kind = "crash"
-    at = 60.0
-    seconds = 20.0
-    peers = ["validator-0"]
-
-Every lasting fault ends by itself after `seconds`; then the run must recover."""
+A schedule is a list of faults; docs/simulation.md shows them in a scenario's file. Every lasting
+fault ends by itself after `seconds`; then the run must recover."""
 
 from collections.abc import Sequence
 from random import Random
@@ -210,11 +203,9 @@ Schedule: TypeAlias = list[AnyFault]
 
 
 KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(AnyFault))
-"""Names of all kinds of faults."""
 
 
 def kind_of(fault: Fault) -> str:
-    """The name of a fault's kind."""
     return str(fault.__struct_config__.tag)
 
 

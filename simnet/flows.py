@@ -1,14 +1,10 @@
 """Bulk transfers as fluids: every transfer flows at its max-min fair rate.
 
-A transfer uses two links, the sender's uplink and the receiver's downlink. Rates are max-min fair
-when no transfer can get more without taking from a transfer that has no more than itself.
-
-They are found by filling. In each round every link offers its unsettled transfers equal shares of
-its remaining capacity. A link is a bottleneck if it offers none of its transfers more than the
-transfer's other link does. A bottleneck's transfers are settled at its share, and the next round
-continues without them (Bertsekas and Gallager, Data Networks, 6.5.2, with all bottlenecks of a
-round at once). A round is a few NumPy operations over all transfers, and few rounds are needed, so
-that ten thousand transfers cost less than a millisecond.
+Max-min fair: no transfer can get more without taking from one that has no more than itself. In each
+round of filling every link offers its unsettled transfers equal shares of its remaining capacity; a
+bottleneck offers none of its transfers more than the transfer's other link does, and settles them
+at its share (Bertsekas and Gallager, Data Networks, 6.5.2, with all bottlenecks of a round at
+once). Few rounds are needed: ten thousand transfers cost less than a millisecond.
 
 Changes are collected for `BATCH_SECONDS`. Until then a new transfer flows at the rate that both of
 its links have left, so that the successor of an ended transfer loses no time."""
@@ -50,8 +46,6 @@ class Link:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One transfer."""
-
     number: int
     up: Link
     down: Link
@@ -60,7 +54,6 @@ class Flow:
     on_end: Callable[[Flow], None] | None
     """Called once, when the transfer is complete or has failed; None afterwards."""
     failure: str | None = None
-    """Why the transfer failed, if it did."""
     index: int = -1
     """Index of its numbers in the arrays of `Flows`, while it flows."""
 
@@ -70,8 +63,6 @@ class Flow:
 
 
 class Flows:
-    """All transfers of a network."""
-
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._numbers = 0
@@ -98,14 +89,12 @@ class Flows:
         size_bytes: int,
         on_end: Callable[[Flow], None] = lambda flow: None,
     ) -> Flow:
-        """Begin a transfer; `on_end(flow)` is called at its end."""
         self._numbers += 1
         flow = Flow(self._numbers, up, down, float(size_bytes), on_end)
         self.resume(flow)
         return flow
 
     def left_bytes(self, flow: Flow) -> float:
-        """Bytes that have not arrived yet."""
         index = flow.index
         if index < 0:
             return flow.saved

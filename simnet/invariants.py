@@ -1,8 +1,7 @@
 """The invariants of docs/simulation.md, checked throughout every simulation.
 
-The checks do not rely on the peers' claims. The cost models of their children report which data was
-trained on, saved and loaded (`Simulation.tell`), as read from the simulated disk. The checks
-compare it with verdicts and announcements from events, and at the end with the trusted peers' logs.
+The checks do not rely on the peers' claims: the cost models of their children report what was
+trained on, saved and loaded (`Simulation.tell`), as read from the simulated disk.
 """
 
 from __future__ import annotations
@@ -225,7 +224,6 @@ class Invariants:
             )
 
     def _check_pieces(self, peer: Peer, key: tuple[int, ...]) -> None:
-        """Hash some of the pieces that a peer claims to hold of a checkpoint."""
         part = peer.part
         held = part.store.held(key) if part is not None else None
         if held is None:
@@ -244,7 +242,6 @@ class Invariants:
                 return
 
     def _name(self, peer_id: str) -> str:
-        """A peer's name in the simulation."""
         peers = self._simulation.peers.values()
         return next((peer.name for peer in peers if peer.id == peer_id), peer_id)
 
@@ -276,9 +273,7 @@ class Invariants:
 
     @contextmanager
     def hearing_errors(self) -> Iterator[None]:
-        """Make every error that a peer logs inside this block a violation.
-
-        Above all this catches handlers that fail on another peer's message."""
+        """Make every error that a peer logs inside this block a violation."""
         handler, logger = _Errors(self), logging.getLogger("swarm")
         logger.addHandler(handler)
         try:
@@ -330,7 +325,6 @@ class Invariants:
         return None
 
     def _read_books(self, peers: list[Peer]) -> _Books:
-        """Read the trusted peers' ledgers and the trainers' pools."""
         books = _Books()
         for peer in peers:
             database = peer.disk.database("ledger.sqlite")
@@ -414,20 +408,14 @@ class Invariants:
 
 @dataclass
 class _Books:
-    """Records of submissions, by digest."""
-
     used: Counter[bytes] = field(default_factory=Counter)
     """How often the log lists each as consumed or stale."""
     held: dict[bytes, None] = field(default_factory=dict)
-    """Submissions in a trainer's pool."""
     judged: dict[bytes, None] = field(default_factory=dict)
-    """Submissions that a log lists as accepted."""
     trainers: int = 0
 
 
 class _Errors(logging.Handler):
-    """Reports every logged error as a violation."""
-
     def __init__(self, invariants: Invariants) -> None:
         super().__init__(logging.ERROR)
         self._invariants = invariants

@@ -1,9 +1,6 @@
-"""Large pages for the memory of a simulation.
-
-A thousand peers are some ten million small objects, spread over two gigabytes. With pages of 4 KiB
-the processor spends a tenth of its time on address translation. glibc's allocator asks the kernel
-for pages of 2 MiB if a tunable is set before the process starts (GNU C Library manual, "Memory
-Allocation Tunables"); Python's own allocator has no such setting."""
+"""Large pages for the memory of a simulation: a thousand peers are ten million small objects in two
+gigabytes, and with pages of 4 KiB a tenth of the time goes to address translation. glibc asks for
+pages of 2 MiB by a tunable (GNU C Library manual, "Memory Allocation Tunables")."""
 
 import os
 import platform

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Line:
-    """A peer's access to the network."""
-
     region: str = "europe-west"
     uplink_bytes_per_second: float = 125e6
     downlink_bytes_per_second: float = 125e6
@@ -15,10 +13,8 @@ class Line:
 
 
 REACHABILITIES = ("public", "cone", "symmetric", "relay-only")
-"""Kinds of reachability. Any peer can dial a public peer. The others are behind a NAT: they are
-reached over a relay, and then a direct connection is tried. It succeeds between a peer behind a
-cone NAT and any peer except relay-only ones, and between a peer behind a symmetric NAT and a public
-peer. A relay-only peer's connections always stay on their relay."""
+"""Any peer can dial a public peer; the others, behind a NAT, are reached over a relay. Holes are
+then punched from a cone NAT to all but relay-only peers, from a symmetric one to public ones."""
 
 
 @dataclass(frozen=True)

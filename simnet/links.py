@@ -1,12 +1,10 @@
 """Connections of the simulated network and the streams on them.
 
-A message is one entry of the timeline. It waits for its sender's line to that peer, takes the time
-of its size over the uplink, then the latency between the two regions with jitter. A lost packet
-costs a retransmission's delay. Messages in one direction stay in order, as over TCP. Frames travel
-whole, with their sizes on the wire, and an arriving frame wakes the waiting task directly.
+A message is one entry of the timeline: its size over the uplink, then the latency with jitter; a
+lost packet costs a retransmission's delay. Messages in one direction stay in order, as over TCP.
 
-Each direction of a connection has a random source of its own, by counter: a hash of (seed, link,
-time of connecting, n) decides the n-th message's delay, so a thousand peers' links cost no memory.
+A hash of (seed, link, time of connecting, n) decides the n-th message's delay, so a thousand peers'
+links cost no memory.
 """
 
 from __future__ import annotations
@@ -96,12 +94,10 @@ class Endpoint(BulkPlane):
         return self._connected_sorted
 
     def remember(self, connection: Connection) -> None:
-        """Add a connection of this peer that has begun."""
         self.connections[connection.peer.peer_id] = connection
         self._connected_sorted = None
 
     def forget(self, connection: Connection) -> None:
-        """Remove a connection that has ended."""
         del self.connections[connection.peer.peer_id]
         self._connected_sorted = None
         self.reserved_by.pop(connection.peer.peer_id, None)
@@ -193,7 +189,6 @@ class Connection:
         return trio.current_time() - self.opened_at >= limits.CONNECTION_GRACE_SECONDS
 
     def drop(self, stream: SimulatedStream) -> None:
-        """Forget a stream that has ended."""
         if self.streams.pop(stream, self) is None:
             self.used_at = trio.current_time()
 
@@ -235,7 +230,6 @@ class Connection:
         return network.is_cut(self.owner, via) or network.is_cut(via, self.peer)
 
     def make_direct(self) -> None:
-        """Make the connection direct after hole punching: no relay carries it any more."""
         self.via = None
         self._latency = self._network.path_latency(self.owner, None, self.peer)
 
@@ -352,7 +346,6 @@ class SimulatedStream:
         self.reset_now()
 
     def reset_now(self) -> None:
-        """`reset` without waiting."""
         if self._failure is None and not self._over:
             self._queue.clear()
             self._fail("reset by this side")
@@ -471,5 +464,4 @@ class SimulatedStream:
 
 
 def link_seed(seed: int) -> int:
-    """The seed of all links of a network: 64 bits."""
     return int.from_bytes(derive(seed, "links")[:8], "big")

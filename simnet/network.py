@@ -1,11 +1,8 @@
 """A network in virtual time: regions, latency, loss, slow lines, cuts and sudden deaths.
 
-Control messages travel one by one (`simnet.links`); bulk pieces are fluid transfers
-(`simnet.flows`). All randomness of a link comes from its own source.
-
-Connections begin and end as in libp2p. Connecting takes 250 ms and five round trips. Other peers
-notice at once when a peer's process dies; if it loses power or is cut off, they notice when a ping
-stays unanswered (25 s)."""
+Connections begin and end as in libp2p: connecting takes 250 ms and five round trips. Other peers
+notice a process's death at once, but lost power or a cut only when a ping stays unanswered (25 s).
+"""
 
 import dataclasses
 import functools
@@ -33,9 +30,7 @@ _Action = Callable[[], None]
 
 
 class SimulatedNetwork:
-    """The peers, the links between them, and their faults.
-
-    Use it inside `async with network.running():`."""
+    """The peers, their links and faults. Use it inside `async with network.running():`."""
 
     def __init__(self, seed: int = 0, weather: Weather | None = None) -> None:
         self.seed = seed
@@ -80,10 +75,8 @@ class SimulatedNetwork:
         relay: bool = False,
         host: str | None = None,
     ) -> AsyncIterator[SimulatedTransport]:
-        """Open a peer's transport; leaving the block is the death of its process.
-
-        `relay`: whether it carries connections of peers behind NAT. `host`: a unique IPv4 address.
-        """
+        """Open a peer's transport; leaving the block kills its process. `relay`: whether it carries
+        connections of peers behind NAT. `host`: a unique IPv4 address."""
         if identity.peer_id in self._here:
             raise ValueError(f"{identity.peer_id} is on this network already")
         number = self._hosts.setdefault(identity.peer_id, len(self._hosts))
@@ -108,14 +101,11 @@ class SimulatedNetwork:
     # --- faults ---
 
     def cut(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
-        """Let nothing pass from `a` to `b` (nor back, unless `one_way`).
-
-        Neither peer is notified: pings stay unanswered, and pieces stall."""
+        """Let nothing pass from `a` to `b` (nor back, unless `one_way`); neither is notified."""
         self._cuts.update([(a, b)] if one_way else [(a, b), (b, a)])
         self._fall_silent(a, b)
 
     def heal(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
-        """Undo one `cut`."""
         self._cuts -= Counter([(a, b)] if one_way else [(a, b), (b, a)])  # drops zeros
         self._speak_again(a, b)
 
@@ -126,7 +116,6 @@ class SimulatedNetwork:
             self._fall_silent(peer, other)
 
     def thaw(self, peer: PeerId) -> None:
-        """Undo one `freeze`."""
         self._frozen -= Counter([peer])  # drops zeros
         if peer in self._frozen:
             return
@@ -189,7 +178,6 @@ class SimulatedNetwork:
                 self.flows.resume(flow)
 
     def kill(self, peer: PeerId) -> None:
-        """Kill a process: its machine closes its connections. Does nothing if it does not run."""
         transport = self._here.get(peer)
         if transport is None:
             return
@@ -324,9 +312,7 @@ class SimulatedNetwork:
         return self._hosts[sender.peer_id] << 32 | self._hosts[receiver.peer_id]
 
     def draw_latency(self, sender: BulkPlane, receiver: BulkPlane) -> float:
-        """Latency of one message outside connections, retransmissions included.
-
-        It is drawn from a hash of link and time."""
+        """Latency of one message outside connections, by a hash of link and time."""
         self.count_message(sender.peer_id)
         base = self.latency(sender.line.region, receiver.line.region)
         draw = mix(self.link_seed ^ mix(~self.link(sender, receiver)) ^ hash(trio.current_time()))

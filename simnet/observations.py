@@ -1,7 +1,4 @@
-"""Observations of a simulation: collected from events as they happen, in bounded memory.
-
-The report and the plot read them. Broadcast progress is kept as the times at which each peer had
-another 1/64 of a checkpoint. All other observations are counters by peer or role."""
+"""Observations of a simulation, for report and plot: collected from events, in bounded memory."""
 
 from __future__ import annotations
 
@@ -42,8 +39,6 @@ CAUSES = {
 
 @dataclass
 class Broadcast:
-    """The broadcast of one checkpoint to all peers."""
-
     total_bytes: int
     published: float
     received: dict[str, int] = field(default_factory=dict)
@@ -51,7 +46,6 @@ class Broadcast:
     progress: dict[str, array[float]] = field(default_factory=dict)
     """Times at which each peer had 1/64, 2/64, ... of the checkpoint."""
     complete: dict[str, float] = field(default_factory=dict)
-    """Time at which each peer had the whole checkpoint."""
 
 
 class Observations:
@@ -60,9 +54,7 @@ class Observations:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.broadcasts: dict[tuple[int, int], Broadcast] = {}
-        """Broadcasts by (lineage, step)."""
         self.pieces_sent_bytes: Counter[str] = Counter()
-        """Bytes of pieces sent, by peer."""
         self.pieces_received_bytes: Counter[str] = Counter()
         self.lookup_hops: Counter[int] = Counter()
         self.lookups_timed_out = 0
@@ -85,7 +77,6 @@ class Observations:
             handler(now, peer, event.fields)
 
     def name_of(self, peer: PeerId) -> str:
-        """The name in this simulation of the peer with this id."""
         if peer not in self._names:
             self._names = {each.id: each.name for each in self.simulation.peers.values()}
         return self._names.get(peer, peer)
@@ -204,7 +195,6 @@ class Observations:
 
 
 def _median(counts: Counter[int]) -> int | None:
-    """The median of values counted."""
     seen = 0
     for value in sorted(counts):
         seen += counts[value]

@@ -17,7 +17,6 @@ DIM = "bright_black"
 BROADCASTS_SHOWN = 6
 EVENT_LETTERS_MAX = 200
 EVENTS_SHOWN = 20
-"""Number of last events shown before a violation."""
 UNITS = ("_bytes", "_seconds", "_minutes", "_share", "_mbps")
 """Suffixes of names that give a figure's unit."""
 
@@ -40,7 +39,6 @@ def print_report(report: dict[str, Any], replay: str, console: Console | None = 
 
 
 def readable_event(entry: tuple[float, str, str, dict[str, Any]]) -> str:
-    """Format one event of a trace as a line."""
     time, name, peer, fields = entry
     shown = " ".join(
         f"{key}={value.hex()[:12] if isinstance(value, bytes) else value}"
@@ -190,10 +188,8 @@ LINE_SECONDS = 5.0
 
 
 class Progress(trio.abc.Instrument):
-    """Prints the progress of one simulation, in a line on stderr every few seconds.
-
-    It is a trio instrument, called at scheduler passes, and reads the machine's clock only there.
-    The simulation never sees that clock, so its trace is the same with and without."""
+    """Prints progress on stderr every few seconds, as a trio instrument called at scheduler passes.
+    The simulation never sees the machine's clock, so its trace is the same with and without."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation

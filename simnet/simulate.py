@@ -40,9 +40,8 @@ def simulate(
     shows_progress: bool = False,
     plot_path: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a scenario to its end; return the report for `--json`.
-
-    `name` may be a scenario that has no file. Raises `UserError`, or `Deadlock`."""
+    """Run a scenario to its end; return the report for `--json`. `name` may be one without a file.
+    Raises `UserError`, or `Deadlock`."""
     if plot_path is not None:
         require_extra("plots", "the plot")
     scenario = _scenario(name, peers, model_bytes)
@@ -117,13 +116,10 @@ def _scenario(name: str | Scenario, peers: int | None, model_bytes: int | None) 
 
 
 LINE_SECONDS = 10.0
-"""Time between two lines of progress."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one seed."""
-
     seed: int
     violations: list[str]
     trace_hash: str
@@ -132,8 +128,6 @@ class Result:
 
 @dataclass
 class Campaign:
-    """The results of all seeds."""
-
     done: int = 0
     wall_seconds: float = 0.0
     virtual_seconds: float = 0.0

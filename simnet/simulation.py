@@ -1,8 +1,7 @@
 """Simulations of production peers on the simulated seam: start, crash, restart and observe them.
 
-A peer is assembled as by `python -m swarm.peer` from the same settings
-(`swarm.node.assemble.assemble`, `swarm.roles.take_part`, the roles behind the entry points), with
-the simulated world, disk, compute and transport in place of the machine's."""
+A peer is assembled as by `python -m swarm.peer` from the same settings, with the simulated world,
+disk, compute and transport in place of the machine's."""
 
 from __future__ import annotations
 
@@ -222,9 +221,7 @@ class Peer:
             self._world.correct_clock(ahead_seconds)
 
     async def crash(self) -> None:
-        """Lose power; return when its tasks have ended.
-
-        Network and disk are cut off first, so that no clean-up runs: a power cut allows none."""
+        """Lose power, without any clean-up; return when its tasks have ended."""
         simulation = self._simulation
         self.disk.lose_power()
         simulation.network.cut_power(self.id)
@@ -323,7 +320,6 @@ class Simulation:
         self.workload = workload or Workload()
         self.peers: dict[str, Peer] = {}
         self.bootstrap: list[str] = []
-        """Bootstrap addresses of new peers."""
         self.trace = Trace()
         self.violations: list[str] = []
         self.led_there: list[tuple[float, str, str, dict[str, Any]]] = []
@@ -356,11 +352,9 @@ class Simulation:
 
     @staticmethod
     def now() -> float:
-        """Virtual seconds since the beginning."""
         return trio.current_time()
 
     def add(self, plan: Plan) -> Peer:
-        """Add a peer, without starting it."""
         if plan.name in self.peers:
             raise ValueError(f"there is a peer named {plan.name} already")
         peer = self.peers[plan.name] = Peer(self, plan)
@@ -436,9 +430,7 @@ class Simulation:
         return len({name for peer in self.peers.values() for name in peer.evicted()})
 
     async def on_end(self, peer: Peer) -> None:
-        """Handle a peer's process that ended with an error.
-
-        During faults that is allowed, and the process is started again, as by a supervisor."""
+        """Restart, like a supervisor, a process that ended with an error: only faults allow it."""
         if peer.plan.acts is not None:
             return  # most likely it was caught
         if not self.disturbed:

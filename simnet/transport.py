@@ -153,9 +153,8 @@ class SimulatedTransport(Endpoint):
         return None
 
     async def _meet(self, remote: Endpoint) -> str | None:
-        """Connect to `remote`, unless its own dial at the same time has already connected both.
-
-        Close an old connection whose end the other side has not noticed yet."""
+        """Connect, unless `remote`'s own dial has already connected both, and close an old one
+        whose end the other side has not noticed yet."""
         stale = remote.connections.get(self.peer_id)
         if remote.peer_id in self.connections:
             return None

@@ -86,12 +86,10 @@ Scores = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 def _margins(sample: Sample) -> list[Scores]:
-    """The margins of each rollout, as they are pooled."""
     return np.split(np.minimum(sample.found.margins, 1.0), np.cumsum(sample.lengths)[:-1])
 
 
 def _errors(sample: Sample) -> list[Scores]:
-    """The errors of each rollout's proofs."""
     ends = np.cumsum([chunk_count(length) for length in sample.lengths])[:-1]
     return np.split(sample.found.errors, ends)
 
@@ -171,11 +169,9 @@ class EngineClass:
 
     @property
     def name(self) -> str:
-        """Its label in tables."""
         return f"{self.dtype} {self.device}"
 
     def engine(self, folder: Path, kind: type[NativeEngine] = NativeEngine) -> NativeEngine:
-        """Load a model."""
         return kind(folder, torch.device(self.device), getattr(torch, self.dtype))
 
 
@@ -199,7 +195,6 @@ class Calibrated:
 
     thresholds: Thresholds
     chunks: int
-    """Honest proofs."""
 
     @property
     def toml(self) -> str:
@@ -281,7 +276,6 @@ def measure_pairs(
 
 
 def _row(name: str, sample: Sample) -> str:
-    """A pair's row of the table."""
     margins, errors = sample.found.margins, sample.found.errors
     exponents = min(chunk.exponent_matches for chunk in sample.found.chunks)
     return (

@@ -36,7 +36,6 @@ class Work:
 
 
 def seed_of(number: int, name: str = "calibration") -> bytes:
-    """The seed of submission `number`."""
     return digest("swarm/1/calibration", name.encode(), number.to_bytes(8, "big"))
 
 
@@ -52,7 +51,6 @@ class Workload:
         self._environments = environments
 
     def work(self, number: int) -> Work:
-        """The work of submission `number`."""
         seed, size = seed_of(number), self.sampling.group_size
         return Work(seed, [tokens for _, _, tokens in self.drawn(seed) for _ in range(size)])
 
@@ -113,7 +111,6 @@ def hand_in(engine: Engine, work: Work, sampling: Sampling) -> HandedIn:
 
 
 def prove(prompt_hidden: Sequence[Tensor], hidden: Sequence[Tensor]) -> list[list[bytes]]:
-    """The proofs of each row."""
     chunks = [toploc.chunk_rows(*each) for each in zip(prompt_hidden, hidden, strict=True)]
     proofs = iter(toploc.build([chunk for row in chunks for chunk in row]))
     return [[next(proofs) for _ in row] for row in chunks]

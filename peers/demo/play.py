@@ -170,7 +170,6 @@ class Demo:
     # --- phases ------------------------------------------------------------------------------
 
     async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
-        """Run the whole demo, with its processes in `nursery`; returns the summary."""
         (self.folder / "logs").mkdir(parents=True)
         self._start_fork_server(nursery, "peer-server", self.peer_server, setup.PRELOAD_PEERS)
         self._start_fork_server(

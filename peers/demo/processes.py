@@ -61,8 +61,6 @@ class Watcher(Protocol):
 
 @dataclass
 class Process:
-    """One process to keep alive."""
-
     name: str
     command: Callable[[bool], Sequence[str]]
     """Makes the command line; its argument says whether this is a restart."""
@@ -73,7 +71,6 @@ class Process:
     fork_server: Path | None = None
     """Socket of the fork server that starts it; the command is then `python -m MODULE …`."""
     pid: int | None = None
-    """Process id while it runs."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES_KEPT))
 
 
@@ -195,7 +192,6 @@ async def reach(path: Path) -> socket.socket:
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """Parse a line as an event; None if it is not an event."""
     if not line.startswith("{"):
         return None
     try:

@@ -80,7 +80,6 @@ class Prepare(TrainingJob, frozen=True, kw_only=True):
 
     recipe: Recipe
     folder: str
-    """Of the policy."""
     model: str = ""
     """Folder of the model that the warm-up begins with; empty: with random weights."""
     seed: int = 0

@@ -135,7 +135,6 @@ class SwarmState:
     generated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=4096))
     """Time and number of tokens of each submission."""
     evicted: dict[str, str] = field(default_factory=dict)
-    """Reasons of evictions, by peer name."""
     accuracy: dict[str, dict[str, float]] = field(default_factory=dict)
     """Accuracies `sampled` and `greedy`, `before` and `after`."""
     finished_folder: str | None = None
@@ -144,7 +143,6 @@ class SwarmState:
     """Why the finished run learnt nothing; empty if it learnt."""
     phase: str = "preparing"
     marks: dict[str, float] = field(default_factory=dict)
-    """Start time of each phase."""
 
     def add_peer(self, name: str, role: str, peer: str, *, own: bool = True) -> PeerState:
         self.peers[peer] = PeerState(name, role, own, "starting" if own else "live")
@@ -162,11 +160,9 @@ class SwarmState:
 
     @property
     def step(self) -> int:
-        """Number of steps trained."""
         return max(self.trained, default=-1) + 1
 
     def rewards(self) -> list[tuple[int, float]]:
-        """Step and mean reward of each trained step, in order."""
         return [(step, self.trained[step].reward) for step in sorted(self.trained)]
 
     def tokens_per_second(self, now: float) -> float:
@@ -178,7 +174,7 @@ class SwarmState:
         return sum(peer.restarts for peer in self.peers.values())
 
     def seconds_left(self) -> float | None:
-        """Estimate the time left from the pace of the last steps; None before the second step."""
+        """By the pace of the last steps; None before the second step."""
         recent = [self.trained[step] for step in sorted(self.trained)[-SPEED_STEPS:]]
         if len(recent) < 2:
             return None
@@ -188,7 +184,6 @@ class SwarmState:
     # --- what happens ------------------------------------------------------------------------
 
     def enter(self, phase: str, now: float) -> None:
-        """Begin a new phase."""
         self.phase = phase
         self.marks.setdefault(phase, now)
 
@@ -198,7 +193,6 @@ class SwarmState:
     def show(
         self, policy: str, answers: Iterable[Mapping[str, Any]], now: float
     ) -> list[ShownAnswer]:
-        """Show answers of a policy, called `policy`."""
         found = [
             ShownAnswer(now, policy, each["question"], each["text"], each["reward"] >= RIGHT)
             for each in shown(list(answers))

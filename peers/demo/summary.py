@@ -15,7 +15,6 @@ from swarm.terminal.figures import readable_bytes, readable_seconds
 from swarm.terminal.output import write_json
 
 OUTPUT = Path("demo-output")
-"""Default folder of the results."""
 
 SHOWN_CHARACTERS = 60
 """Of a question or an answer."""
@@ -160,7 +159,6 @@ def _answer(answer: dict[str, Any]) -> Text:
 
 
 def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
-    """Format the summary as a table for the terminal."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

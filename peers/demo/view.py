@@ -25,7 +25,6 @@ from swarm.terminal.figures import (
 )
 
 REFRESH_SECONDS = 0.5
-"""Interval between two refreshes: short enough to look live, long enough to be cheap."""
 
 WIDTH_MIN, HEIGHT_MIN = 40, 12
 PLOT_HEIGHT_MAX = 14
@@ -339,7 +338,6 @@ class Screen:
 
 
 async def draw(state: SwarmState, console: Console) -> None:
-    """Show the live view until cancelled."""
     screen = Screen(state, trio.current_time)
     with Live(
         screen,
@@ -403,7 +401,6 @@ class PlainLines:
 
 
 async def print_lines(state: SwarmState, file: IO[str]) -> None:
-    """Print new lines until cancelled."""
     plain = PlainLines(state)
     try:
         while True:

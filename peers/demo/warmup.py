@@ -61,7 +61,6 @@ _SERVICE: type[PreparationService] = Preparation
 
 
 def open_preparation() -> Preparation:
-    """Open the service in its child."""
     start_launcher()
     return Preparation()
 

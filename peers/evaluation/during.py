@@ -43,7 +43,6 @@ class Evaluations:
         return found
 
     async def run(self) -> None:
-        """Evaluate policies until cancelled."""
         while self._settings.evaluate_steps:
             newest = self._peer.newest_checkpoint()
             if newest is None or not self._is_due(newest.reference):
@@ -100,7 +99,6 @@ class Evaluations:
         )
 
     def _manifest(self) -> RunManifest:
-        """The run's version in force."""
         order = self._peer.step_order()
         followed = self._peer.run.manifest_of(order) if order is not None else None
         return followed or self._peer.run.manifest

@@ -138,7 +138,6 @@ def gains_of(wanted: Evaluation, measured: Measured, base: Measured) -> dict[str
 
 
 def report(wanted: Evaluation, measured: Measured, base: Measured | None = None) -> dict[str, Any]:
-    """Everything, for `--json`."""
     found: dict[str, Any] = {
         "split": wanted.split,
         "temperature": None if wanted.greedy else wanted.temperatures,

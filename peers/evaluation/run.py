@@ -34,7 +34,6 @@ class Evaluation:
     environments: list[EnvironmentReference]
     split: Split
     tasks: int
-    """Tasks of each environment."""
     samples: int
     pass_at: list[int] = field(default_factory=lambda: [1])
     temperature: float
@@ -136,7 +135,6 @@ def _environments(
 
 
 def _pass_at(text: str, samples: int) -> list[int]:
-    """The values of k, ascending."""
     try:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -277,7 +275,6 @@ class Measured:
     """All samples of one checkpoint."""
 
     name: str
-    """Name of its folder."""
     drawn: jobs.TasksDrawn
     samples: list[list[list[jobs.Sample]]]
     """[environments][tasks][samples]"""

@@ -102,7 +102,7 @@ class SampleFile:
         self._synced = time.monotonic()
 
     def append(self, sample: Sample) -> None:
-        """Add a sample. Raises `UserError` on a full disk; the samples before it are kept."""
+        """Raises `UserError` on a full disk; the samples before it are kept."""
         line = to_json(msgspec.to_builtins(sample)).encode() + b"\n"
         try:
             if os.write(self._descriptor, line) < len(line):

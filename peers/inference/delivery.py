@@ -50,7 +50,6 @@ class Deliveries:
         self._heard = heard
         self._events = peer.node.events
         self._verdicts: dict[bytes, trio.Event] = {}
-        """Events by digest of the submission, set once it is judged."""
         self._receipts: Recent[tuple[int, int, int], Envelope] = Recent(RECEIPTS_KEPT)
         """The last acknowledgements and logged verdicts, by lineage, step and number. A validator
         acknowledges a number only if it knows that the one before was acknowledged or judged."""
@@ -64,7 +63,6 @@ class Deliveries:
         """By event and validator: when it was last emitted, and how often suppressed since."""
 
     async def open(self) -> None:
-        """Recall what was made before this peer's restart."""
         await self.outbox.open()
         for receipt in self.outbox.receipts()[-RECEIPTS_KEPT:]:
             self._keep(receipt)

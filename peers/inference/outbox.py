@@ -23,7 +23,6 @@ class Made:
 
     submission: Submission
     nonce: bytes
-    """The nonce of its step order."""
     path: str
     ordered: Envelope | None
     """The step order it follows, presented because the validator may not know the step yet."""
@@ -44,7 +43,6 @@ class Outbox:
         self._run = run
 
     async def open(self) -> None:
-        """Prepare the table."""
         await self._change(
             "CREATE TABLE IF NOT EXISTS made (run TEXT NOT NULL, lineage INTEGER NOT NULL, "
             "step INTEGER NOT NULL, number INTEGER NOT NULL, entry BLOB NOT NULL, "

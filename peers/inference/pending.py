@@ -26,9 +26,7 @@ class PendingSubmission:
 
     order: StepOrder
     envelope: Envelope | None
-    """The envelope of `order`."""
     asked: SubmissionOrder
-    """What the child is asked for."""
     entry: bytes
     since: float
     before: Self | None = None
@@ -53,7 +51,6 @@ class PendingSubmissions:
         self.begun: list[PendingSubmission] = []
         """In the order in which they were begun."""
         self.number = 0
-        """The next submission's."""
         self._step: tuple[int, int] = (-1, -1)
         self._expected = 0
         """Submissions that this peer expects to make for the open step: as many as for the last."""
@@ -69,7 +66,6 @@ class PendingSubmissions:
         return self._step == (order.lineage, order.step)
 
     def start_step(self, order: StepOrder, number: int) -> None:
-        """Begin a step with its next number."""
         self._step, self.number = (order.lineage, order.step), number
         self._expected, self._wanted = self._wanted, 0
 

@@ -53,7 +53,6 @@ class InferenceRole:
     topics: ClassVar[tuple[str, ...]] = (RUN,)
     Settings: ClassVar[type[InferenceSettings]] = InferenceSettings
     service: ClassVar[str] = "peers.engines.service:EngineService"
-    """The service in this role's child."""
     machine = staticmethod(sandbox_findings)
     doctor = staticmethod(doctor.findings)
 
@@ -316,7 +315,6 @@ class InferenceRole:
         self._note_policy(order.checkpoint, loaded.seconds)
 
     def _note_policy(self, policy: CheckpointReference, seconds: float) -> None:
-        """Note that the engine holds a policy."""
         if policy != self._loaded:
             self._loaded = policy
             self._peer.status.policy = policy.step

@@ -198,7 +198,7 @@ class ServedTurns:
             raise Unwanted(f"step {order.step} is too old to be trained on")
 
     async def _request(self, peer: PeerId, episode: _Episode) -> tuple[bytes, wire.Turn]:
-        """Ask one environment peer; raises `PeerError`, or `Unwanted` if an episode is too long."""
+        """Raises `PeerError`, or `Unwanted` if an episode is too long."""
         await self._peer.node.reach(peer)
         if episode.giver == peer:
             try:

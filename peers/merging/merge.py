@@ -116,8 +116,6 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of a merge."""
-
     parameters: int
     bytes: int
 

@@ -67,7 +67,6 @@ async def tune(
 
 
 def state_beside(out: Path) -> Path:
-    """The folder of the state to resume from."""
     return out.with_name(out.name + ".state")
 
 

@@ -173,7 +173,6 @@ class Tuning:
         return self._settings.loss == "preferences"
 
     def _load(self) -> None:
-        """Load the policy that the tuning begins with."""
         settings = self._settings
         numbers = Optimiser(
             learning_rate=settings.learning_rate,

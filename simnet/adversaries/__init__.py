@@ -14,7 +14,6 @@ from simnet.adversaries.base import Kind
 from simnet.simulation import Plan
 
 KINDS: dict[str, Kind] = {**identities.KINDS, **relays.KINDS, **workers.KINDS}
-"""All kinds of adversaries, by name."""
 
 
 def disguise(plan: Plan, name: str) -> Plan:

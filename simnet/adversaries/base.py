@@ -27,7 +27,6 @@ class Kind:
     """A kind of adversary, and how its attack ends."""
 
     acts: type[Role]
-    """The role class that it really runs."""
     claims: str = "relay"
     """The role that it claims."""
     fabricates: Fabricates = ""

@@ -86,7 +86,6 @@ class Eclipser(Sybil):
 
 
 IDLE_CROWD = 40
-"""Identities of one machine."""
 
 
 class IdleIdentities(Adversary):

@@ -112,7 +112,6 @@ class Forger(Adversary):
         self.push(await self.claim(trainer, forged))
 
     async def _make(self, order: StepOrder) -> Held:
-        """Make a checkpoint of garbage that claims to be the next policy."""
         disk = cast(SimulatedDisk, self._peer.node.disk)
         folder = f"forged/{order.policy + 1}"
         if not disk.exists(folder):

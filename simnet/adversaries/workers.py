@@ -78,8 +78,6 @@ class DoubleDeliverer(InferenceRole):
 
 
 class DoubleDeliveries(Deliveries):
-    """The deliveries of a `DoubleDeliverer`."""
-
     async def see_through(
         self, made: Made, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:

@@ -23,7 +23,6 @@ from swarm.shardcast.jobs import DeltaService
 from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, kind_of, setup_type
 
 START_SECONDS = 3.0
-"""Time to start a child."""
 
 T = TypeVar("T")
 
@@ -120,7 +119,6 @@ class SimulatedCompute:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self.children: dict[str, SimulatedChild] = {}
-        """Running children, by name."""
 
     def free_memory_bytes(self) -> int:
         return self._setting.hardware.memory_bytes

@@ -106,10 +106,8 @@ class EngineModel:
         return given[0]
 
     async def _play(self, job: inference.Generate, made: SimulatedRollouts, seconds: float) -> None:
-        """Play the served episodes of a submission that takes some seconds to generate.
-
-        The longest completion takes all of them; one that waits for a turn ends later, and the
-        others go on meanwhile. Raises `ChildUserError` if nobody wants the submission any more."""
+        """Play a submission's served episodes: the longest completion takes all `seconds`, the
+        others go on while one waits. Raises `ChildUserError` if nobody wants it any more."""
         size, seed = job.order.sampling.group_size, job.order.seed()
         prompts = {each.group: each for each in job.prompts}
         made.turns = [[] for _ in range(job.order.rows())]

@@ -32,9 +32,7 @@ class Hardware:
     environment_seconds: float = 0.05
     """Duration of one call of an environment peer's child."""
     grade_seconds: float = 0.05
-    """Duration of one grade there."""
     step_seconds: float = 60.0
-    """Duration of one rollout step of the trainer."""
     memory_bytes: int = 1 << 50
     """Memory free for children; by default more than enough."""
     grades: bool = True
@@ -61,7 +59,6 @@ class Workload:
     prompt_tokens: int = 256
     """Tokens of a served environment's prompt."""
     observation_tokens: int = 64
-    """Tokens of each of its turns."""
     is_random: bool = False
     """Whether these turns are others whenever they are played again."""
     reward_start: float = 0.2
@@ -92,5 +89,4 @@ class Setting:
     of more tokens than any inner steps train on, or are "noise"."""
 
     def fabricated(self, order: SubmissionOrder) -> str:
-        """What is fabricated for a submission."""
         return self.fabricates if isinstance(self.fabricates, str) else self.fabricates(order)

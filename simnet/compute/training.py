@@ -16,8 +16,6 @@ from swarm.terminal.figures import readable_bytes
 
 
 class _State(NamedTuple):
-    """A training state."""
-
     step: int
     learnt_from: str
     """Digest of all submissions ever trained on, in order."""

@@ -119,7 +119,6 @@ class InspectorModel:
 
 
 def _exact(name: str, faults: int = 0) -> Check:
-    """An exact check, which allows no fault."""
     return Check(name=name, figure=faults, threshold=0, passed=faults == 0)
 
 

@@ -33,7 +33,6 @@ class Scenario:
     about: str
     """One line that describes it."""
     peers: int
-    """Default number of peers."""
     peers_min: int
     """Fewest peers with which the scenario makes sense."""
     run: Callable[[Simulation, int], Awaitable[dict[str, Any]]]
@@ -41,7 +40,6 @@ class Scenario:
 
 
 def names() -> list[str]:
-    """Names of all scenarios."""
     modules = [
         module.name.replace("_", "-")
         for module in pkgutil.iter_modules(__path__)

@@ -1,8 +1,7 @@
 """The trainer publishes a checkpoint and every inference peer fetches it.
 
-It is a whole run: a trainer, two validators, four relays on fast lines, and inference peers on
-lines from all over the world. The bound is the least time of any broadcast: one copy over the
-slowest downlink, one over the trainer's uplink, and all copies over all uplinks together."""
+The bound is the least time of any broadcast: one copy over the slowest downlink, one over the
+trainer's uplink, and all copies over all uplinks together."""
 
 from typing import Any
 

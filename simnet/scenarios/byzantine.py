@@ -1,7 +1,6 @@
 """A small run of which a third lies, while faults befall the others.
 
-The kinds of adversaries (`simnet/adversaries/`) follow from the seed, and no two are the same.
-The run must continue as without them, and every invariant must hold."""
+The kinds of adversaries follow from the seed, and no two are the same."""
 
 from typing import Any
 

@@ -1,9 +1,8 @@
 """The published run INTELLECT-2: 62 GB checkpoints, 4 relays, workers of all kinds, 2 steps behind.
 
-docs/simulation.md lists what is taken from the report on that run (arXiv 2505.07291), what is
-fitted to it, and what the model does not know. With a checkpoint smaller than 62 GB, computing
-times shrink by the same factor, but at most by `FASTER_MAX`; lines slow down by the rest of the
-factor; minutes in the figures are scaled back."""
+docs/simulation.md lists its sources and limits. With a smaller checkpoint, computing times shrink
+by the same factor, but at most by `FASTER_MAX`; lines slow down by the rest, and minutes in the
+figures are scaled back."""
 
 from statistics import mean, median
 from typing import Any

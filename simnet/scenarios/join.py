@@ -1,8 +1,7 @@
 """Many peers join a run through one bootstrap peer, and find each other in the DHT.
 
-Trusted peers admit the newcomers: one trusted peer per 500 peers, and at least two. The other peers
-join as relays from anywhere in the world, within half a minute or at twenty per second. Afterwards
-some of them look each other up."""
+One trusted peer per 500 peers, and at least two, admit relays that join from anywhere within half a
+minute or at twenty per second."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
 """A small run while all kinds of faults befall its peers; then it must be well again.
 
-The schedule is drawn from the seed. After the last fault, the trainer must publish new policies
-within a bound, every worker must generate with one of them, and the trusted peers must hold each
-other's logs."""
+After the last fault, the trainer must publish new policies within a bound, every worker generate
+with one of them, and the trusted peers hold each other's logs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -92,7 +91,6 @@ async def be_well_again(
 def _plans(
     simulation: Simulation, everybody: list[str], adversaries: Mapping[str, str]
 ) -> list[Plan]:
-    """Plans of all peers but the bootstrap peer."""
     quick = Hardware(tokens_per_second=1000.0, step_seconds=12.0)
     saving = {"save_steps": source(simulation.seed, "states").choice((1, 5))}
     plans = [

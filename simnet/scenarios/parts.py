@@ -38,9 +38,7 @@ async def start_bootstrap(
 async def start_over_time(
     simulation: Simulation, peers: Sequence[Peer], seconds: float, chance: Random | None = None
 ) -> None:
-    """Start peers at random times within `seconds`; return when the last one listens.
-
-    `chance` is the simulation's random source by default."""
+    """Start peers at random times within `seconds`; return when the last one listens."""
     chance = chance or simulation.random
     moments = sorted((chance.uniform(0, seconds), peer.name) for peer in peers)
     begun = trio.current_time()

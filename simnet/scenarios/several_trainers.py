@@ -1,8 +1,7 @@
 """Several trainers on several continents: deaths, newcomers and a partition, over a few rounds.
 
-The number of peers is that of the trainers. A tenth of them begins late. One dies within its inner
-steps and comes back. A third is cut off for some rounds, goes on by itself, and then gives way to
-the heavier chain. At the end every trainer must hold the same state.
+A tenth of the trainers begins late. One dies within its inner steps and comes back. A third is cut
+off for some rounds, and then gives way to the heavier chain. At the end all hold the same state.
 """
 
 from collections import Counter

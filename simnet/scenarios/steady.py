@@ -1,9 +1,8 @@
 """A whole run going on as usual: heartbeats, gossip, submissions, lookups, republishing.
 
-First all peers join. Then each worker hands in a submission per minute, the trainer takes a step on
-five submissions of each worker (five minutes; INTELLECT-2 took 22), each peer looks up another peer
-once in five minutes, and records are stored again at the rate at which they expire. `python -m
-benchmarks.simulator steady` measures the cost."""
+Each worker hands in a submission per minute, the trainer takes a step every five (INTELLECT-2 took
+22), and each peer looks another one up as often. `python -m benchmarks.simulator steady` measures
+the cost."""
 
 from typing import Any
 

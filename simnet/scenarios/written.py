@@ -37,7 +37,6 @@ class _Run(_Table):
     seconds: _Positive
     """Duration of the run, after which its goal must be met."""
     peers: _Count
-    """Default number of peers."""
 
 
 class _Model(_Table):
@@ -65,8 +64,6 @@ class _Group(_Table):
 
 
 class _Faults(_Table):
-    """Faults drawn by seed."""
-
     count: _Count
     from_seconds: _Positive
     until_seconds: _Positive
@@ -147,7 +144,6 @@ class Written:
         ]
 
     def _members(self, peers: int) -> dict[str, list[str]]:
-        """Names of the peers of each group, without the bootstrap peer."""
         counted = 1 + sum(group.count or 0 for group in self._what.peers)
         members = {}
         for group in self._what.peers:
@@ -159,7 +155,6 @@ class Written:
         return members
 
     async def run(self, simulation: Simulation, peers: int) -> dict[str, Any]:
-        """Run the scenario, like the `run` of a scenario's module."""
         what, members = self._what, self._members(peers)
         schedule = self._schedule(simulation, members)
         simulation.faults = schedule
