@@ -41,7 +41,6 @@ class Calculator(Episodes):
     options: CalculatorOptions
 
     def tasks(self) -> Tasks:
-        """Sums and products, uniform over the prompts of the split."""
         return Generated(self._make)
 
     def start(self, task: Task) -> _Calls:
@@ -66,8 +65,7 @@ class Calculator(Episodes):
         number, left = divmod(number, 10**self.options.digits)
         number, right = divmod(number, 10**self.options.digits)
         expression = f"{left}{'*+'[number % 2]}{right}"
-        call = f"{expression}="
-        result = _called(call)
+        result = _called(call := f"{expression}=")
         return Task(prompt=f"{expression}>", answer=result, demonstration=(call, result))
 
 

@@ -66,7 +66,9 @@ class Chat(interface.Wrapper):
         mark = self.options.answer_after
         if mark is not None:
             turns = tuple(
-                turn if turn.kind != "model" else replace(turn, text=_after(turn.text, mark))
+                turn
+                if turn.kind != "model"
+                else replace(turn, text=turn.text.rpartition(mark)[2] if mark in turn.text else "")
                 for turn in transcript.turns
             )
             transcript = replace(transcript, turns=turns)
@@ -111,16 +113,10 @@ def _variables(options: ChatOptions, where: str) -> Mapping[str, Any]:
                 f"{where}: chat_date is {options.chat_date!r} ({error}); give a day of the calendar"
             ) from error
         found["chat_date"] = options.chat_date
-    if not options.chat:
-        named = [*found, *(["system_prompt"] if options.system_prompt else [])]
-        if named:
-            raise UserError(
-                f"{where}: chat is false, but {named[0]} is given, which only a chat has; remove "
-                "one of the two"
-            )
+    named = [*found, *(["system_prompt"] if options.system_prompt else [])]
+    if named and not options.chat:
+        raise UserError(
+            f"{where}: chat is false, but {named[0]} is given, which only a chat has; remove one "
+            "of the two"
+        )
     return found
-
-
-def _after(text: str, mark: str) -> str:
-    _, found, answer = text.rpartition(mark)
-    return answer if found else ""

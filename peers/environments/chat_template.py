@@ -1,9 +1,8 @@
 """A checkpoint's chat template: the Jinja text that turns messages into a prompt.
 
 The templates are rendered by Jinja's sandbox with the settings of transformers, in a killable
-process (`peers.environments.template_service`). (The package `renderers` has code of its own for
-some models instead of the checkpoint's template, and needs clients of remote services.) Unlike
-there, the date is not that of the day, because a prompt must be the same on every machine."""
+process (`peers.environments.template_service`). Unlike there, the date is not that of the day,
+because a prompt must be the same on every machine."""
 
 from __future__ import annotations
 
@@ -66,14 +65,12 @@ class ChatTemplate:
             self._ask(None)
         except _BEYOND as error:
             raise UserError(
-                f"{where}: the chat template is no valid Jinja ({_described(error)}); repair it"
+                f"{where}: the chat template is no valid Jinja ({error!s:.200}); repair it"
             ) from error
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes], where: str) -> ChatTemplate | None:
-        """The template in a model folder's `FILES`, or None; raises `UserError`.
-
-        `where` names the folder."""
+        """The template in the `FILES` of the model folder `where`, or None; raises `UserError`."""
         config = _config(files.get(FILES[1], b"{}"), f"{where}/{FILES[1]}")
         mapped = _config(files.get(FILES[2], b"{}"), f"{where}/{FILES[2]}")
         tokens = {
@@ -92,12 +89,10 @@ class ChatTemplate:
             ) from error
 
     def render(self, chat: Chat, variables: Mapping[str, Any], prompts: bool) -> str:
-        """The text of a conversation.
+        """The text of a conversation, if `prompts` with the beginning of the model's turn.
 
-        `prompts` says whether the beginning of the model's turn follows. Of `variables`,
-        `chat_date` ("2026-11-23") is the day that the template may ask for, and `tools` the tools'
-        definitions; all others are the template's own.
-        Raises `UserError` when the template fails."""
+        Of `variables`, `chat_date` ("2026-11-23") is the day that the template may ask for, and
+        `tools` the tools' definitions. Raises `UserError` when the template fails."""
         given = {
             "messages": [dict(message) for message in chat],
             "add_generation_prompt": prompts,
@@ -118,7 +113,7 @@ class ChatTemplate:
         roles = ", ".join(message["role"] for message in chat)
         text = (
             f"{self.where}: the chat template fails on messages of the roles {roles} "
-            f"({_described(error)}); "
+            f"({error!s:.200}); "
         )
         if "strftime_now" in str(error):
             return text + "it asks for today's date: give the environment the option chat_date"
@@ -128,10 +123,6 @@ class ChatTemplate:
                 "repair the template"
             )
         return text + "repair the template, or give it the roles that it knows"
-
-
-def _described(error: Exception) -> str:
-    return str(error)[:200]
 
 
 def _config(raw: bytes, where: str) -> Mapping[str, Any]:
@@ -208,15 +199,12 @@ class ChatTokens:
         self._texts = {str(id): text for text, id in self._controls.items()}
         self._ids = {tokenizer.token_to_id(CONTROL.format(id)): id for id, _ in specials.values()}
         self.control_ids = frozenset(self._controls.values())
-        """Ids of the control tokens."""
 
     @classmethod
     def of_files(
         cls, files: Mapping[str, bytes], tokenizer: tokenizers.Tokenizer, where: str
     ) -> ChatTokens:
-        """The template in a model folder's files (`chat_files`); `where` names the folder.
-
-        Raises `UserError`."""
+        """The template in the files of the model folder `where`; raises `UserError`."""
         template = ChatTemplate.of_files(files, where)
         if template is None:
             raise UserError(

@@ -89,9 +89,7 @@ class Code(SingleTurn):
         return self._grader.grade(transcript.text, task.answer, task.data)
 
     def _make(self, randomness: bytes) -> Task:
-        """Draw a problem with its hidden tests.
-
-        One whose tests all expect the same is drawn again, because a constant would solve it."""
+        """Draw a problem whose tests differ in what they expect, lest a constant solve it."""
         draws = Draws("swarm/2/code", randomness)
         for _ in range(ATTEMPTS_MAX):
             parts = [_filled(STEPS, draws) for _ in range(self.options.steps)]

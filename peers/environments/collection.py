@@ -39,16 +39,12 @@ def room_for(reference: EnvironmentReference, room: PromptRoom) -> PromptRoom:
 
 
 class Environments:
-    """Loads environments on first use.
-
-    Weights are not stored here, because a later version of the run may change them."""
+    """Loads environments on first use, without their weights, which a later version may change."""
 
     def __init__(
         self, references: Sequence[EnvironmentReference] = (), allowed: Collection[str] = ()
     ) -> None:
-        """Load the local environments of `references`; raises `UserError` for one not installed
-        here. A served one is loaded when `of` or `task` asks for it. `allowed`: see `load_named`.
-        """
+        """Load the local ones of `references`, others when asked for; raises as `load_named`."""
         self._allowed = allowed
         self._loaded: dict[bytes, Environment] = {}
         for reference in references:
@@ -60,18 +56,15 @@ class Environments:
         key = msgspec.json.encode(
             (reference.name, reference.version, reference.options), order="sorted"
         )
-        found = self._loaded.get(key)
-        if found is None:
-            found = load_named(reference, self._allowed)
-            self._loaded[key] = found
-        return found
+        if key not in self._loaded:
+            self._loaded[key] = load_named(reference, self._allowed)
+        return self._loaded[key]
 
     def tasks(self, order: SubmissionOrder, room: PromptRoom) -> list[GroupTask | None]:
         """The tasks of a submission's groups, derived from its seed and the weights, or those of
         the states that they continue; None for a group of a served environment.
 
         A task that `room` does not take is passed over, and the seed draws another.
-
         Raises `UserError` for an environment that is not installed or fails to draw a task."""
         references, seed = order.environments, order.seed()
         weights = [reference.weight for reference in references]

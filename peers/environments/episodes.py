@@ -99,14 +99,11 @@ def _characters(observation: Observation) -> int:
 def transcript_of(
     renderer: Renderer, segments: Sequence[Segment], stop_ids: Sequence[int]
 ) -> Transcript:
-    """The texts of the segments after the prompt; those of the model lack their stop token.
-
-    Raises `ValueError` for an id outside every vocabulary."""
+    """The texts after the prompt, the model's without stop token; raises as `decode_completion`."""
     turns, finished = [], False
     for segment in segments[1:]:
         is_model = segment.kind == "model"
-        cut_at = stop_ids if is_model else ()
-        text, finished = renderer.decode_completion(segment.tokens, cut_at)
+        text, finished = renderer.decode_completion(segment.tokens, stop_ids if is_model else ())
         turns.append(Turn("model" if is_model else "environment", text))
     return Transcript(tuple(turns), finished)
 

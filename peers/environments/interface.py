@@ -180,8 +180,7 @@ class NotGradable(UserError):
 class UnusableTask(UserError):
     """No rollout can be made of a task, such as a row without a prompt; the message names it.
 
-    Every machine finds the same, by the task and the model alone. The seed then draws another task.
-    """
+    Every machine finds the same, by task and model alone; the seed then draws another task."""
 
 
 class ScaledOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,10 +214,7 @@ class Tasks(Protocol):
     """The tasks of an environment; `peers.environments.tasks` has ready-made ones."""
 
     def draw(self, seed: bytes, split: Split) -> Task:
-        """The task of a seed.
-
-        Equal arguments give equal tasks in every process. A held-out task's prompt must not occur
-        among the training tasks."""
+        """The task of a seed, the same in every process; no held-out prompt is one of training."""
 
 
 class SingleTurn(ABC):

@@ -33,9 +33,7 @@ class KeptTasks(Indexed):
     inner: interface.Tasks
 
     def draw(self, seed: bytes, split: interface.Split) -> interface.Task:
-        if split == "held_out":
-            return self.inner.draw(seed, split)
-        return super().draw(seed, split)
+        return (self.inner.draw if split == "held_out" else super().draw)(seed, split)
 
 
 class Kept(interface.Wrapper):

@@ -11,9 +11,7 @@ PAIR = r"^[^=]{1,200}=.+\Z"
 
 
 def json_pairs(given: Iterable[str], where: str) -> dict[str, Any]:
-    """Read `name=value` texts with values in JSON; `where` names the option in errors.
-
-    Raises `UserError`."""
+    """Read `name=value` texts with values in JSON, of the option `where`; raises `UserError`."""
     found = {}
     for each in given:
         name, _, text = each.partition("=")

@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path, PurePath
 from typing import Any, Self
 
@@ -180,11 +180,8 @@ def _on_this_machine(path: str) -> Path | None:
 
 
 def located(path: str, what: str = "data set", option: str = "hash") -> Path:
-    """A path on this machine; raises `UserError` if there is none.
-
-    `option` names its hash."""
-    found = _on_this_machine(path)
-    if found is not None:
+    """A path on this machine; raises `UserError`, naming its hash's `option`, if there is none."""
+    if (found := _on_this_machine(path)) is not None:
         return found
     raise UserError(
         f"the {what} {path} is not on this machine; copy it there, or into a folder that the "
@@ -216,9 +213,6 @@ def _state(path: Path) -> tuple[int, int]:
 def _digest(path: Path, state: tuple[int, int]) -> bytes:
     """BLAKE3 of a file; its state is part of the cache's key only."""
     return blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
-
-
-# --- files of a folder ---------------------------------------------------------------------------
 
 
 def chosen_files(
@@ -264,10 +258,5 @@ def _is_of(path: PurePath, split: str) -> bool:
 
 
 def _configuration(path: PurePath, split: str | None) -> str:
-    """The folder of a data set's configuration, as the hub has several beside each other.
-
-    `main/train-0.parquet` and `main/train/0.parquet` are of `main`."""
-    folders = list(path.parts[:-1])
-    if (split or "train") in folders:
-        folders = folders[: folders.index(split or "train")]
-    return "/".join(folders) or "."
+    """A configuration's folder: `main` of `main/train-0.parquet` and of `main/train/0.parquet`."""
+    return "/".join(takewhile(lambda part: part != (split or "train"), path.parts[:-1])) or "."

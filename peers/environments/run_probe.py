@@ -102,8 +102,7 @@ ODD_TEXTS = ("", " ", "\n\x00\ufffd", "0", "x" * 1000)
 def described(file: Path, tokenizer: Path | None, ungradable_max: float) -> RunManifest:
     """Make and check the manifest that a TOML file describes; warnings go to standard error.
 
-    `tokenizer` is a folder; None stands for the model's folder. `ungradable_max`: see `check_rows`.
-    Raises `UserError` if the run could not work."""
+    `tokenizer`: its folder; None: the model's. Raises `UserError`, also as `check_rows` does."""
     description = describe_run(file)
     model = Model(tokenizer, "") if tokenizer else model_of(file, description.model)
     folder = model.folder
@@ -134,8 +133,6 @@ def probe_hashes(
 ) -> RunHashes:
     """Hash the tokenizer in `folder` and each environment's probe tasks rendered with it.
 
-    Environments pin down what else their tasks depend on.
-
     The environments may be a stranger's: of an eviction that is checked again, for example.
     Raises `UserError` if the folder has no tokenizer or an environment is not installed."""
     renderer, installed = Renderer(folder), installed or Environments()
@@ -158,9 +155,7 @@ def try_grading(environments: Sequence[EnvironmentReference]) -> None:
 def probe_run(
     manifest: RunManifest, folder: Path, where: str, installed: Environments
 ) -> list[str]:
-    """Test the run's environments with the tokenizer and the model config in `folder`.
-
-    Returns warnings; raises `UserError`. Messages about the manifest begin with `where`."""
+    """Warnings about environments and the model in `folder`; raises `UserError` with `where`."""
     renderer = Renderer(folder)
     for each in manifest.environments:
         if each.where == "local" and not installed.of(each).replayable:
@@ -202,8 +197,7 @@ def _check_tokens(
 ) -> None:
     """Raise `UserError` if the model lacks a token or a position that the run needs.
 
-    `longest` is the number of tokens of the longest prompt, `largest` the largest token id of all
-    prompts."""
+    `longest`: tokens of the longest prompt; `largest`: largest token id of all prompts."""
     vocabulary, positions = config["vocab_size"], config["max_position_embeddings"]
     outside = [token for token in manifest.sampling.stop_ids if token >= vocabulary]
     if outside:
@@ -226,14 +220,10 @@ def _check_tokens(
         )
 
 
-# --- the environment ---------------------------------------------------------------------------
-
-
 def _probe_environment(environment: Environment, room: PromptRoom) -> tuple[int, int]:
-    """Draw, render and grade probe tasks.
+    """Draw, render and grade probe tasks: (tokens of the longest prompt, largest token id).
 
-    Returns the number of tokens of the longest prompt and the largest token id. Raises `UserError`
-    for a fault that would prevent every submission."""
+    Raises `UserError` for a fault that would prevent every submission."""
     longest = largest = 0
     for index in range(PROBE_TASKS):
         task = task_of(environment, probe_seed(index), room=room)
@@ -263,9 +253,7 @@ def check_prompts_fit(environment: Environment, renderer: Renderer) -> None:
 
 
 def _try_texts(environment: Environment, task: Task) -> None:
-    """Grade a task's answer and odd texts, and answer them, twice each.
-
-    Raises `UserError` if two results differ."""
+    """Grade and answer a task's answer and odd texts twice; raises `UserError` if two differ."""
     for text in (task.answer, *ODD_TEXTS):
         for finished in (True, False):
             graded_alike(environment, task, Transcript.of(text, finished=finished))
@@ -280,9 +268,7 @@ def _try_texts(environment: Environment, task: Task) -> None:
 def _check_chat(
     environment: Environment, renderer: Renderer, manifest: RunManifest, where: str
 ) -> list[str]:
-    """Check the chat template against the first probe task with a prompt of messages.
-
-    Returns warnings; raises `UserError`."""
+    """Warnings about the chat template, by the first probe task of messages; raises `UserError`."""
     tasks = (task_of(environment, probe_seed(index)) for index in range(GRADED_TASKS))
     task = next((each for each in tasks if not isinstance(each.prompt, str)), None)
     if task is None:
@@ -316,9 +302,7 @@ THOUGHT = "thought of the turn"
 def check_stop_ids(
     renderer: Renderer, prompt: Prompt, stop_ids: Sequence[int], where: str
 ) -> list[str]:
-    """Check that a run's completions end where the template ends a turn.
-
-    Returns warnings; raises `UserError`, which begins with `where`."""
+    """Warnings about how completions end, by the template; raises `UserError` for wrong ids."""
     ends = renderer.turn_end(prompt)
     if ends is None:
         return [
@@ -339,9 +323,7 @@ def check_history(
     prompt: Prompt,
     observation: str | tuple[Message, ...],
 ) -> None:
-    """Raise `UserError` for a template that writes earlier turns otherwise than the model.
-
-    The option `history = "keep"` turns this off."""
+    """Raise `UserError` for a template that changes earlier turns, without `history = "keep"`."""
     template, variables = renderer.chat.template, variables_of(prompt)
     messages, observed = messages_of(prompt), messages_of(observation)
     changes = change_of_history(template, messages, observed, variables)

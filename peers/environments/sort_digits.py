@@ -14,11 +14,9 @@ class SortDigits(SingleTurn):
     safe_for_strangers = True
 
     def tasks(self) -> Tasks:
-        """Six digits, uniform over the prompts of the split."""
         return Generated(self._make)
 
     def grade(self, task: Task, transcript: Transcript) -> float:
-        """1.0 for an exact match that ended with a stop token, 0.0 otherwise."""
         return float(transcript.finished and transcript.text == task.answer)
 
     @staticmethod

@@ -21,9 +21,7 @@ probability (1/16)^10000, a held-out task with (15/16)^10000, which is below 1e-
 
 
 def split_of(prompt: Prompt) -> Split:
-    """The split a prompt belongs to, by its hash, so that training never sees a held-out prompt.
-
-    Raises `UnusableTask` for text that has no UTF-8."""
+    """The split of a prompt, by its hash alone; raises `UnusableTask` for text without UTF-8."""
     try:
         raw = prompt.encode("utf-8") if isinstance(prompt, str) else msgspec.json.encode(prompt)
     except UnicodeEncodeError as error:  # half of a UTF-16 pair
@@ -72,9 +70,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Indexed:
-    """Tasks that a function makes from an index below `count`, each split drawn uniformly.
-
-    The function may raise `UnusableTask`; another index is drawn then."""
+    """Tasks by an index below `count`, drawn uniformly; if `at` raises `UnusableTask`, again."""
 
     count: int
     at: Callable[[int], Task]

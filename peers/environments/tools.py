@@ -179,7 +179,6 @@ class Tools(Episodes):
         }
 
     def tasks(self) -> Tasks:
-        """Sums, differences and products, uniform over the expressions of the split."""
         return Generated(self._make)
 
     def start(self, task: Task) -> _Calls:
