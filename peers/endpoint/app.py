@@ -99,7 +99,7 @@ class Endpoint:
             name = request.headers.get(SESSION_HEADER)
             if name is not None and not 1 <= len(name) <= NAME_MAX:
                 told = f"the header X-Session-ID has {len(name)} characters"
-                raise ApiError(400, f"{told}; 1 to {NAME_MAX} are allowed")
+                raise ApiError(f"{told}; 1 to {NAME_MAX} are allowed")
             job = job_of(asked, name, self.policy)
             begun = self.generator.begin(job)
             if job.stream:
@@ -167,12 +167,12 @@ class Endpoint:
         session = self.sessions.find(request.path_params["session"])
         if self.sessions.folder is None:
             raise ApiError(
-                400, "this endpoint records nothing; start it with --record FOLDER to keep rewards"
+                "this endpoint records nothing; start it with --record FOLDER to keep rewards"
             )
         if not session.is_idle:
             raise ApiError(
-                409,
                 f"session {session.name!r} is generating; post its reward when it is over",
+                status=409,
                 code="session_busy",
             )
         path = await self.close(session, asked.reward, asked.parts)
@@ -183,9 +183,8 @@ class Endpoint:
     async def close(
         self, session: Session, reward: float | None = None, parts: dict[str, float] | None = None
     ) -> str:
-        """Close a session that is idle, release its caches, and write it.
-
-        Raises `ApiError` if it cannot be written; then it stays open."""
+        """Close an idle session, release its caches, and write it. It stays open if that raises
+        `ApiError`."""
         self.sessions.close(session)
         for episode in session.episodes:
             if episode.last is not None:
@@ -199,9 +198,9 @@ class Endpoint:
             except OSError as error:
                 self.sessions.reopen(session)
                 raise ApiError(
-                    507,
                     f"session {session.name!r} cannot be written ({error}) and stays open; make "
                     "room in the folder of --record, and post its reward again",
+                    status=507,
                     kind="server_error",
                     code="not_recorded",
                 ) from error
@@ -222,7 +221,7 @@ class Endpoint:
         """The body, within its bounds of type, size and time; raises `ApiError`."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise ApiError(415, f"the content type is {kind[:80]!r}; send application/json")
+            raise ApiError(f"the content type is {kind[:80]!r}; send application/json", status=415)
         most, parts, size = self.limits.body_bytes_max, [], 0
         with trio.move_on_after(BODY_SECONDS):
             async with aclosing(request.stream()) as stream:
@@ -231,10 +230,13 @@ class Endpoint:
                     size += len(part)
                     if size > most:
                         raise ApiError(
-                            413, f"the body has more than {most} bytes, the most allowed; send less"
+                            f"the body has more than {most} bytes, the most allowed; send less",
+                            status=413,
                         )
             return b"".join(parts)
-        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s; send it at once")
+        raise ApiError(
+            f"the body did not arrive within {BODY_SECONDS:g} s; send it at once", status=408
+        )
 
 
 class Stream(Response):
@@ -325,7 +327,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     return error_response(
-        ApiError(error.status_code, f"{where[:200]}: {error.detail}", code="not_found")
+        ApiError(f"{where[:200]}: {error.detail}", status=error.status_code, code="not_found")
     )
 
 
@@ -335,5 +337,6 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     traceback.print_exception(error)
-    kind = "server_error"
-    return error_response(ApiError(500, f"the endpoint failed ({type(error).__name__})", kind=kind))
+    return error_response(
+        ApiError(f"the endpoint failed ({type(error).__name__})", status=500, kind="server_error")
+    )

@@ -8,9 +8,9 @@ class ApiError(Exception):
 
     def __init__(
         self,
-        status: int,
         message: str,
         *,
+        status: int = 400,
         param: str | None = None,
         code: str | None = None,
         kind: str = "invalid_request_error",
@@ -38,9 +38,9 @@ class ApiError(Exception):
 def deadline_error(seconds: float) -> ApiError:
     """The error of a request that took too long."""
     return ApiError(
-        504,
         f"the request was not finished within {seconds:g} s; ask for fewer tokens, or let the "
         "endpoint's owner raise --deadline",
+        status=504,
         kind="timeout_error",
         code="deadline",
     )

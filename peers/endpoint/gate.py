@@ -78,21 +78,21 @@ class Gate:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if not self._keys.allow(path, key.strip() if scheme.lower() == "bearer" else ""):
             return ApiError(
-                401,
                 "the key is missing or wrong; send the header Authorization: Bearer KEY",
+                status=401,
                 code="invalid_api_key",
                 kind="authentication_error",
             )
         if self._keys.open and not is_addressed_as_loopback(headers.get("host", "")):
             return ApiError(
-                403,
                 "an endpoint without a key answers to 127.0.0.1, [::1] and localhost only",
+                status=403,
                 kind="authentication_error",
             )
         if self._running >= self._requests_max:
             return ApiError(
-                429,
                 f"{self._running} requests are under way, the most allowed; try again later",
+                status=429,
                 kind="rate_limit_error",
                 code="rate_limit_exceeded",
             )

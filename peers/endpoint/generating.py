@@ -58,7 +58,6 @@ class Generator:
         """Choose the episodes of a job; raises `ApiError` for one that cannot be served."""
         if job.structure and not self.policy.capabilities.masks:
             raise ApiError(
-                400,
                 f"the engine {self.policy.capabilities.name} cannot keep to a schema or force a "
                 "call; leave response_format out, and tool_choice at auto",
                 param="response_format",
@@ -81,7 +80,7 @@ class Generator:
             if not session.episodes:
                 self.sessions.close(session)
             if isinstance(error, UserError | ValueError):
-                raise ApiError(400, str(error)) from error
+                raise ApiError(str(error)) from error
             raise
         return Begun(job, turns, limits, sum(lengths[:: job.n]))
 
@@ -90,14 +89,12 @@ class Generator:
         limit = job.limit if job.limit is not None else min(self.tokens_max, max(1, room))
         if limit > self.tokens_max:
             raise ApiError(
-                400,
                 f"max_tokens is {limit}; this endpoint generates at most {self.tokens_max} tokens "
                 "for one choice",
                 param="max_tokens",
             )
         if limit > room:
             raise ApiError(
-                400,
                 f"the prompt has {prompt} tokens and {limit} more are wanted, but the model's "
                 f"context has {self.policy.length_max}; shorten the prompt, or lower max_tokens",
                 code="context_length_exceeded",
@@ -116,7 +113,7 @@ class Generator:
                 values = sampled.log_probabilities
                 found[index] = Delta(index, text, sampled.tokens, values, sampled.finish, calls)
             except (ApiError, ValueError, UserError) as error:
-                failed.append(error if isinstance(error, ApiError) else ApiError(400, str(error)))
+                failed.append(error if isinstance(error, ApiError) else ApiError(str(error)))
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:

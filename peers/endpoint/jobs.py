@@ -58,7 +58,6 @@ class Job:
         """Raise `ApiError` for too many choices, or a temperature that no engine can divide by."""
         if 0 < self.temperature < TEMPERATURE_MIN:
             raise ApiError(
-                400,
                 f"temperature is {self.temperature:g}; send 0 for the likeliest tokens, or at "
                 f"least {TEMPERATURE_MIN:g}",
                 param="temperature",
@@ -66,7 +65,6 @@ class Job:
         choices = len(self.prompts) * self.n
         if choices > requests.PROMPTS_MAX:
             raise ApiError(
-                400,
                 f"n is {self.n} for {len(self.prompts)} prompts: {choices} choices; at most "
                 f"{requests.PROMPTS_MAX} are allowed in one request",
                 param="n",
@@ -130,8 +128,8 @@ def _job(
 ) -> Job:
     if asked.model is not None and asked.model != policy.name:
         raise ApiError(
-            404,
             f"the model {asked.model!r} is not served here; there is {policy.name!r}",
+            status=404,
             param="model",
             code="model_not_found",
         )
@@ -171,7 +169,6 @@ def _check_characters(count: int, param: str, policy: Policy) -> None:
     most = policy.length_max * CHARACTERS_PER_TOKEN_MAX
     if count > most:
         raise ApiError(
-            400,
             f"the prompt has {count} characters; at most {most} are taken, "
             f"{CHARACTERS_PER_TOKEN_MAX} for each of the {policy.length_max} tokens of the model's "
             "context",
@@ -187,9 +184,7 @@ def _prompts(prompt: str | Sequence[str | int | list[int]], policy: Policy) -> l
         return [TextPrompt(prompt, policy.renderer)]
     ids = [each for each in prompt if isinstance(each, int)]
     if ids and len(ids) < len(prompt):
-        raise ApiError(
-            400, "prompt mixes token ids with texts; send a list of either", param="prompt"
-        )
+        raise ApiError("prompt mixes token ids with texts; send a list of either", param="prompt")
     if ids:
         return [TokenPrompt(ids)]
     return [
@@ -203,7 +198,6 @@ def _messages(asked: requests.ChatRequest, policy: Policy) -> ChatPrompt:
     messages, tools = asked.messages, tools_of(asked)
     if policy.chat is None:
         raise ApiError(
-            400,
             f"the model {policy.name!r} has no chat template, so it cannot render messages; use "
             "/v1/completions",
             param="messages",
@@ -211,12 +205,11 @@ def _messages(asked: requests.ChatRequest, policy: Policy) -> ChatPrompt:
         )
     if messages[-1].role == "assistant":
         raise ApiError(
-            400,
             "the last message is the assistant's; end with a message that it may answer",
             param="messages",
         )
     if tools and isinstance(policy.calls, str):
-        raise ApiError(400, policy.calls, param="tools", code="unsupported_parameter")
+        raise ApiError(policy.calls, param="tools", code="unsupported_parameter")
     said = tuple(map(message_of, messages))
     characters = sum(len(each.content) + len(getattr(each, "tool_calls", "")) for each in said)
     _check_characters(characters + len(tools), "messages", policy)

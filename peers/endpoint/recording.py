@@ -72,8 +72,8 @@ class Sessions:
         if session is None:
             if len(self._open) >= 2 * OPEN_MAX:
                 raise ApiError(
-                    429,
                     f"{len(self._open)} sessions are open; post their rewards, or try again later",
+                    status=429,
                     kind="rate_limit_error",
                     code="rate_limit_exceeded",
                 )
@@ -90,9 +90,9 @@ class Sessions:
         session = self._open.get(name)
         if session is None:
             raise ApiError(
-                404,
                 f"session {name!r} is not open: it had no request, or its reward was posted, or "
                 "it was idle for too long",
+                status=404,
                 param="session",
                 code="session_not_found",
             )
@@ -124,9 +124,8 @@ class Sessions:
     def write(
         self, session: Session, reward: float | None = None, parts: Mapping[str, float] = {}
     ) -> str:
-        """Write a closed session; returns the file's name, or nothing if there is none to write.
-
-        Computes the last proofs: not for the server's own thread."""
+        """Compute the last proofs (not in the server's thread) and write; the file's name if there
+        is one."""
         episodes = session.rollouts()
         if self.folder is None or not episodes:
             return ""

@@ -131,7 +131,7 @@ class Format(JsonSchema):
             return None
         schema = self.json_schema.schema or self.schema
         if not schema and self.type == "json_schema":
-            raise ApiError(400, "the format has no schema; send one", param="response_format")
+            raise ApiError("the format has no schema; send one", param="response_format")
         return schema or {"type": "object"}
 
 
@@ -210,9 +210,9 @@ def parse(raw: bytes, kind: type[T]) -> T:
     try:
         found = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON ({error})") from error
+        raise ApiError(f"the body is not valid JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ApiError(400, "the body must be a JSON object")
+        raise ApiError("the body must be a JSON object")
     if kind is not RewardRequest:
         found = supported(found, kind)
         messages = found.get("messages")
@@ -227,7 +227,7 @@ def parse(raw: bytes, kind: type[T]) -> T:
         what, _, where = str(error).partition(" - at `$")
         field = where.rstrip("`").lstrip(".")
         at = f"{field}: " if field else ""
-        raise ApiError(400, f"{at}{what}", param=field or None) from error
+        raise ApiError(f"{at}{what}", param=field or None) from error
 
 
 def supported(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -241,7 +241,6 @@ def supported(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str
             continue
         elif name not in UNSUPPORTED.neutral and name not in UNSUPPORTED.why:
             raise ApiError(
-                400,
                 f"the field {name[:80]!r} is unknown; leave it out",
                 param=name[:80],
                 code="unknown_parameter",
@@ -249,7 +248,7 @@ def supported(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str
         elif value not in UNSUPPORTED.neutral.get(name, ()):
             why = UNSUPPORTED.why.get(name, "it is not supported; leave it out")
             raise ApiError(
-                400, f"{name} is {str(value)[:60]}: {why}", param=name, code="unsupported_parameter"
+                f"{name} is {str(value)[:60]}: {why}", param=name, code="unsupported_parameter"
             )
     return kept
 
@@ -258,7 +257,6 @@ def check_log_probabilities(asked: int | None) -> bool:
     """Whether log-probabilities are wanted; raises `ApiError` if those of other tokens are."""
     if asked is not None and asked > 1:
         raise ApiError(
-            400,
             f"logprobs is {asked}: only the sampled token's log-probability is known; set it to 1",
             param="logprobs",
             code="unsupported_parameter",

@@ -68,7 +68,6 @@ def _tool(given: dict[str, Any]) -> dict[str, Any]:
     """A tool's definition in the form of chats; raises `ApiError` for one of OpenAI's own."""
     if given.get("type") != "function":
         raise ApiError(
-            400,
             f"a tool of the type {str(given.get('type'))[:60]!r} is OpenAI's own; send functions",
             param="tools",
             code="unsupported_parameter",

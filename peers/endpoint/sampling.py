@@ -147,9 +147,8 @@ class Text:
         """The part of `whole` that further tokens leave as it is."""
 
     def add(self, tokens: Sequence[int], ended: bool) -> int | None:
-        """Decode the tokens so far; `ended`: no others follow.
-
-        Returns the number of tokens up to the first stop text's end, or None without one."""
+        """The number of tokens up to the first stop text's end, if any; `ended`: no others
+        follow."""
         self.whole = self._decode(tokens) if ended else self._decode_on(tokens)
         found = self._first_stop(self.whole, max(0, len(self.certain) - self._longest_stop))
         if found is None:
@@ -238,9 +237,8 @@ Tell = Callable[[Sampled, str], Awaitable[None]]
 async def sample(
     driver: Driver, request: Request, text: Text, *, in_parts: bool, tell: Tell | None = None
 ) -> Sampled:
-    """Sample one segment; raises `ValueError` for one that the engine cannot serve.
-
-    `request` is the whole segment's; its parts get ids of their own."""
+    """Sample the whole segment in parts; raises `ValueError` for one that the engine cannot
+    serve."""
     found = Sampled(last=request.continues)
     size = PART_TOKENS if in_parts else request.limit
     try:

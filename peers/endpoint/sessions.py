@@ -262,9 +262,7 @@ class Turn:
         episode.last, episode.busy, self.is_open = sampled.last, False, False
 
     def give_up(self, began: bool = False) -> None:
-        """Forget the segment: the client left, or it could not be sampled.
-
-        `began`: its sampling did, and has used up the episode's kept cache."""
+        """Forget the segment; `began`: its sampling has used up the episode's kept cache."""
         if not self.is_open:
             return
         self.episode.busy = self.is_open = False
@@ -299,14 +297,12 @@ class Session:
         return not any(episode.busy for episode in self.episodes)
 
     def begin(self, prompt: Prompt, is_structured: bool = False) -> Turn:
-        """Continue the longest episode that the prompt extends, or open one.
+        """Continue the longest episode that the prompt extends, or open one, which begins with its
+        tokens.
 
-        An episode that another request is extending, or that ended at the token limit, is not
-        continued; the new one then begins with its tokens. Neither is any by a turn that must
-        follow a grammar (`is_structured`).
-
-        Raises `ValueError` for a session with `EPISODES_MAX` episodes, and `UserError` as
-        `Prompt.whole`."""
+        Not continued are episodes that another request is extending or that ended at the token
+        limit, and none by a turn that follows a grammar. Raises `ValueError` for a session with
+        `EPISODES_MAX` episodes, and `UserError` as `Prompt.whole`."""
         best: Episode | None = None
         added: list[int] = []
         for episode in self.episodes:

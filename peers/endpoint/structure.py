@@ -46,7 +46,6 @@ def structure_of(asked: ChatRequest, calls: CallForm | None) -> Structure | None
         parts += [calls.written(each) for each in functions if each["name"] in forced or not forced]
     if sum(len(schema) for _, schema, _ in parts) > SCHEMA_BYTES_MAX:
         raise ApiError(
-            400,
             f"the schema has more than {SCHEMA_BYTES_MAX} bytes; shorten it",
             param="response_format",
         )
@@ -111,9 +110,8 @@ class Structures:
         self._compiled = lru_cache(KEPT)(self._compile)
 
     def mask(self, structure: Structure, prompt: int) -> "Following":
-        """The mask of a turn after `prompt` tokens; raises `ApiError` or `UserError`.
-
-        A new schema may take a minute."""
+        """A mask after `prompt` tokens; a new schema may take a minute. Raises `ApiError`,
+        `UserError`."""
         require_extra("structured", "structured output")
         return Following(self._compiled(structure), self._stop_ids, prompt)
 
@@ -122,7 +120,6 @@ class Structures:
             found: Index = pickle.loads(zlib.decompress(self._pool.ask(structure)))
         except (ServiceError, ProcessFailed) as error:
             raise ApiError(
-                400,
                 f"the schema cannot be followed ({str(error)[:200]}); simplify it",
                 param="response_format",
             ) from error

@@ -220,7 +220,7 @@ def tools_of(asked: ChatRequest) -> str:
     try:
         msgspec.convert(asked.tools, list[_Tool])
     except msgspec.ValidationError as error:
-        raise ApiError(400, f"tools: {error}", param="tools") from error
+        raise ApiError(f"tools: {error}", param="tools") from error
     return json.dumps(asked.tools, ensure_ascii=False)
 
 
@@ -237,7 +237,6 @@ def forced_names(asked: ChatRequest) -> frozenset[str]:
         name = ""
     if name not in names:
         raise ApiError(
-            400,
             f'tool_choice is {str(choice)[:60]}; send "auto", "none", "required", or a function '
             "of the request's tools",
             param="tool_choice",
@@ -259,7 +258,6 @@ def message_of(said: ChatMessage) -> Message:
             is_object = False
         if not is_object:
             raise ApiError(
-                400,
                 f"a call of {call.function.name!r} has the arguments {arguments[:60]!r}; they must "
                 "be a JSON object",
                 param="messages",

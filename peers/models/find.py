@@ -161,9 +161,8 @@ def _described(path: Path, option: str) -> tuple[int, str]:
 
 
 def _check_header(path: Path) -> None:
-    """Raise `ValueError` for a header that promises more than the file holds.
-
-    The library reads what lies beyond the end as empty, without an end."""
+    """Refuse a header that promises more than the file holds: the library would read on without an
+    end."""
     with path.open("rb") as file:
         total = path.stat().st_size
 

@@ -166,13 +166,11 @@ def _signed(
 
 
 def succeed(manifest: Path, key: Path, successors: list[str] | None, bootstrap: list[str]) -> None:
-    """Make a successor the owner of a run: sign the version that says so, and hand it over.
+    """Sign the version of `manifest` that makes `key` the owner, write it there, and hand it over.
 
-    `manifest` is the signed manifest that names the successor, whose `key` this is; the new version
-    replaces it. `successors`: keys that may own the run next; None: the other successors.
-
-    With `bootstrap`, the version that the network has is succeeded if it is newer than that of the
-    file; else a peer that hands out an old version would bring back what has been changed since."""
+    `successors` may own the run next; None: the other successors. With `bootstrap`, a newer version
+    of the network is the one succeeded, so that an old file does not bring back what has
+    changed."""
     if not key.exists():
         raise UserError(f"there is no key {key}; give the successor's key with --owner-key")
     for each in successors or []:
@@ -222,10 +220,8 @@ class Reinstated:
 async def reinstate(
     node: Node, run: Run, peer: str, reason: str, owner_key: Path | None
 ) -> Reinstated:
-    """Sign the reinstatement of an evicted peer and hand it to the run's trusted peers.
-
-    Raises `UserError` if the peer is not evicted or the key is not the owner's, and `PeerError` if
-    no trusted peer takes the message."""
+    """Sign an evicted peer's reinstatement for the trusted peers. Raises `UserError` if it is not
+    evicted or the key not the owner's, `PeerError` if nobody takes the message."""
     owner = owners_key(run.owner, owner_key)
     problems: list[str] = []
     await learn_expulsions(node, run, peer, problems)

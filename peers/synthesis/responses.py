@@ -26,10 +26,8 @@ def response(
     parts: Mapping[str, float],
     made: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of an answer.
-
-    `name` is the id of a task whose record has none, `sample` that of the answer; `made` has the
-    last three columns."""
+    """`name`: a task's id if its record has none; `sample`: the answer's; `made`: the last three
+    columns."""
     data = task.own.data
     asked = [each.content for each in messages_of(task.prompt) if each.role != "system"]
     return {

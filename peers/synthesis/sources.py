@@ -169,10 +169,8 @@ def _messages(sample: Sample, environment: str) -> list[dict[str, str]] | None:
 
 
 class RunTasks:
-    """The tasks of a run, found again by the tokens of their prompts.
-
-    Known are those of environments with finitely many, such as data sets, that may be built here.
-    """
+    """Finds a run's tasks by their prompts' tokens, in finite environments that may be built
+    here."""
 
     def __init__(self, manifest: RunManifest | None, renderer: Renderer) -> None:
         self.chats = ChatReader(renderer)

@@ -78,9 +78,7 @@ class Credit:
 
 @dataclass
 class Selection:
-    """Selects solutions one by one, in their order; earlier ones win.
-
-    Memory grows with the kept solutions: 8 bytes for each of their runs of words."""
+    """Selects solutions, earlier ones first; holds 8 bytes for each of their runs of words."""
 
     rules: Rules
     left_out: Counter[str] = field(default_factory=Counter)
@@ -196,9 +194,8 @@ _MARKUP = re.compile(r"[\\`*_\[\]<>|#]")
 
 
 def write(solutions: Iterable[Solution], selection: Selection, out: Path, source: str) -> None:
-    """Select solutions and write those to keep; raises `UserError`, also if there are none.
-
-    The folder appears complete or not at all. `source` says in a few words who made them."""
+    """Write the selected solutions, all or none; raises `UserError`. `source`: who made them, in
+    words."""
     columns = OF_RUN if source == "run" else LOCAL
     table = Table(columns, ("synthetic", "reasoning"), "")
     aside = out.with_name(out.name + ".partial")

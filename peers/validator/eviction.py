@@ -1,6 +1,5 @@
-"""Eviction: the evidence against workers in the validators' logs, and when it is enough.
-
-A proven fault evicts by itself (`swarm.node.trusted.append_verdict`)."""
+"""Evidence against workers in the validators' logs; a proven fault needs none
+(`swarm.node.trusted.append_verdict`)."""
 
 from dataclasses import dataclass, field
 

@@ -75,11 +75,9 @@ def is_proven_fault(archive: Archive, found: Checked) -> bool:
 
 
 def check_statistics(archive: Archive, checked: Checked) -> None:
-    """Sum the evidence in the logs and compare it with the threshold of the run.
-
-    The logs do not say how far the evicting peer had read the others' logs. So the evidence is
-    summed twice, with the others' logs and without them. Either sum alone exceeds the threshold
-    for an honest worker with the probability `eviction_p_value` at most."""
+    """Sum the evidence twice, with the others' logs and without them, since nobody knows how far
+    the evicting peer had read them. Either sum alone exceeds the threshold for an honest worker
+    with the probability `eviction_p_value` at most."""
     peer, owner, index = checked.eviction.peer, checked.record.owner, checked.record.index
     limit = archive.manifest.thresholds.eviction_p_value
     alone = {other: 0 for other in archive.manifest.validator_ids()}
@@ -129,10 +127,9 @@ async def check_fault(
 
 
 async def recheck(fault: Fault, model: Path, aside: Path) -> Report:
-    """Inspect the file `submission` in the folder `aside` as the validator that refused it did.
-
-    `model` is a folder with the run's tokenizer and config.json. Raises `UserError` if the
-    tokenizer or an environment is missing here, and for a submission of a step with states."""
+    """Inspect `aside`/submission as its validator did; `model`: a folder with tokenizer and
+    config.json. Raises `UserError` if tokenizer or environment is missing, and for a step with
+    states."""
     manifest = fault.manifest
     if fault.order.states:
         raise UserError(

@@ -117,9 +117,7 @@ class _Runs:
 
 
 class Harness(OfRows, Episodes):
-    """Plays each episode in a process of its own, which asks the model and posts the reward.
-
-    An episode that this process does not hold is played again with the model's texts."""
+    """Plays each episode in a process of its own, again where this process does not hold it."""
 
     name = "harness"
     version = "1"
@@ -179,10 +177,8 @@ class Harness(OfRows, Episodes):
         return run.added(len(run.turns), self._form)
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
-        """The reward that the harness posts.
-
-        Raises `NotGradable` when it posts none, or says something else than in the transcript when
-        it is played again."""
+        """Raises `NotGradable` when the harness posts no reward, or says something else when played
+        again."""
         texts = [turn.text for turn in transcript.turns if turn.kind == "model"]
         turns = [Answered(text, "stop") for text in texts]
         if not transcript.finished:
@@ -240,9 +236,7 @@ class Harness(OfRows, Episodes):
     def _reached(
         self, row: int, turns: tuple[Answered, ...], deadline: float, run: Run | None = None
     ) -> Run:
-        """A run of a row that got these answers: `run`, which got the first of them, or a new one.
-
-        Raises `UserError`."""
+        """A run of a row that got these answers: `run`, which got the first, or a new one."""
         try:
             if run is None:
                 run = Run(self._program, row, self.rows.row(row))

@@ -139,9 +139,9 @@ class Run:
                 raise _over()
             if self._pending is not None:
                 raise ApiError(
-                    409,
                     "another request of this episode is waiting; an episode has one turn after the "
                     "other, so send this one later",
+                    status=409,
                     code="turn_under_way",
                 )
             pending = self._pending = _Pending(said)
@@ -183,9 +183,7 @@ class Run:
             raise HarnessError(f"it ended before it asked the model anything ({self.ended.words})")
 
     def answer(self, given: Answered, deadline: float, form: CallForm | None) -> None:
-        """Give the model's text, and wait for the next request or the end.
-
-        `form`: how calls of tools are read from it.
+        """Give the model's text and wait for the next request or the end; `form` reads its calls.
         Raises `HarnessError`, also for a request that does not continue the conversation."""
         if self.ended is not None:
             raise HarnessError(
@@ -250,10 +248,8 @@ class Run:
 
 
 def added(past: Said, given: Answered, said: Said, form: CallForm | None) -> Observation:
-    """What a request adds to the one before it and to the model's text.
-
-    Raises `HarnessError` for a request that does not continue the conversation: the model's tokens
-    cannot be taken back."""
+    """What a request adds to the one before it and to the model's text; raises `HarnessError` if it
+    does not continue them, since the model's tokens cannot be taken back."""
     if isinstance(past, str) and isinstance(said, str):
         rest: Observation = said[len(past) + len(given.text) :]
         continues = said.startswith(past + given.text)
@@ -276,7 +272,6 @@ def added(past: Said, given: Answered, said: Said, form: CallForm | None) -> Obs
 
 def _over() -> ApiError:
     return ApiError(
-        400,
         "the episode is over: its tokens or turns are used up, or nobody needs it any more; post "
         "the reward of what there is, and end",
         code="episode_over",

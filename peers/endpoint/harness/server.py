@@ -98,9 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
         if run is None:
             self.close_connection = True  # the body was not read
             raise ApiError(
-                401,
                 "the key is missing or that of no episode; send the header Authorization: Bearer "
                 "with the value of OPENAI_API_KEY",
+                status=401,
                 code="invalid_api_key",
                 kind="authentication_error",
             )
@@ -125,7 +125,6 @@ class _Handler(BaseHTTPRequestHandler):
             asked = parse(raw, CompletionRequest)
             if not isinstance(asked.prompt, str):
                 raise ApiError(
-                    400,
                     "prompt is no text: a harness gets one turn of the model at a time, and has no "
                     "tokens; send one text",
                     param="prompt",
@@ -142,7 +141,6 @@ class _Handler(BaseHTTPRequestHandler):
         tools = tools_of(asked)
         if tools and self.server.owner.calls is None:
             raise ApiError(
-                400,
                 "tools need the environment's option calls, which says how the model writes calls; "
                 f"set it to one of {', '.join(FORMS)}",
                 param="tools",
@@ -150,7 +148,6 @@ class _Handler(BaseHTTPRequestHandler):
             )
         if structure_of(asked, self.server.owner.calls) is not None:
             raise ApiError(
-                400,
                 "a worker samples as the policy is trained, so that no schema and no call can be "
                 "forced; leave response_format out, and tool_choice at auto",
                 param="response_format",
@@ -186,14 +183,16 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
             self.close_connection = True
             raise ApiError(
-                413,
                 f"the header Content-Length is {length[:20]!r}; it must be a number, at most "
                 f"{BODY_BYTES_MAX}",
+                status=413,
             )
         return self.rfile.read(int(length))
 
     def _unknown(self) -> ApiError:
-        return ApiError(404, f"{self.command} {self.path[:200]}: not found", code="not_found")
+        return ApiError(
+            f"{self.command} {self.path[:200]}: not found", status=404, code="not_found"
+        )
 
     def _send(self, body: dict[str, Any], status: int = 200) -> None:
         raw = replies.encode(body)
@@ -211,7 +210,6 @@ def _check_sampling(asked: ChatRequest | CompletionRequest) -> None:
         if value is None or value is False or (name == "n" and value == 1):
             continue
         raise ApiError(
-            400,
             f"{name} is {str(value)[:60]}: the run's manifest decides how the policy is sampled; "
             'leave it out, or give the environment the option sampling = "ignore"',
             param=name,

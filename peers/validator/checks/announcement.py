@@ -1,7 +1,5 @@
-"""The checks of an announcement.
-
-An announcement costs nothing to make, so a refusal enters no log, and no verdict lists the checks
-that pass."""
+"""The checks of an announcement, which costs nothing to make: so a refusal enters no log, and no
+verdict lists the checks that pass."""
 
 from dataclasses import dataclass
 
@@ -49,10 +47,9 @@ class Announcement:
 
 @check("admission")
 def admitted(evidence: Announcement) -> Finding:
-    """The worker is a trusted peer or presents a valid admission as a worker.
+    """The worker is a trusted peer or has a valid admission as a worker (1, else 0).
 
-    Admissions in other roles have slots of their own, more of them than workers, and no entry.
-    Figure: 1 for a trusted peer or a valid admission, else 0."""
+    Admissions in other roles have slots of their own, more of them than workers, and no entry."""
     if evidence.worker in evidence.run.manifest.trusted_ids():
         return Finding(1, 1, passed=True)
     shown, problem = evidence.admission, "none was shown"
@@ -66,10 +63,8 @@ def admitted(evidence: Announcement) -> Finding:
 
 @check("entry")
 def entry(evidence: Announcement) -> Finding:
-    """The submission was drawn with the entry of the worker's admission.
-
-    So an identity that is made after the nonce is known cannot be chosen by its prompts and noise.
-    Figure: 1 for that entry, else 0."""
+    """The submission was drawn with the entry of the worker's admission (1, else 0): an identity
+    made after the nonce is known cannot be chosen by its prompts and noise."""
     drawn = b""
     if evidence.worker not in evidence.run.manifest.trusted_ids():
         assert evidence.admission is not None
@@ -85,9 +80,7 @@ def entry(evidence: Announcement) -> Finding:
 
 @check("step")
 def step(evidence: Announcement) -> Finding:
-    """The step is known, not abandoned by a rollback, and recent enough to be trained on.
-
-    Figure: the step; threshold: the oldest step that is still trained on."""
+    """The step is known, not rolled back, and not older than the oldest that is trained on."""
     step, order = evidence.submission.step, evidence.order
     if order is None:
         return Finding(step, 0, passed=False, detail="no such step is known")
@@ -102,9 +95,7 @@ def step(evidence: Announcement) -> Finding:
 
 @check("version")
 def version(evidence: Announcement) -> Finding:
-    """The submission follows the version of the run manifest that its step order names.
-
-    Figure: the submission's version of the manifest (0: unknown); threshold: the order's."""
+    """The manifest's version (0: unknown) is that of the step order."""
     submission, order = evidence.submission, evidence.step_order
     made_under = evidence.run.version(submission.run_digest)
     return Finding(
@@ -117,18 +108,14 @@ def version(evidence: Announcement) -> Finding:
 
 @check("policy")
 def policy(evidence: Announcement) -> Finding:
-    """The submission was sampled from the policy that its step order names.
-
-    Figure: the submission's policy; threshold: the order's."""
+    """The policy is that of the step order."""
     used, ordered = evidence.submission.policy, evidence.step_order.policy
     return Finding(used, ordered, used == ordered, "the step order names another policy")
 
 
 @check("number")
 def number(evidence: Announcement) -> Finding:
-    """The step order allows the submission number.
-
-    Figure: the submission number; threshold: the highest allowed number."""
+    """The submission number is at most the highest that the step order allows."""
     return at_most(
         evidence.submission.number,
         evidence.step_order.submissions_max - 1,
@@ -138,9 +125,7 @@ def number(evidence: Announcement) -> Finding:
 
 @check("groups")
 def groups(evidence: Announcement) -> Finding:
-    """The submission has as many groups as the manifest says, so that none can be left out.
-
-    Figure: the number of groups announced."""
+    """The submission has as many groups as the manifest says: none can be left out."""
     groups = evidence.submission.groups
     wanted = evidence.manifest.sampling.groups_per_submission
     detail = "another number of groups than the manifest says"
@@ -149,9 +134,7 @@ def groups(evidence: Announcement) -> Finding:
 
 @check("number")
 def free_slot(evidence: Announcement) -> Finding:
-    """The worker delivered no other file under this number of this step.
-
-    Figure: the submission number."""
+    """The worker delivered no other file under this number of this step."""
     submission = evidence.submission
     free = evidence.slot_taken_by in (None, submission.digest)
     detail = "another file was delivered under this number"
@@ -160,9 +143,7 @@ def free_slot(evidence: Announcement) -> Finding:
 
 @check("number")
 def in_turn(evidence: Announcement) -> Finding:
-    """The preceding number is taken, so that a worker cannot skip a number it dislikes.
-
-    Figure: the submission number; threshold: the number before it."""
+    """The number before it is taken, so that a worker cannot skip a number it dislikes."""
     number = evidence.submission.number
     detail = f"submission {number - 1} of this step was not delivered yet"
     return Finding(number, number - 1, evidence.is_next, detail)
@@ -170,9 +151,7 @@ def in_turn(evidence: Announcement) -> Finding:
 
 @check("trial")
 def trial(evidence: Announcement) -> Finding:
-    """A worker without verified work has one unjudged submission, which is its trial.
-
-    Figure: the worker's other unjudged submissions."""
+    """A worker without verified work has no other unjudged submission beside this trial."""
     detail = "until work of this worker is verified, each submission waits for the last verdict"
     passed = not (evidence.on_trial and evidence.unjudged)
     return Finding(evidence.unjudged, 0, passed, detail)
@@ -180,9 +159,7 @@ def trial(evidence: Announcement) -> Finding:
 
 @check("file")
 def pushed(evidence: Announcement) -> Finding:
-    """The worker pushed the file before it announced the submission.
-
-    Figure: 1 for a pushed file, else 0."""
+    """The worker pushed the file (1, else 0) before it announced the submission."""
     pushed = evidence.pushed_bytes is not None
     return Finding(int(pushed), 1, pushed, "the file was not pushed before it was announced")
 

@@ -1,6 +1,4 @@
-"""The exact checks of a file.
-
-Anyone with the file, the step order and the manifest gets the same results."""
+"""The exact checks: all who have file, step order and manifest get the same results."""
 
 import math
 import time
@@ -119,9 +117,8 @@ class Inspection:
 
 @check("schema", proven=True)
 def schema(evidence: Inspection) -> Finding:
-    """The file is sound Parquet with exactly a submission's columns, within every bound.
-
-    Figure: the first fault's, 0 without a fault. It may be a fault of the check `header`."""
+    """Sound Parquet with exactly a submission's columns, in all bounds. Figure: the first
+    fault's."""
     try:
         evidence.contents  # noqa: B018 - reads the file
     except BadSubmission as fault:
@@ -138,9 +135,7 @@ def schema(evidence: Inspection) -> Finding:
 
 @check("header", proven=True)
 def header_fields(evidence: Inspection) -> Finding:
-    """The header agrees with the signed announcement, the step order and the manifest.
-
-    Figure: header fields that differ."""
+    """Header fields that differ from the signed announcement, the step order or the manifest."""
     header, expected = evidence.contents.header, evidence.header
     wrong = [name for name, value in expected.items() if getattr(header, name) != value]
     detail = ""
@@ -152,9 +147,8 @@ def header_fields(evidence: Inspection) -> Finding:
 
 @check("counts", proven=True)
 def counts(evidence: Inspection) -> Finding:
-    """The file holds all announced groups, complete and in the seed's order.
-
-    Figure: the number of rows if that is wrong, else the number of rows out of order."""
+    """All groups are there, in the seed's order. Figure: the rows if not, else those out of
+    order."""
     rollouts, group_size = evidence.rollouts, evidence.group_size
     rows = np.arange(len(evidence.groups) * group_size)
     if len(rollouts) != len(rows):
@@ -166,9 +160,7 @@ def counts(evidence: Inspection) -> Finding:
 
 @check("prompts", proven=True)
 def prompts(evidence: Inspection) -> Finding:
-    """Environments and prompts are the ones that the seed determines.
-
-    Figure: rows with another environment or prompt."""
+    """Rows with another environment or prompt than the seed determines."""
     rollouts, group_size = evidence.rollouts, evidence.group_size
     wrong = [
         row
@@ -184,9 +176,7 @@ def prompts(evidence: Inspection) -> Finding:
 
 @check("tokens", proven=True)
 def tokens(evidence: Inspection) -> Finding:
-    """Every token id is in the model's vocabulary, and every row fits into its context.
-
-    Figure: tokens outside the vocabulary, and those beyond the model's context.
+    """Tokens outside the vocabulary, and those beyond the model's context.
 
     All segments count: an environment that fails may leave its turns without a replay."""
     tokens = evidence.rollouts.tokens
@@ -202,10 +192,9 @@ def tokens(evidence: Inspection) -> Finding:
 
 @check("spans", proven=True)
 def spans(evidence: Inspection) -> Finding:
-    """Every token was sampled from the policy that the step order names, or, where the run allows
-    swaps, from later ones, each row's in order and at most `swaps_max` + 1 in the submission.
-
-    Figure: spans of another policy than allowed; else the number of policies."""
+    """Every token is of the step order's policy or, where the run allows swaps, of later ones: in
+    order in each row, at most `swaps_max` + 1. Figure: spans of another policy, else the number of
+    policies."""
     named, swaps_max = evidence.contents.header.policy, evidence.swaps_max
     policies, offsets = evidence.rollouts.span_policies, evidence.rollouts.span_offsets
     if not swaps_max:
@@ -232,9 +221,8 @@ def spans(evidence: Inspection) -> Finding:
 
 @check("ending", proven=True)
 def ending(evidence: Inspection) -> Finding:
-    """Every model segment ends at its first stop token or at the token limit.
-
-    Figure: rollouts with a segment that ends elsewhere or contradicts its finish reason."""
+    """Rollouts with a segment that does not end at its first stop token or at the token limit, or
+    contradicts its finish reason."""
     rollouts, limits = evidence.rollouts, evidence.limits
     stops = np.isin(rollouts.tokens, list(limits.stop_ids))
     ends = np.cumsum(rollouts.segment_lengths, dtype=np.int64)
@@ -263,9 +251,7 @@ def ending(evidence: Inspection) -> Finding:
 
 @check("proof_format", proven=True)
 def proof_format(evidence: Inspection) -> Finding:
-    """Proofs have the right number and format; checking their content needs the policy.
-
-    Figure: rows with a malformed proof."""
+    """Rows with a malformed proof; checking what it says needs the policy."""
     rollouts = evidence.rollouts
     faults = []
     for row in range(len(rollouts)):
@@ -278,10 +264,8 @@ def proof_format(evidence: Inspection) -> Finding:
 
 @check("signed_turns", proven=True)
 def signed_turns(evidence: Inspection) -> Finding:
-    """The prompt and every turn of a served environment are signed by an environment peer for their
-    place in this submission, after the tokens before them; none is missing.
-
-    Figure: groups with another prompt or turn."""
+    """Groups of served environments in which an environment peer has not signed the prompt and
+    every turn for their place in this submission and after the tokens before them."""
     turns = evidence.contents.turns or [[] for _ in range(len(evidence.rollouts))]
     faults = []
     for group, drawn in enumerate(evidence.groups):
@@ -328,11 +312,8 @@ def _check_group(evidence: Inspection, group: int, turns: Sequence[Sequence[byte
 
 @check("turns", proven=True)
 def turns(evidence: Inspection) -> Finding:
-    """Environment segments are the environment's answers, and episodes end where it ends them.
-
-    Figure: rows in which an environment's turn differs; none of a group over which it fails.
-
-    It runs the environment's code, which may not return; see `Inspection.hung`."""
+    """Rows in which an environment's turn or end differs; none of a group over which it fails. It
+    runs the environment's code, which may not return; see `Inspection.hung`."""
     counts = evidence.rollouts.segment_counts().tolist()
     wrong = [row for row, count in enumerate(counts) if not _replays(evidence, row, count)]
     detail = ""

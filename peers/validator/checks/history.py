@@ -38,13 +38,11 @@ class Duplicates:
         """By policy: the first submission (a hash over its groups) of each group, by digest."""
 
     def seen(self, group_digests: Sequence[bytes], worker: str, policy: PolicyKey) -> int:
-        """Count the groups copied from other submissions, and remember all groups.
+        """The number of copied groups, 0 unless more than half are; remembers all groups.
 
-        Returns 0 unless more than half are copies. Prompts and noise follow from a submission's own
-        seed, so two honest submissions share a group only if both drew the same task (in the demo,
-        one in a million) and sampled the same short answers. That is not a copy, and a group copied
-        under another seed fails the sampling check anyway. So copies are a reason to recompute.
-        A submission that is judged again is not a copy of itself."""
+        Two honest submissions share a group only if both drew the same task (in the demo, one in a
+        million) and sampled the same short answers. A submission that is judged again is not a copy
+        of itself."""
         own = blake3.blake3(worker.encode() + b"".join(group_digests)).digest()
         held = self._first.setdefault(policy, OrderedDict())
         oldest_first = [self._first[each] for each in sorted(self._first)]
@@ -72,9 +70,8 @@ class Pace:
     tokens: int = 0
 
     def observe(self, tokens: int, now: float) -> float:
-        """Add a submission received at `now` (seconds); returns tokens per second since the first.
-
-        The first submission gives 0, and a burst counts as if it had taken 1 s."""
+        """Tokens per second since the first submission; a burst counts as 1 s, the first gives
+        0."""
         if self.started == -math.inf:
             self.started = now
             return 0.0
@@ -84,9 +81,7 @@ class Pace:
 
 @dataclass
 class History:
-    """A submission, and the records of earlier submissions by its worker and by others.
-
-    Each figure is computed on first use, which also adds the submission to that record."""
+    """A submission and the records of earlier ones, to which a figure's first use adds it."""
 
     worker: str
     policy: PolicyKey
@@ -121,9 +116,7 @@ or fabricates it."""
 
 @check("speed", quarantines=True)
 def speed(evidence: History) -> Finding:
-    """The worker does not generate faster than a single machine can.
-
-    Figure: completion tokens per second.
+    """Completion tokens per second are no more than a single machine's.
 
     Other machines may have helped, so a failure only withholds the submission, without credit. It
     is recomputed first: no unchecked text is quarantined."""
@@ -158,11 +151,10 @@ class Record:
 
 @check("evidence", quarantines=True)
 def rising(evidence: Record) -> Finding:
-    """Honest chance explains the evidence of the worker's earlier submissions.
+    """Honest chance explains the worker's earlier evidence. Figure: log10 of the odds against it.
 
-    Figure: log10 of the odds against it. Far below the odds that evict, so that an honest worker
-    whose engine rounds unusually learns of it in time, and nobody trains on a cheat's work. The
-    work is credited: by itself it may be good."""
+    Far below the odds that evict, so that an honest worker whose engine rounds unusually learns of
+    it in time, and nobody trains on a cheat's work. It is credited: by itself it may be good."""
     evicts = -math.log10(evidence.thresholds.eviction_p_value)
     return at_most(
         evidence.odds,

@@ -26,9 +26,7 @@ class Recomputation:
 
 @check("proofs")
 def proofs(evidence: Recomputation) -> Finding:
-    """The proofs fit the hidden states of the policy that the step order names (TOPLOC).
-
-    Figure: the share of chunks whose proof fits."""
+    """The share of chunks whose TOPLOC proof fits the hidden states of the step order's policy."""
     found, least = evidence.proofs, evidence.thresholds.proof_chunks_share_min
     return Finding(
         figure=found.chunks_passed / found.chunks,
@@ -40,10 +38,8 @@ def proofs(evidence: Recomputation) -> Finding:
 
 
 def _pooled(evidence: Recomputation, bets: Sequence[int], what: str) -> Finding:
-    """Whether honest rounding explains, over the whole submission, what the recomputation shows.
-
-    The figure is log10 of the submission's own e-value, the odds against an honest one. If the
-    run's bounds on honest means hold, the e-value exceeds 1/p with a probability of at most p."""
+    """log10 of the submission's own e-value, the odds against an honest one. If the run's bounds on
+    honest means hold, the e-value exceeds 1/p with a probability of at most p."""
     figure = bans(bets)
     limit = -math.log10(evidence.thresholds.refusal_p_value)
     odds = f"; the odds against honest rounding are 10^{figure:.1f} to 1"

@@ -1,7 +1,5 @@
-"""The checks of conditions that may change after a submission's acknowledgement.
-
-They run before the submission is judged and when its verdict enters the log.
-They cost nothing, and a verdict lists one only if it fails."""
+"""Conditions that may change after the acknowledgement: checked before a submission is judged and
+when its verdict enters the log, which lists one only if it fails."""
 
 from peers.validator.checks.base import Finding, at_most, check
 from swarm.wire.messages import Eviction
@@ -17,15 +15,11 @@ def not_evicted(evidence: Eviction | None) -> Finding:
 
 @check("stale")
 def staleness(evidence: tuple[int, int]) -> Finding:
-    """The policy is recent enough for its rollouts to be trained on.
-
-    Figure: the age of the policy, the number of policies published since; threshold: the most."""
+    """The policy's age, in policies published since, is at most what is trained on."""
     return at_most(*evidence, "its policy is too old to be trained on")
 
 
 @check("spans")
 def published(evidence: tuple[int, int]) -> Finding:
-    """Every policy that the file names was published.
-
-    Figure: the newest of them; the threshold is the newest policy announced."""
+    """The newest policy that the file names is at most the newest announced."""
     return at_most(*evidence, f"it names policy {evidence[0]}, which no trainer has announced")
