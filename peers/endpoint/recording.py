@@ -1,8 +1,6 @@
-"""Recorded sessions: a submission file for each, and beside it what the file's header cannot hold.
-
-`FOLDER/PEER/000007.parquet` is session 7 in the format of a submission, with proofs, so that
-`swarm rollouts` reads it. `000007.json` has the session's name, its reward, and the seed from which
-anyone derives the noise (`swarm.rollouts.seeds.submission_seed`)."""
+"""Recorded sessions: `FOLDER/PEER/000007.parquet` is session 7 in the format of a submission, for
+`swarm rollouts`; `000007.json` has its name, its reward, and the seed of the noise
+(`swarm.rollouts.seeds.submission_seed`)."""
 
 import secrets
 from collections.abc import Mapping, Sequence

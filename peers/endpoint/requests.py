@@ -1,7 +1,5 @@
-"""The requests that the endpoint understands, and sentences for all others.
-
-A field that would change the tokens and is not supported is refused unless it has its neutral
-value: nothing that a client asks for is ignored in silence."""
+"""The requests that the endpoint understands. A field that would change the tokens and is not
+supported is refused unless neutral: nothing that a client asks for is ignored in silence."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar

@@ -1,9 +1,5 @@
-"""Sampling of one model segment, in parts, so that a client sees tokens as they are sampled.
-
-An engine returns a request's tokens when the request is finished. A segment that is streamed, or
-that may end at a text, is therefore generated in requests of a few tokens, each of which continues
-the cache of the one before. Noise depends on a token's position only, so the tokens are the same.
-"""
+"""Sampling of one model segment in requests of a few tokens, so that it can be streamed or end at a
+text. Each continues the cache; noise depends on a token's position, so the tokens are the same."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,10 +1,9 @@
 """Sessions: what an agent's requests become, token by token.
 
-A session is one use of the policy by an agent, named by the client. Its requests form episodes: a
-request whose prompt extends an episode continues it, and the tokens between what the model wrote
-and the prompt's end are the environment's. Any other request opens a new episode, which begins with
-its whole prompt. What the model sampled is never decoded and encoded again: a prompt of text that
-begins with an episode's text continues its tokens, and only the rest is encoded."""
+A request whose prompt extends an episode continues it, and the tokens between what the model wrote
+and the prompt's end are the environment's. Any other opens a new episode. What the model sampled is
+never decoded and encoded again: only the rest of a text that begins with an episode's is
+encoded."""
 
 from __future__ import annotations
 

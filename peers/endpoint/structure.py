@@ -1,8 +1,5 @@
-"""Structured output: a turn whose text must follow a JSON schema, or must call a tool.
-
-`outlines-core` turns a schema into an automaton over the vocabulary, from which the engine learns
-which tokens may come next. The mask changes the policy's distribution, and a validator draws every
-token again without one: such turns are served, but never part of a rollout."""
+"""Turns whose text must follow a JSON schema, or call a tool: `outlines-core` says which tokens may
+come next. The mask changes the policy's distribution, so they are never part of a rollout."""
 
 import json
 import pickle

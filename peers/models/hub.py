@@ -1,8 +1,7 @@
-"""Models and data sets of the Hugging Face hub, downloaded by its own library into its own cache.
+"""Downloads from the Hugging Face hub into its library's cache, whose `HF_…` variables count.
 
-`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` mean what they mean to the library. Of a
-model only config, tokenizer and safetensors are fetched, of a data set only the files that are
-read, never programs or pickles. A file counts once its SHA-256 is the one that the hub states."""
+Only config, tokenizer, safetensors and the data files that are read are fetched, never programs or
+pickles. A file counts once its SHA-256 is the one that the hub states."""
 
 import hashlib
 import json

@@ -1,11 +1,9 @@
 """Audits: accepted submissions that were not recomputed at once, recomputed later.
 
-An audit is drawn after the verdict, so that a worker who reads in its receipt that a submission was
-not recomputed cannot know that it never will be. It waits until no case does, and never loads an
-older policy than the newest loaded one, so it costs idle time alone. Its verdict is logged like the
-first one, counts like any recomputation, and replaces the first (`swarm.ledger.ruling`): the
-trainer drops a refused submission that it has not used, and its credit is lost in any case.
-The draw follows from the validator's key, so a restart draws the same submissions again."""
+Drawn after the verdict, so that a worker learns from no receipt that its submission never will be.
+An audit waits until no case does and loads no older policy than the newest loaded one. Its verdict
+replaces the first (`swarm.ledger.ruling`). The draw follows from the validator's key, so a restart
+draws the same submissions again."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator

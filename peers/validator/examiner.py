@@ -158,11 +158,9 @@ class Examiner:
     async def _check(
         self, case: Case, inspect: Inspect, manifest: RunManifest, children: Children, hung: str
     ) -> Outcome:
-        """Inspect a case's file, recompute a few rows, grade it, and recompute all of it if the
-        case is drawn for that.
-
-        In this order, since programs that a worker wrote itself, instead of generating them with
-        the policy, may use up as many seconds of grading as their sandbox allows."""
+        """Inspect a case's file, recompute a few rows, then grade it, since programs that a worker
+        wrote instead of sampling may use all their seconds. Recompute all of it if the case is
+        drawn for that."""
         inspected = await children.inspector.inspect(inspect)
         children.restarts.succeeded()
         outcome, thresholds = Outcome.of(inspected), manifest.thresholds
@@ -230,11 +228,9 @@ class Examiner:
     async def _sample(
         self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome, count: int
     ) -> bool:
-        """Refuse a submission if a few of its rows do not fit the policy, and then all of them.
-
-        The sample alone refuses nothing: the run's thresholds and the bounds on honest refusals
-        are those of whole submissions. It is no evidence either; a submission that passes counts
-        as recomputed only if it is drawn for that.
+        """Refuse a submission if a few of its rows do not fit the policy, and then all of them,
+        since the run's thresholds are those of whole submissions. A sample that passes is no
+        evidence.
 
         Returns whether one that passes, since the run observes, is most probably a fake."""
         rows = job.order.groups * job.order.sampling.group_size

@@ -1,8 +1,6 @@
-"""Files that workers push to a validator, from the first byte until the verdict.
-
-Every push is written to a temporary file and hashed as it arrives. Only a complete file with the
-right hash gets its final name, which consists of digest and worker. A file with its final name is
-never written to, so the validator later serves the same bytes that it judged."""
+"""Files that workers push to a validator, hashed as they arrive, from the first byte until the
+verdict. Only a complete file with the right hash gets its final name, of digest and worker; it is
+never written to, so the validator later serves the bytes that it judged."""
 
 from __future__ import annotations
 
@@ -72,9 +70,8 @@ class _Whole:
 
 @dataclass(eq=False)
 class _Arriving:
-    """A push in progress: a sink on disk that notifies the inbox when it ends.
-
-    The transport ends a push that stalls or is too slow; a push has no total time limit."""
+    """A push in progress, which the transport ends if it stalls or is too slow, at no total time
+    limit."""
 
     sink: Sink
     key: Key
@@ -218,10 +215,8 @@ class Inbox:
                 )
 
     async def receive(self, push: _Arriving, piece: Piece) -> None:
-        """Durably rename a complete push with the right hash to its final name.
-
-        A file that already exists or already has a verdict is dropped. Raises `Refused` for a
-        file that was removed meanwhile, since its announcement was refused."""
+        """Durably rename a complete push, unless the file exists or has a verdict. Raises `Refused`
+        for one that was removed meanwhile, since its announcement was refused."""
         path = path_of(push.key)
         await push.sink.commit(piece)
         with trio.CancelScope(shield=True):  # every file with its final name must be counted

@@ -1,7 +1,5 @@
-"""The exact checks of a submission and its rewards, in a child process without torch.
-
-The checks are exact: anyone with the file, the step order and the manifest finds the same fault.
-The hostile file itself is opened in a separate process (`peers.validator.reader`)."""
+"""The exact checks of a submission and its rewards, in a child process without torch. The hostile
+file itself is opened in another one (`peers.validator.reader`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,9 +103,8 @@ class InspectorService:
         return graded
 
     def _differing(self, order: SubmissionOrder, renderer: Renderer) -> str:
-        """Why this machine may not judge: an environment renders otherwise than the owner's.
-
-        Otherwise it would find proven faults in honest work. Empty if all render alike."""
+        """The environment that renders otherwise than the owner's, else empty: this machine may
+        then not judge, since it would find proven faults in honest work."""
         for each in [*self._references, *order.environments]:
             if each.where == "served":
                 continue

@@ -1,7 +1,5 @@
-"""The lanes in which cases are judged, each with an inspector of its own.
-
-All lanes share the prefill child, which holds the policy. Hostile files may kill an inspector or
-hold it up; the other lanes go on meanwhile."""
+"""The lanes in which cases are judged, each with an inspector of its own, which a hostile file may
+kill or hold up. All share the prefill child, which holds the policy."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,10 +1,8 @@
 """What each worker wasted of this validator's time lately, and the pauses that this costs it.
 
 Waste is a submission that was refused, by any validator, or whose check ended child processes here,
-and an announcement of a file that was not delivered. (A crash proves nothing, and another
-validator's may be its own fault. But it settles the number, so it must not be free.) The first few
-cost nothing, since an honest worker meets a restart or an error now and then. Each further one
-doubles the pause in which nothing of the worker is accepted."""
+and a file that was not delivered. A crash proves nothing, but settles the number, so it must not be
+free. The first few cost nothing; each further one doubles the pause."""
 
 import math
 from dataclasses import dataclass

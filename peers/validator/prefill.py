@@ -1,9 +1,6 @@
-"""The statistical checks of a submission, in a child process with the policy's weights.
-
-One batched prefill recomputes hidden states and logits. The proofs must fit the hidden states, and
-every token must be the argmax of logits plus the seed's noise. Both checks are statistical, because
-rounding differs between machines. They refuse a submission; a worker is evicted only when honest
-chance cannot explain the evidence of all its submissions (`peers.validator.evidence`)."""
+"""The statistical checks of a submission, in a child process with the policy's weights: one batched
+prefill, whose hidden states must fit the proofs, and whose logits plus the seed's noise must have
+every token as argmax."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,11 +36,9 @@ submission of long rollouts has millions."""
 
 
 class PrefillService:
-    """Implements `swarm.jobs.validation.PrefillService`.
-
-    Keeps the weights of the last policies used, as many as memory allows, because submissions of
-    the current and the previous policy alternate; older policies are rare. A policy that gives way
-    is dropped before the next one is read."""
+    """Implements `swarm.jobs.validation.PrefillService`, with the weights of as many policies as
+    memory allows: submissions of the current and the previous one alternate. One that gives way is
+    dropped before the next one is read."""
 
     reads_in_home = ("checkpoints", "incoming")
 

@@ -1,7 +1,5 @@
-"""The durable queue of cases: acknowledged submissions, each worker's in order, shared fairly.
-
-The messages of a case stay after its verdict, as long as its file does: for an audit, and for other
-validators that judge it too."""
+"""The durable queue of cases, each worker's in order, shared fairly. A case's messages stay as long
+as its file does: for an audit, and for other validators."""
 
 import sqlite3
 from collections import deque
@@ -34,11 +32,9 @@ CLIENTS_MAX = 10_000
 
 
 class FairQueue(Generic[Item]):
-    """Items of clients. Each client's items come in order, and one at a time.
-
-    The next item is that of the client that has used the fewest seconds; a doubted client's only if
-    no other may have the lane. A client that was away, or is new, starts at the least of those
-    present, or at what it has used if that is more: it can neither save up nor begin anew."""
+    """Each client's items come in order, one at a time: next that of the client with the fewest
+    seconds used, a doubted one's last. Who was away, or is new, starts at the least of those
+    present, or at what it used if that is more: it can neither save up nor begin anew."""
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
@@ -96,10 +92,8 @@ class FairQueue(Generic[Item]):
         self._wake()
 
     def doubt(self, client: str, item: Item, *, doubted: bool) -> bool:
-        """Note whether a client's item in a lane is most probably a fake.
-
-        Returns whether the lane must put it down: of a client that was not doubted before, it comes
-        again, before its others, once no other client needs the lane."""
+        """Note whether a client's item in a lane is most probably a fake. True: the lane must put
+        it down; it comes again, before the client's others, once no other client needs the lane."""
         if not doubted:
             self._doubted.discard(client)
         if not doubted or client in self._doubted:

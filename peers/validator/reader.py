@@ -1,8 +1,5 @@
-"""Reading hostile files in a process that may die.
-
-As far as its fuzzers show, pyarrow has no memory errors. But it aborts on some garbled footers
-(an unknown codec, a histogram of the wrong size). So the inspector reads files in a child of its
-own with a memory and a time limit, and starts a new one when a file kills it."""
+"""Reading hostile files in a process that may die: pyarrow aborts on some garbled footers (an
+unknown codec, a histogram of the wrong size). Memory and time are limited."""
 
 import resource
 import sys

@@ -41,12 +41,9 @@ SENT_AWAY_KEPT = 4096
 
 
 class Precedence:
-    """Finds the validator that a submission must be delivered to before this one.
-
-    A worker cannot show that an earlier validator is unreachable, so this one finds out itself. It
-    asks the earlier ones with the worker's announcement. One that answers is where the worker has
-    to deliver. One that does not answer, or has no room, is passed over; so is every earlier one
-    that gave no verdict within the run's limit: the worker may be unable to reach it."""
+    """Finds the validator that a submission must be delivered to before this one: an earlier one
+    that answers to the announcement, which a worker cannot show to be unreachable. Passed over are
+    those that have no room, or gave no verdict within the run's limit."""
 
     def __init__(self, peer: RunNode, docket: Docket) -> None:
         self._peer = peer

@@ -1,7 +1,5 @@
 """Recompute a submission with the policy's weights: activations against proofs, tokens against
-logits and noise.
-
-The figures of both are what the statistical checks and the worker's evidence rest on."""
+logits and noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,9 +53,8 @@ class Found:
     margins: npt.NDArray[np.float64]
     """[tokens] All rollouts end to end."""
     ties: list[list[bool]]
-    """[rollouts] Each rollout's near ties by position, True where the claimed token lost the tie.
-
-    A tie is a position where claimed and likeliest other token differ by less than `TIE_WIDTH`."""
+    """[rollouts] Near ties (`TIE_WIDTH` apart at most) by position, True where the claimed token
+    lost."""
     log_probabilities: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """[tokens] Of the claimed tokens, under the policy; only if asked for (`scored`)."""
 
@@ -72,10 +69,8 @@ def recompute(
     *,
     scored: bool = False,
 ) -> Found:
-    """Prefill the rollouts in one batch and compare; `key` is that of the submission's noise.
-
-    Raises `ProofFormatError`, and `UserError` when the policy's own figures are no numbers: nothing
-    can then be said of the worker."""
+    """Prefill in one batch and compare; `key`: of the noise. Raises `ProofFormatError`, and
+    `UserError` when the policy's own figures are no numbers."""
     prefill = engine.prefill(given.sequences, given.sampled)
     for row, states in zip(given.rows, prefill.states, strict=True):
         if not bool(torch.isfinite(states).all()):
@@ -128,11 +123,8 @@ def judge_sampling(
     *,
     scored: bool = False,
 ) -> npt.NDArray[np.float64]:
-    """Margins, gaps and log-probabilities [3, tokens] (`peers.engines.winners.margins`),
-    `entries_max` entries at a time.
-
-    Every token is judged, so both a stop token and its absence are: stop ids compete like others.
-    """
+    """[3, tokens] (`peers.engines.winners.margins`), `entries_max` entries at a time. Every token
+    is judged, so both a stop token and its absence are."""
     parts: list[Tensor] = []
     states = torch.cat(prefill.states)  # [n, hidden], all completions end to end
     device = states.device

@@ -1,11 +1,9 @@
 """The validator role: receive submissions, check them, sign verdicts.
 
-A worker pushes a submission (`inbox`), then announces it (`reception`). The acknowledgement says
-that the file is stored durably. Only a worker's next number is acknowledged, and cases are judged
-in that order (`queue`), several workers' at a time (`lanes`). Two child processes check a case
-(`examiner`). The lane's own one, without torch, parses the hostile file and rebuilds prompts and
-rewards; the other one, which the lanes share, recomputes activations and sampling. The verdict is
-durable in the log before it is published (`verdicts`)."""
+A worker pushes a submission (`inbox`), then announces it (`reception`); the acknowledgement says
+that it is stored durably. Cases are judged in the order of their numbers (`queue`), several
+workers' at a time (`lanes`), by two child processes (`examiner`): `inspector`, then `prefill`. The
+verdict is durable in the log before it is published (`verdicts`)."""
 
 from pathlib import Path
 from typing import ClassVar, Literal

@@ -1,10 +1,7 @@
-"""Second opinions: verdicts of other validators that this one checks.
-
-After another validator's verdict, this one draws with its own secret whether it judges the
-submission too. Nobody can know before the verdict which submissions are drawn. A submission that
-skipped this validator, although it comes before the judge in rank, is always judged again. So a
-worker gains nothing by choosing its validator, and a validator that accepts everything or refuses
-one worker is contradicted (`verdicts.contradict`)."""
+"""Second opinions: submissions judged by others that this validator draws, with its own secret,
+after their verdict; always those that skipped it although it ranks before the judge. So a worker
+gains nothing by choosing its validator, and one that accepts everything or refuses one worker is
+contradicted (`verdicts.contradict`)."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
-"""A harness to begin with: two attempts at a task, rewarded by the share of right characters.
-
-It needs Python alone. With `pip install openai`, `OpenAI().completions.create(…)` takes the place
-of `post`: the client reads OPENAI_BASE_URL and OPENAI_API_KEY itself."""
+"""A harness to begin with: two attempts at a task, rewarded by the share of right characters. With
+`pip install openai`, `OpenAI().completions.create(…)` takes the place of `post`."""
 
 import http.client
 import json

@@ -1,7 +1,5 @@
-"""One process of a harness, which plays one episode.
-
-Two sides meet here. Threads of the HTTP server call `ask` and `take_reward` for the harness; the
-environment's thread calls the rest. A request waits until the environment answers it."""
+"""One process of a harness, which plays one episode. Threads of the HTTP server call `ask`, which
+waits for the answer, and `take_reward`; the environment's thread calls the rest."""
 
 import json
 import os

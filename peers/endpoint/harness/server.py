@@ -1,7 +1,5 @@
-"""The endpoint that harnesses speak to: a small HTTP server on the loopback interface.
-
-It has no engine. A request waits until the environment has the model's text; the bearer key says
-whose episode it belongs to."""
+"""The endpoint that harnesses speak to, on the loopback interface. It has no engine: a request
+waits for the model's text, and the bearer key says whose episode it belongs to."""
 
 import re
 import threading
