@@ -1,7 +1,5 @@
-"""The service that averages pseudo-gradients among trainers by another library.
-
-The library runs in a child process under a Python of its own (`peers.outer.backends`). Large data
-lies in files that the jobs name: an *update* is the file of a trainer's contribution, a *state*
+"""The service that averages pseudo-gradients by another library, in a child process under a Python
+of its own (`peers.outer.backends`). An *update* is the file of a trainer's contribution, a *state*
 that of an outer state. Swarm computes both, and takes the outer step."""
 
 from typing import Annotated, ClassVar, Protocol
@@ -72,10 +70,8 @@ class AverageRound(Job, frozen=True, kw_only=True):
 
 
 class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of `Meet` or `AverageRound`.
-
-    The trainer's next state follows from the received state, or else its own, by a step along the
-    average, if there is one; it is the state after `round`."""
+    """What came of `Meet` or `AverageRound`. The state after `round` follows from the received
+    state, or else its own, by a step along the average, if there is one."""
 
     round: Annotated[int, Meta(ge=0)]
     trainers: Annotated[int, Meta(ge=1)] = 1

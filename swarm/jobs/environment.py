@@ -1,7 +1,5 @@
-"""The service that renders, plays and grades an environment peer's environments.
-
-`swarm environment check` has a service of its own: one environment, over its own answers and junk.
-"""
+"""Renders, plays and grades an environment peer's environments; `swarm environment check` has a
+service of its own, over its own answers and junk."""
 
 from typing import ClassVar, Protocol
 

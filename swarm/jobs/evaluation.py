@@ -150,6 +150,5 @@ class EvaluationService(Protocol):
         """Begin; `finished` plays on."""
 
     async def finished(self, job: NextSamples) -> list[Sample]:
-        """The samples that finish next; none once all have.
-
-        Raises `UserError` for an environment whose code fails."""
+        """The next samples, none once all have finished. `UserError`: an environment's code
+        fails."""

@@ -74,10 +74,8 @@ class SignedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(Job, frozen=True, kw_only=True):
-    """Generate one submission with its proofs and write it durably to `path`.
-
-    Of several calls, the completions of the later submission begin as those of the earlier one
-    finish, or once all have finished. Proofs and files are made beside."""
+    """Generate one submission with its proofs, durably. A later one's completions begin as those of
+    the earlier one finish, or once all have; proofs and files are made beside."""
 
     patience_seconds: ClassVar[float] = 600.0
     """Every step of an engine reports progress; the first one may compile kernels. An engine that
@@ -158,31 +156,25 @@ class InferenceService(Protocol):
         submission was asked for since the call."""
 
     async def probe(self, job: Probe) -> Digest:
-        """BLAKE3-256 of the rendered token ids; it must equal `EnvironmentReference.probe_hash`.
-
-        Raises `UserError` for an environment that is not installed."""
+        """BLAKE3-256 of the rendered token ids. Raises `UserError` for an environment that is not
+        here."""
 
     async def generate(self, job: Generate) -> Generated:
-        """Raises `ValueError` when another policy is loaded or an episode exceeds the model's
-        context length, `UserError` for an environment that is not installed.
-
-        With `Sampling.swaps_max`, a later policy of the order's lineage may be loaded, too."""
+        """Raises `ValueError` if a policy not of the order (with `Sampling.swaps_max`, its lineage)
+        is loaded or an episode exceeds the context, `UserError` for an environment that is not
+        installed."""
 
     async def turns(self) -> list[AskedTurn]:
-        """The episodes of served environments that have come to wait for a turn since the last
-        call.
-
-        Answers while submissions are generated; after a minute without any, it returns none."""
+        """Served environments' episodes that have come to wait for a turn; none after a minute
+        without any."""
 
     async def give(self, job: GiveTurn) -> None:
         """Answers while submissions are generated; a submission that is over is ignored."""
 
     async def swap(self, job: Swap) -> Swapping:
-        """While `generate` runs: load a later policy before the next token.
-
-        Without effect if a submission in the batch has swapped `Sampling.swaps_max` times, if the
-        engine cannot, or if the policy is not a later one. An offer replaces an earlier one that
-        the engine has not taken yet; without a submission in the batch, it waits for the next."""
+        """Load a later policy before the next token, or with the next submission if the batch has
+        none; a newer offer replaces it. Without effect after `Sampling.swaps_max` swaps of one in
+        the batch, for an engine that cannot, and for an earlier policy."""
 
     async def usage(self) -> float:
         """Seconds in which the engine generated since its start. Answers while it generates."""

@@ -1,11 +1,8 @@
 """The service of one of several trainers: inner steps, pseudo-gradients, and their merge.
 
-In a *round* each trainer takes inner steps from the common *outer state* and writes a
-*contribution*, its compressed pseudo-gradient. Merging the contributions leads to the next outer
-state. Every job is a function of the files that it names and writes only the folders that it names,
-durably. So a job that was interrupted is repeated with the same result, and all trainers that merge
-the same contributions hold the same bits.
-"""
+Inner steps from the common *outer state* give a *contribution*, a compressed pseudo-gradient; all
+of them merged give the next state. Every job is a function of the files that it names and writes
+durably, so it may be repeated, and all who merge the same contributions hold the same bits."""
 
 from typing import Annotated, Protocol
 
@@ -196,13 +193,12 @@ class MergeShard(SavingJob, frozen=True, kw_only=True):
 
 
 class MergeRound(SavingJob, frozen=True, kw_only=True):
-    """Write the outer state that follows from a state and a list of contributions.
+    """Write the outer state that follows from a state and contributions, whatever their order.
 
     The step is Nesterov momentum along the token-weighted mean of the pseudo-gradients, in which no
-    claim weighs more than the median one, and none is longer than twice the median. The result
-    does not depend on the order of the list. Contributions that `InspectContribution` refuses are
-    left out; if none remains, the state stays as it is. It may run beside `TrainRound`.
-    """
+    claim weighs more than the median one, and none is longer than twice the median. What
+    `InspectContribution` refuses is left out; the state stays if none remains. May run beside
+    `TrainRound`."""
 
     state: str
     """Folder of the outer state before."""
@@ -245,10 +241,7 @@ class ExportState(SavingJob, frozen=True, kw_only=True):
 
 
 class OuterService(Protocol):
-    """Trains one of several replicas of a model. Folders are absolute paths on this machine.
-
-    A folder to write to may exist from an interrupted job; it is then replaced.
-    """
+    """Trains one of several replicas. A folder to write to that exists is replaced."""
 
     async def start(self, job: StartReplica) -> ReplicaStarted:
         """Raises `UserError` for a model, data or a setting that cannot be trained with."""

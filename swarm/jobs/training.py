@@ -149,9 +149,8 @@ class TrainStep(TrainingJob, frozen=True, kw_only=True):
 
 
 class ScoreAhead(TrainingJob, frozen=True, kw_only=True):
-    """Read accepted submissions, and score them under fixed policies, before their step.
-
-    The step gives the same results without it. Unreadable submissions are left to the step."""
+    """Read and score submissions before their step, which only saves time; unreadable ones are left
+    to it."""
 
     submissions: list[AcceptedSubmission]
 
@@ -179,9 +178,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeginSave(SavingJob, frozen=True, kw_only=True):
-    """Copy the policy and the state that an exact resume needs, and begin to write them.
-
-    Training may go on meanwhile. An empty folder: that part is not written."""
+    """Copy what an exact resume needs, and begin to write it. An empty folder: not that part."""
 
     state: str = ""
     policy: str = ""

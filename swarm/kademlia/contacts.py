@@ -1,7 +1,5 @@
-"""The contacts of a DHT peer: requests to them, checks of them, and lookups through them.
-
-A request is a stream, the message, the answer, and one deadline for all of it. Streams are kept for
-the next request, since opening one costs a round trip; some generic nodes close theirs."""
+"""Requests to DHT peers, checks of them, and lookups through them; one deadline for each request.
+Streams are kept, since opening one costs a round trip; some generic nodes close theirs."""
 
 import contextlib
 from collections import OrderedDict
@@ -45,18 +43,14 @@ class Requests:
         self._idle: OrderedDict[PeerId, _Idle] = OrderedDict()
 
     async def ask(self, to: Neighbour, message: Message) -> Message:
-        """Send a request and return its answer.
-
-        Raises `ConnectError`, `StreamError`, `WireError`, or `DeadlineError` after
+        """Raises `ConnectError`, `StreamError`, `WireError`, or `DeadlineError` after
         `REQUEST_SECONDS_MAX`: all of them `PeerError`."""
         with trio.move_on_after(REQUEST_SECONDS_MAX):
             return await self._ask(to, message)
         raise self._late(to, message)
 
     async def tell(self, to: Neighbour, message: Message) -> None:
-        """Send a message without an answer (ADD_PROVIDER).
-
-        Returns once the peer has closed or reset the stream. Raises the same errors as `ask`."""
+        """Send ADD_PROVIDER, until the peer has closed or reset the stream. Raises as `ask`."""
         with trio.move_on_after(REQUEST_SECONDS_MAX):
             stream = await self._open(to)
             try:
@@ -216,11 +210,9 @@ class Contacts:
         return answer
 
     async def _request(self, neighbour: Neighbour, message: Message) -> Message:
-        """Send a request; a peer that resets GET_PROVIDERS is sent FIND_NODE for the key instead.
-
-        JavaScript servers (kad-dht 16) read the key as a whole CID and reset the stream unless it
-        is a SHA-256 multihash. They hold no providers of such a key, but know peers nearer to it.
-        """
+        """Send a request; a peer that resets GET_PROVIDERS, as JavaScript servers (kad-dht 16) do
+        for a key that is no SHA-256 multihash, is sent FIND_NODE: it knows peers nearer to the
+        key."""
         try:
             return await self.requests.ask(neighbour, message)
         except StreamError:
@@ -238,11 +230,10 @@ class Contacts:
                 self.emit("dht.check_failed", other=neighbour.peer, reason=str(error))
 
     async def check(self, neighbour: Neighbour, *, proven: tuple[str, ...] = ()) -> None:
-        """Look a peer up at the peer itself: its answer proves that it serves, and names its
-        addresses. Raises `PeerError`.
+        """Ask a peer for itself, which proves that it serves and names its addresses. Raises
+        `PeerError`.
 
-        `proven` addresses, given by a person, are kept even if the peer does not name them: a
-        router may forward its port."""
+        `proven`: given by a person, kept even if not named, since a router may forward its port."""
         self._checked[neighbour.peer] = self.world.now()
         try:
             answer = await self.requests.ask(

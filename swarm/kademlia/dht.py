@@ -1,8 +1,5 @@
-"""One peer's part in the DHT: serving requests, making them, and maintaining table and records.
-
-It speaks libp2p's kad-dht wire format under `/swarm/kad/1.0.0` (docs/protocol/kademlia.md). The
-code is written once over the transport seam, so that it runs on real sockets and in virtual time.
-"""
+"""One peer's part in the DHT, as libp2p's kad-dht under `/swarm/kad/1.0.0`
+(docs/protocol/kademlia.md), over the transport seam: on real sockets and in virtual time."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
@@ -48,12 +45,11 @@ CHECKERS = 4
 
 
 class Kademlia(Publisher):
-    """A DHT peer. It serves others and maintains its state only while `run` is running.
+    """Serves others and maintains its state only while `run` is running.
 
-    `validators` are by namespace (`"swarm-run"` for keys `/swarm-run/…`). With `server=False` the
-    peer is a client: it makes requests and publishes, but serves nobody. So it never enters the
-    table of another peer, which takes only peers that answered on a stream opened *to* them. A
-    server becomes a client while `serving` is false."""
+    `validators`: by namespace (`"swarm-run"` for keys `/swarm-run/…`). Without `server`, or while
+    `serving` is false, the peer is a client: it serves nobody and enters nobody's table, which
+    takes only peers that answered on a stream opened *to* them."""
 
     def __init__(
         self,
@@ -76,11 +72,9 @@ class Kademlia(Publisher):
     # --- requests ---------------------------------------------------------------------------
 
     async def bootstrap(self, addresses: Sequence[str], others: Sequence[str] = ()) -> int:
-        """Join the DHT through known peers (multiaddrs ending in `/p2p/<id>`).
-
-        Returns the number of contacts. `others` are contacted later, during maintenance. Raises
-        `ValueError` for an address without a peer id, and `ConnectError`, naming each address and
-        its reason, when no peer answers."""
+        """Join the DHT through multiaddrs ending in `/p2p/<id>` (else `ValueError`), `others`
+        later; returns the number of contacts. Raises `ConnectError` with each address's reason when
+        no peer answers."""
         neighbours = [_parse(address) for address in addresses]
         self._bootstrap_addresses = tuple(dict.fromkeys([*others, *addresses]))
         reasons: list[str] = []
@@ -101,10 +95,8 @@ class Kademlia(Publisher):
         return len(self.table)
 
     async def find_peer(self, peer: PeerId) -> tuple[str, ...]:
-        """The addresses of a peer; empty if unknown.
-
-        Those that the peer names itself, if it serves and answers, else those that others name, the
-        most frequent first: unproven until a connection is made."""
+        """A peer's addresses, empty if unknown: those that it names itself if it serves the DHT and
+        answers, else those that others name, unproven, the most frequent first."""
         if peer == self.peer_id:
             return tuple(self._transport.addresses())
         own_word: list[tuple[str, ...]] = []
@@ -128,12 +120,9 @@ class Kademlia(Publisher):
         return tuple(address for address, _ in said.most_common(ADDRESSES_PER_PEER_MAX))
 
     async def get(self, key: bytes) -> bytes | None:
-        """The best record under a key, or None.
-
-        Asks the peers nearest to the key until `QUORUM` of them gave a valid record or all k were
-        asked. This peer's own copy is compared too, but does not count towards the quorum. Then
-        the best record is stored at the peers that had an older one (or none, if all k were asked).
-        """
+        """The best record of the peers nearest to the key, asked until `QUORUM` gave a valid one or
+        all k were, and of this peer. It is then stored at those that had an older one, or none if
+        all k were asked."""
         copies: dict[PeerId, Held | None] = {}
         valid = 0
 
@@ -165,10 +154,8 @@ class Kademlia(Publisher):
     async def find_providers(
         self, key: bytes, limit: int = PEERS_PER_MESSAGE_MAX
     ) -> list[Neighbour]:
-        """At most `limit` providers of `key`, each once, those named by most holders first.
-
-        The lookup ends early only when `limit` providers were named by two holders each, so that
-        one liar cannot fill the answer."""
+        """At most `limit` providers, those named by most holders first. The lookup ends early only
+        if two holders each named `limit`, so that one liar cannot fill the answer."""
         named: dict[PeerId, Neighbour] = {}
         votes: Counter[PeerId] = Counter()
 
@@ -225,10 +212,9 @@ class Kademlia(Publisher):
             self._contacts.check_silent()
 
     async def _meet_bootstrap_peers(self) -> None:
-        """Connect again to bootstrap peers that were offline.
-
-        One that restarts knows nobody, and those that join through it would form a separate
-        network. The larger the network, the more rarely each peer does this."""
+        """Connect again to bootstrap peers that restarted: they know nobody, so that those who join
+        through them would form a separate network. The total rate is the same in a network of any
+        size."""
         for neighbour in map(_parse, self._bootstrap_addresses):
             known = neighbour.peer == self.peer_id or neighbour.peer in self._transport.connected()
             my_turn = self._world.random.random() * len(self.table) < BUCKET_SIZE
@@ -367,10 +353,8 @@ class Server:
                 return None
 
     def _accept_record(self, sender: PeerId, message: Message) -> Record | None:
-        """Store a record unless a better one is held; returns the record then held under its key.
-
-        The answer shows the sender whether its record was stored. (Go and JavaScript nodes compare
-        it with the record that they sent.)"""
+        """Store a record unless a better one is held; returns the one then held, as the answer
+        shows it: Go and JavaScript nodes compare it with what they sent."""
         record = message.record
         if record is None or record.key != message.key:
             self._emit("dht.record_refused", other=sender, reason="the record has another key")

@@ -32,9 +32,8 @@ LOOKUP_SECONDS_MAX = 60.0
 """Deadline of one lookup: several rounds of dead peers, at one request deadline each."""
 
 LOOKUP_PATIENCE_SECONDS = 2.0
-"""A lookup continues without a peer that has not answered after this long (at most half as long
-again). Connecting across the world takes about one second, and one silent peer shall not cost every
-lookup ten."""
+"""A lookup continues without an answer after this (at most half as long again): connecting across
+the world takes a second, and one silent peer shall not cost every lookup ten."""
 
 Ask = Callable[[Neighbour], Awaitable[Sequence[Neighbour]]]
 """Ask one peer; returns the (untrusted) peers it names, or raises `PeerError`."""

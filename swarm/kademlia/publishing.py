@@ -18,9 +18,8 @@ OWN_RECORDS_MAX = 1024
 """Own records, and provided keys, that this peer republishes (each kind)."""
 
 REPUBLISH_SECONDS = 600.0
-"""A publisher stores its records and provider records again after this long: half of the holders
-may leave in between. A holder republishes a record that was not stored again for 1.5 to 2
-intervals."""
+"""A publisher stores its records again after this: half of the holders may leave in between. A
+holder does so with one that was not stored again for 1.5 to 2 intervals."""
 
 REPUBLISHED_PER_ROUND_MAX = 16
 """Records of others republished in one round of maintenance."""
@@ -72,10 +71,8 @@ class Publisher:
         self._published.pop(key, None)
 
     async def provide(self, key: bytes) -> int:
-        """Announce this peer as a provider of `key`, and again until `stop_providing`.
-
-        `key` is a multihash (`provider_key`). Returns the number of peers notified. Raises
-        `StoreFull` beyond `OWN_RECORDS_MAX` keys."""
+        """Announce this peer for a multihash (`provider_key`) until `stop_providing`; returns the
+        number notified. Raises `StoreFull` beyond `OWN_RECORDS_MAX` keys."""
         if len(self._provided) >= OWN_RECORDS_MAX and key not in self._provided:
             raise StoreFull(f"this peer provides {len(self._provided)} keys already")
         self._provided[key] = self.soon(1.0)
@@ -131,9 +128,7 @@ class Publisher:
             return None
 
     def keep(self, source: PeerId, key: bytes, value: bytes) -> Held | None:
-        """Hold a record unless a better one is held; returns the better one.
-
-        Reports a record that is refused and returns None."""
+        """Hold a record unless a better one is, which it returns; reports one that is refused."""
         try:
             return self.records.store(key, value, republish_at=self.soon(1.5))
         except (InvalidRecord, StoreFull) as error:
@@ -166,10 +161,8 @@ class Publisher:
                 await self._publish(held)
 
     async def give_to_newcomers(self) -> None:
-        """Give new contacts the records that they should hold (the Kademlia paper, 2.5).
-
-        A peer that looks for these records asks the newcomers, not the peers that were nearest
-        before."""
+        """Give new contacts the records near them: lookups now ask these (the Kademlia paper,
+        2.5)."""
         async for peer in self._contacts.newcomers:
             for held in self._owed_to(peer):
                 contact = self._contacts.table.get(peer)

@@ -106,10 +106,8 @@ class RecordStore:
         return Held(key, value, info)
 
     def store(self, key: bytes, value: bytes, *, republish_at: float) -> Held:
-        """Validate and keep a record unless a better one is held; returns the better one.
-
-        `republish_at` (world's clock) is when this peer should republish the record unless it is
-        stored again before. Raises `InvalidRecord` or `StoreFull`."""
+        """Keep a valid record unless a better one is held, and return the better one;
+        `republish_at`: unless stored again before. Raises `InvalidRecord` or `StoreFull`."""
         offered = self.validate(key, value)
         namespace = namespace_of(key)
         slots = self._slots[namespace]

@@ -50,9 +50,8 @@ def bucket_of(own: int, other: int) -> int:
 
 @functools.lru_cache(maxsize=16384)
 def _group_of(address: str) -> tuple[bool, str] | None:
-    """(is public, network) of a multiaddr; None for loopback and for addresses without a host.
-
-    For a relayed address it is the relay's network, where the traffic goes."""
+    """(is public, network), a relayed one's being the relay's; None for loopback and without a
+    host."""
     parts = address.split("/")
     if len(parts) < 3:
         return None
@@ -70,9 +69,8 @@ def _group_of(address: str) -> tuple[bool, str] | None:
 
 @functools.lru_cache(maxsize=16384)
 def groups_of(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """The networks of a peer, sorted.
-
-    Private ones count only when it has no public one: many households are 192.168.1.0/24."""
+    """A peer's networks, sorted; private ones (many are 192.168.1.0/24) only without a public
+    one."""
     groups = [group for group in map(_group_of, addresses) if group is not None]
     public = any(is_public for is_public, _ in groups)
     return tuple(sorted({name for is_public, name in groups if is_public or not public}))
@@ -133,11 +131,9 @@ class RoutingTable:
         return bucket
 
     def answered(self, peer: PeerId, addresses: Sequence[str], now: float) -> Contact | None:
-        """Note that `peer` answered a request of ours at one of `addresses`.
-
-        It is refreshed or added, or kept as a replacement if its bucket (or its network's share of
-        the bucket) is full. Returns the oldest contact if the bucket is full and this contact is
-        stale: the caller then pings it and reports `answered` or `failed`."""
+        """Refresh or add a peer that answered, or keep it as a replacement if its bucket, or its
+        network's share of it, is full. Returns a full bucket's oldest contact if stale: the caller
+        then pings it and reports `answered` or `failed`."""
         if peer == self.own:
             return None
         where = tuple(addresses)[:ADDRESSES_PER_PEER_MAX]
@@ -186,10 +182,8 @@ class RoutingTable:
         return now - oldest.seen >= CONTACT_FRESH_SECONDS
 
     def failed(self, peer: PeerId) -> bool:
-        """Note that a request to `peer` failed; returns whether the contact was dropped.
-
-        It is dropped at once if a replacement fits, else after two failures in a row, so that a
-        short outage of our own line does not empty the table."""
+        """Returns whether the contact was dropped: at once if a replacement fits, else after two
+        failures in a row, so that a short outage of our own line does not empty the table."""
         if peer == self.own:
             return False
         bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
@@ -225,10 +219,7 @@ class RoutingTable:
         exclude: PeerId | None = None,
         heard_since: float = -math.inf,
     ) -> list[Neighbour]:
-        """The contacts nearest to an id, nearest first.
-
-        Contacts with failed requests come after the others, and only if seen since `heard_since`.
-        """
+        """The nearest contacts, then those with failed requests, if seen since `heard_since`."""
         near: list[Contact] = []
         doubtful: list[Contact] = []
         for group in self._by_distance(target):
@@ -255,10 +246,9 @@ class RoutingTable:
         return len(bucket.contacts) - (exclude in bucket.contacts) < count
 
     def _by_distance(self, target: int) -> Iterator[list[Contact]]:
-        """All contacts in groups, each of which is nearer to `target` than the next.
-
-        First comes the bucket of `target`, then all buckets nearer to us together, then the farther
-        buckets one by one (their contacts are as far from `target` as from us)."""
+        """All contacts in groups, each nearer to `target` than the next: its bucket, then all
+        buckets nearer to us together, then the farther ones one by one (as far from `target` as
+        from us)."""
         indices = sorted(self._buckets, reverse=True)
         own = bucket_of(self.own_id, target) if target != self.own_id else ID_BITS
         if own in self._buckets:

@@ -98,10 +98,8 @@ again took half the time."""
 
 
 def _classes() -> tuple[type[Any], type[Any]]:
-    """The protobuf classes of a message and of a peer in it, from `wire.textproto`.
-
-    libp2p's own would import all of libp2p (300 modules, 2 s). Peers are bytes here, so that their
-    translations can be cached."""
+    """The classes of `wire.textproto`: libp2p's own would import all of it (300 modules, 2 s).
+    Peers are bytes here, so that their translations can be cached."""
     file = FileDescriptorProto()
     text_format.Parse(Path(__file__).with_suffix(".textproto").read_bytes(), file)
     pool = DescriptorPool()
@@ -145,11 +143,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Decode a message from the network. Raises `WireError`.
-
-    Peers beyond 20 per list and addresses beyond 16 per peer are skipped, not refused, since
-    generic nodes send them (a Go node adds the target to its k closest, and lists all providers).
-    """
+    """Raises `WireError`. Peers beyond 20 per list and addresses beyond 16 per peer are skipped,
+    since generic nodes send them (a Go node lists all providers)."""
     _bounded("the whole", data, MESSAGE_BYTES_MAX)
     found = _parsed(_Message, data)
     try:

@@ -60,11 +60,8 @@ class StreamError(PeerError):
 
 
 class FetchError(PeerError):
-    """A blob could not be fetched or pushed.
-
-    `retry`: the source may have it later. `busy`: the source is only overloaded at the moment.
-    `lacks`: the source does not have this blob, or not all of it, but may have others.
-    """
+    """A blob could not be fetched or pushed. `retry`: the source may have it later. `busy`: it is
+    only overloaded. `lacks`: it has not all of the blob, but may have others."""
 
     def __init__(
         self, message: str, *, retry: bool = False, busy: bool = False, lacks: bool = False
@@ -110,10 +107,8 @@ class Reachability(enum.Enum):
 
 
 class Stream(Protocol):
-    """A bidirectional stream of frames to one authenticated peer.
-
-    Whoever opened it calls `reset` in the end, which does nothing to a stream that both have ended.
-    """
+    """A bidirectional stream of frames to one authenticated peer. Whoever opened it calls `reset`
+    in the end, which does nothing to a stream that both have ended."""
 
     peer: PeerId
     protocol: str
@@ -195,21 +190,16 @@ class BulkService(Protocol):
     """Decides what others may fetch from and push to this peer. Called for each request."""
 
     def admits(self, peer: PeerId | None, credential: bytes) -> bool:
-        """Whether a client may use the bulk plane.
-
-        Called once it has proved that it holds the key of `peer` (None: nothing proved), and each
-        second of its use. `credential`: its admission envelope, or empty.
-        """
+        """Whether a client may use the bulk plane, asked again each second. It has proved that it
+        holds the key of `peer` (None: nothing); `credential` is its admission envelope, or
+        empty."""
 
     def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
         """Open a blob to be sent; raises `Refused` (404 when unknown)."""
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
-        """Open a sink for a blob that a client pushes; raises `Refused` (403, 413, 429, 503, 507).
-
-        The transport commits the piece once it is complete and its hash is right; the commit may
-        raise `Refused` too. Otherwise the transport abandons the sink.
-        """
+        """A sink for a pushed blob, committed once complete and of the right hash, else abandoned.
+        Raises `Refused` (403, 413, 429, 503, 507), as may the commit."""
 
 
 Arrived = Callable[[Piece], Awaitable[None]]
@@ -222,10 +212,8 @@ class BlobTransport(Protocol):
     peer_id: PeerId
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        """Fetch a blob from one source into `sink`; the caller verifies and commits.
-
-        Raises `FetchError` when the source refuses, stalls, breaks off or sends a wrong size.
-        """
+        """Fetch a blob into `sink`, which the caller verifies and commits. Raises `FetchError` when
+        the source refuses, stalls, breaks off or sends a wrong size."""
         pieces: list[Piece] = []
 
         async def arrived(piece: Piece) -> None:
@@ -237,12 +225,9 @@ class BlobTransport(Protocol):
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
     ) -> None:
-        """Fetch several blobs from one source, requesting all at once where that is possible.
-
-        They arrive in the order of `wanted`, each into its sink. `arrived` gets each blob before
-        the next is received. The first blob that fails ends the run with `FetchError`; what
-        `arrived` raises is raised too.
-        """
+        """Fetch several blobs in the order of `wanted`, requesting all at once where possible.
+        `arrived` gets each before the next is received. The first failure ends the run with
+        `FetchError`, or with what `arrived` raises."""
 
     def round_trip_seconds(self, source: Source) -> float:
         """The shortest round trip to a source measured so far, in seconds; 0 if none was."""
@@ -272,11 +257,8 @@ class Transport(BlobTransport, Protocol):
         """Peers with a live connection, sorted."""
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Connect, trying the addresses in turn; returns at once if connected.
-
-        Raises `ConnectError` naming the peer and each address's reason, within
-        `limits.CONNECT_DEADLINE_SECONDS`.
-        """
+        """Connect, trying the addresses in turn, unless connected. Raises `ConnectError` naming
+        each address's reason, within `limits.CONNECT_DEADLINE_SECONDS`."""
 
     async def disconnect(self, peer: PeerId) -> None: ...
 
@@ -292,10 +274,8 @@ class Transport(BlobTransport, Protocol):
         peers of a run call this one."""
 
     def network_of(self, peer: PeerId) -> str:
-        """The /24 (IPv6: /48) of a connected peer's address: a range that one owner gets easily.
-
-        Empty where the range says nothing: private and relayed addresses, peers not connected.
-        """
+        """The /24 (IPv6: /48) of a connected peer, a range that one owner gets easily. Empty where
+        it says nothing: private and relayed addresses, peers not connected."""
 
     def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
         """A new subscription to connection events; a subscriber that lags loses its oldest."""
@@ -309,19 +289,15 @@ class Transport(BlobTransport, Protocol):
         """Answer a protocol: one handler per protocol, a bounded number of streams per peer."""
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
-        """Send the blob in local file `path` to `target`, which checks its hash (HTTP PUT).
-
-        Raises `FetchError` with the target's reason.
-        """
+        """Send the blob in a local file, whose hash `target` checks. Raises `FetchError` with its
+        reason."""
 
     def serve_bulk(self, service: BulkService) -> None:
         """Answer the bulk plane with `service`. Call it at most once."""
 
     async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
-        """Let the relay at these multiaddrs carry connections to this peer, from now on.
-
-        Raises `ConnectError` when the relay cannot be reached or declines.
-        """
+        """Let the relay carry connections to this peer from now on. `ConnectError`: unreachable, or
+        declines."""
 
     def set_credential(self, credential: bytes) -> None:
         """Set the admission envelope that this peer shows to bulk servers."""

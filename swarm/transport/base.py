@@ -164,9 +164,8 @@ class BaseTransport:
             self._nursery.start_soon(fullest.reset)
 
     def _admit_stream(self, peer: PeerId, protocol: str) -> Handler | None:
-        """The handler for a stream that `peer` opened, or None to refuse the stream.
-
-        An admitted stream counts against the peer's limit until `_release_stream`."""
+        """The handler for an opened stream, which then counts until `_release_stream`; None refuses
+        it."""
         handler = self._handlers.get(protocol)
         if handler is None or self._is_banned(peer):
             return None
@@ -213,9 +212,8 @@ class BaseTransport:
 
 
 def _report(error: Exception, peer: PeerId, protocol: str) -> None:
-    """Log the remote peer's fault as a debug line, our own as a traceback.
-
-    Neither ends this peer: what a stranger sends must not be able to stop it."""
+    """Log the remote peer's fault as a debug line, our own as a traceback; a stranger's must not
+    stop us."""
     if _is_peer_fault(error):
         log.debug("%s with %s: %s", protocol, peer, error)
     else:

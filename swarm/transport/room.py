@@ -1,10 +1,8 @@
 """Admission of connections: no address range can take all of them.
 
-A handshake competes only with other handshakes. A connection whose peer has proved its identity
-competes only with other such connections. When all slots are taken, an existing connection is
-closed for the newcomer: one from the address range that has most of them, so that a flood displaces
-itself. Before it comes to that, a peer closes connections that nobody uses (`surplus`), least
-recently used first."""
+Handshakes compete only with handshakes, proved identities with each other. When all slots are
+taken, one of the address range that has most is closed for the newcomer, so that a flood displaces
+itself. Unused ones are closed before (`surplus`)."""
 
 import functools
 import ipaddress
@@ -173,11 +171,9 @@ def is_full(held: Sequence[_Held], most: int, strangers: int | None = None) -> b
 def least_useful(
     held: Iterable[_Held], newcomer: Origin, for_strangers: int | None = None
 ) -> _Held | None:
-    """The connection to close for one from `newcomer`; None when none should be closed.
-
-    A stranger's while strangers have at least `for_strangers` (`CONNECTIONS_FOR_STRANGERS`), else
-    an idle one of a known peer: neither kind can shut the other out. Among these, the most crowded
-    range comes first, then an idle connection, then the least recently used."""
+    """The connection to close for `newcomer`, if any: a stranger's while they have `for_strangers`,
+    else an idle one of a known peer, so that neither kind shuts the other out. First the most
+    crowded range's, then an idle one, then the least recently used."""
     connections = list(held)
     candidates = [c for c in connections if not c.vouched]
     if len(candidates) < (CONNECTIONS_FOR_STRANGERS if for_strangers is None else for_strangers):
@@ -190,13 +186,12 @@ def least_useful(
 
 
 def most_crowding(known: Iterable[_Known], newcomer: Known) -> _Known | None:
-    """The known peer's connection to close for `newcomer`, also a known peer's; None when none
-    should be closed.
+    """The known peer's connection to close for a known `newcomer`, if any; trusted peers keep
+    theirs.
 
-    Trusted peers keep theirs. Of the others, the range that has most comes first, then an idle
-    connection, then the peer that has most: many identities of one owner, or one with many
-    connections, displace themselves. One in use is closed only for a trusted peer, or one whose
-    range or itself has fewer, so that a crowd of one range is served to its end, in turn."""
+    First the range that has most, then an idle one, then the peer that has most: one owner's
+    displace themselves. One in use is closed only for a trusted peer, or one whose range or itself
+    has fewer, so that a crowd of one range is served to its end, in turn."""
     candidates = [c for c in known if not c.trusted]
     ranges = Counter(c.origin.range for c in candidates)
     peers = Counter(c.peer for c in candidates)
@@ -219,10 +214,8 @@ def kept_of(most: int) -> int:
 
 
 def surplus(held: Iterable[_Held], kept: int) -> list[_Held]:
-    """The idle connections to close so that `kept` are left, and strangers have some room too.
-
-    Strangers' come first, then the least recently used. So no connection in use is closed, and
-    closing an idle one costs its peer no more than a new handshake."""
+    """The idle connections to close so that `kept` are left: strangers', as far as they keep some
+    room, then the least recently used. It costs its peer no more than a new handshake."""
     connections = list(held)
     strangers = sum(not c.vouched for c in connections)
     beyond = max(len(connections) - kept, strangers - kept_of(limits.CONNECTIONS_OF_STRANGERS_MAX))
@@ -262,9 +255,8 @@ class Door:
 
     @contextmanager
     def entered(self, host: str) -> Iterator[tuple[Caller, Held | None]]:
-        """Hold a slot until the block ends; also the connection to close for it. Raises `NoRoom`.
-
-        The caller's `handshake` scope is cancelled when others need its slot more."""
+        """A slot until the block ends, and what to close for it. `NoRoom`; may cancel the
+        `handshake` scope."""
         caller = Caller(origin_of(host))
         displaced = self._displaced(caller.origin)
         if not self._rates.of(caller.origin.range).take(1, trio.current_time()):
@@ -292,9 +284,8 @@ class Door:
         rate.borrow(min(cost, max(0.0, rate.left(now) - least)), now)
 
     def _displaced(self, origin: Origin) -> Caller | None:
-        """The stranger of an address that makes way for another, if one has to: the idle one that
-        came first. One in use does not: where a hundred start on one busy machine, none would ever
-        be served to its end. Raises `NoRoom` if none is idle."""
+        """The idle stranger of an address that came first, if one makes way, else `NoRoom`. One in
+        use does not: where a hundred start on one busy machine, none would be served to its end."""
         strangers = [
             c
             for c in self._callers

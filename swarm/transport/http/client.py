@@ -142,12 +142,9 @@ _Key = tuple[str, PeerId | None, bytes]
 
 
 class BulkClient:
-    """Fetches and pushes on kept-alive connections. On those to peers this peer has proved its
-    identity.
-
-    A root is an `http://host:port` address; the peer behind it is None for a mirror. What asks a
-    root raises `FetchError`, and `Unreachable` when no connection was made within
-    `connect_seconds`."""
+    """Fetches and pushes on kept-alive connections, to peers with this peer's identity proved. A
+    root is `http://host:port`, with the peer behind it, or None for a mirror. Asking one raises
+    `FetchError`, and `Unreachable` after `connect_seconds` without a connection."""
 
     def __init__(
         self,
@@ -183,10 +180,8 @@ class BulkClient:
         *,
         connect_seconds: float = limits.CONNECT_SECONDS,
     ) -> None:
-        """GET several blobs on one connection. `Unreachable` is raised only before the first.
-
-        All are requested at once from a peer, but one after the other from a mirror, since some
-        mirrors mishandle pipelined requests."""
+        """GET several blobs on one connection, a mirror's one by one since some mishandle pipelined
+        requests. `Unreachable` is raised only before the first."""
         async with self.connection(root, peer, connect_seconds) as connection:
             if peer is not None:
                 await connection.request_blobs([reference.digest for reference, _ in wanted])
@@ -242,9 +237,8 @@ class BulkClient:
     async def connection(
         self, root: str, peer: PeerId | None, connect_seconds: float
     ) -> AsyncIterator[Connection]:
-        """A connection on which this peer has proved its identity.
-
-        It is kept if every request made on it got a complete answer, even a refusal."""
+        """A connection with this peer's identity proved, kept if every answer on it was
+        complete."""
         key = (root, peer, self._credential() if peer else b"")
         connection = self._reuse(key) or await self._open(root, peer, key[2], connect_seconds)
         try:
@@ -308,9 +302,7 @@ class BulkClient:
     async def _open(
         self, root: str, peer: PeerId | None, credential: bytes, connect_seconds: float
     ) -> Connection:
-        """Connect and prove this peer's identity, within `connect_seconds`.
-
-        Raises `Unreachable`, `FetchError`."""
+        """Within `connect_seconds`, connect and prove who we are; `Unreachable`, `FetchError`."""
         with trio.move_on_after(connect_seconds):
             stream = await self._connect(root, peer)
             connection = Connection(Wire(stream, self._traffic, self._buffers), root)

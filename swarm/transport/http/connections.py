@@ -1,7 +1,5 @@
-"""Connections of an ASGI server (dashboard, endpoint): at most so many, and all of them HTTP/1.1.
-
-hypercorn would let a client change to HTTP/2, whose connections it does not close when they idle.
-"""
+"""Connections of an ASGI server (dashboard, endpoint): at most so many, and all of them HTTP/1.1,
+since hypercorn does not close idle ones of HTTP/2."""
 
 import socket
 from contextlib import suppress

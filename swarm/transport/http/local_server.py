@@ -61,9 +61,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_addressed_as_loopback(header: str) -> bool:
-    """Whether a Host header names this machine alone.
-
-    A page in a browser on this machine reaches a server without a key by another name."""
+    """Whether a Host header names this machine alone; a page in a browser here has another."""
     if header.startswith("["):
         return is_loopback(header.partition("]")[0] + "]")
     return is_loopback(header.partition(":")[0])

@@ -22,9 +22,7 @@ class Broken(Exception):
 
 
 class Pace:
-    """Conditions on one body's transfer: no stall, a minimum average rate, an admitted client.
-
-    The transfer must run within `scope`."""
+    """One body's transfer, within `scope`: no stall, a minimum average rate, an admitted client."""
 
     def __init__(self, size_bytes: int, still: Callable[[], bool] = lambda: True) -> None:
         """`still()` says whether the other side is still admitted."""

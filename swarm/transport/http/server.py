@@ -81,9 +81,7 @@ class Clients:
         )
 
     async def wait_turn(self, name: str) -> None:
-        """Wait until an address or peer may make its next small request.
-
-        A flood of challenges, wrong proofs or unknown names slows only its sender."""
+        """Wait for a turn to make a small request: a flood of them slows only its sender."""
         await self._small_requests.of(name).spend(1)
 
 

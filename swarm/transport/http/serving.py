@@ -1,6 +1,5 @@
-"""The parts of a piece server that HTTP and streams share.
-
-The connections of a piece server, by the rules of `swarm.transport.room`."""
+"""What piece servers over HTTP and streams share: their connections, as in
+`swarm.transport.room`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +24,8 @@ class Guest(room.Known, Protocol):
 
 
 class Table:
-    """Says who may stay.
-
-    Each connection begins as a stranger's, and competes with strangers only. Once its peer has
-    proved its identity it competes with those of admitted peers."""
+    """Says who may stay. Each connection competes with strangers only until its peer has proved its
+    identity, then with those of admitted peers."""
 
     def __init__(self, sizes: room.Sizes, per_peer: int) -> None:
         """`per_peer`: connections on which one peer may have proved its identity."""
@@ -40,10 +37,8 @@ class Table:
 
     @contextmanager
     def entered(self, guest: Guest, host: str) -> Iterator[room.Caller]:
-        """Hold a place until the block ends. Raises `NoRoom`.
-
-        The block runs within the caller's `handshake` scope, which is cancelled when others need
-        the place more before the first request is complete."""
+        """Hold a place until the block ends, within the caller's `handshake` scope: cancelled if
+        others need the place more before the first request is complete. Raises `NoRoom`."""
         with self._door.entered(host) as (caller, displaced):
             if displaced is not None:
                 cast(Guest, displaced).leave()

@@ -121,9 +121,8 @@ class Wire:
         raise Broken("said nothing in time")
 
     async def plain_get(self, idle_seconds: float) -> bytes | None:
-        """The digest that the next request asks for, if it is a peer's plain request for a piece.
-
-        None: it is another request, which `head` has yet to read. Raises `Broken`."""
+        """The digest that a peer's plain request asks for; None: `head` has yet to read another.
+        `Broken`."""
         await trio.lowlevel.checkpoint()  # give other connections their turn
         if not self._ahead:
             with trio.move_on_after(idle_seconds):
@@ -164,10 +163,8 @@ class Wire:
         return len(data)
 
     async def plain_blob(self, size_bytes: int, write: Callable[[memoryview], object]) -> int:
-        """Receive a peer's plain answer to a GET; returns the size that it states.
-
-        -1: it is another answer, which `head` has yet to read. `write` got the body if the size
-        is `size_bytes`."""
+        """The size that a peer's plain answer to a GET states, received by `write` if it is
+        `size_bytes`; -1: another answer, which `head` has yet to read."""
         if len(self._ahead) > PLAIN_HEAD_BYTES_MAX:
             return -1
         with self._buffers.borrowed() as buffer:
@@ -230,9 +227,8 @@ class Wire:
         filled: int,
         pace: Pace,
     ) -> None:
-        """Receive the rest of a body whose first bytes are `buffer[start:filled]`.
-
-        `write` gets the whole body in large parts. Call this within `pace.scope`."""
+        """Receive a body that begins with `buffer[start:filled]`, in large parts, within
+        `pace.scope`."""
         if filled - start > size_bytes:
             self._ahead = bytes(buffer[start + size_bytes : filled])
             filled = start + size_bytes
@@ -262,9 +258,8 @@ class Wire:
         uplink: Uplink,
         still: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Send a range of a file by sendfile, as long as `still()` is true.
-
-        Raises `Broken`, and `OSError` if the file cannot be opened."""
+        """Send by sendfile while `still()`. Raises `Broken`; `OSError` if the file cannot be
+        opened."""
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         done = 0
         pace = Pace(size_bytes, still)

@@ -59,9 +59,8 @@ def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raise `UserError` if this peer cannot listen on a port, usually since another process does.
-
-    libp2p would share the port silently. Port 0 checks only the host."""
+    """Raise `UserError` for a port in use, which libp2p would share silently; port 0: the host
+    only."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -80,9 +79,8 @@ def check_port_free(host: str, port: int) -> None:
 
 
 async def resolved(address: Multiaddr) -> list[Multiaddr]:
-    """Replace the name in an address by each IP address that this machine finds for it.
-
-    libp2p itself would ask a DNS server and ignore `/etc/hosts`. Raises `socket.gaierror`."""
+    """An address for each IP of its name, `/etc/hosts` included, unlike libp2p;
+    `socket.gaierror`."""
     protocol = next(iter(address.protocols())).name
     if protocol not in _FAMILIES:
         return [address]
@@ -222,10 +220,8 @@ class Announced:
 def announced(
     addresses: Sequence[str], bulk: Sequence[str], *, detected: bool, peer: str
 ) -> Announced:
-    """Check the settings `announce`, `announce_bulk` and `announce_detected` of a peer.
-
-    `peer`: its id, or empty before it is known. Raises a `UserError` that names setting, value and
-    remedy."""
+    """Check a peer's settings `announce`, `announce_bulk` and `announce_detected`; `peer`: its id,
+    empty if unknown yet. Raises `UserError`."""
     for name, given in (("announce", addresses), ("announce_bulk", bulk)):
         if len(given) > ANNOUNCED_MAX:
             raise UserError(f"{name} has {len(given)} addresses; give at most {ANNOUNCED_MAX}")

@@ -1,8 +1,5 @@
-"""A relay: carries connections between peers, within limits, and says when one is reached.
-
-libp2p's own (0.8.1) keeps one circuit per peer in a table, so that the end of any circuit of a peer
-ends another one too; it has no limit on its whole rate, and writes its reasons into the carried
-stream, where they are garbage."""
+"""A relay, with limits that it names when reached. libp2p's own (0.8.1) ends circuits with any
+other of their peer, has no limit on its whole rate, and writes reasons into the carried stream."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -153,10 +150,8 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
         return own >= self._given.circuits_per_peer
 
     def _has_room(self, source: ID, target: ID) -> bool:
-        """Whether a peer may have one more circuit from a source.
-
-        As with reservations: when it has all, an admitted source takes the place of a stranger, and
-        strangers of one address range have at most a share of them."""
+        """Whether there is room for one more circuit, as with reservations: an admitted source
+        displaces a stranger, and one address range's strangers have at most a share."""
         newcomer = self._connection_of(source)
         if newcomer is None:
             return False

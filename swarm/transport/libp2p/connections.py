@@ -329,10 +329,9 @@ class Connection(SwarmConn):  # type: ignore[misc]
 
 
 class Host(BasicHost):  # type: ignore[misc]
-    """libp2p's host, with bounded negotiation and the transport's addresses.
-
-    libp2p's own tells others to connect to 0.0.0.0 if it listens there, and runs identify in a trio
-    system task, in which an exception would end the process; here the guard runs it."""
+    """libp2p's host, with bounded negotiation and the transport's addresses; its own announces
+    0.0.0.0 if it listens there. Identify runs in the guard: in libp2p's system task an exception
+    ends the process."""
 
     def __init__(self, swarm: TamedSwarm) -> None:
         super().__init__(swarm, negotiate_timeout=int(limits.STREAM_OPEN_DEADLINE_SECONDS))

@@ -1,9 +1,8 @@
 """Dial-back: a peer asks another to connect to it, and so learns whether others can reach it.
 
-The same idea as libp2p's AutoNAT. The asked peer dials the IP address that it sees the asker at and
-no other, so nobody can make it connect to a third party; it dials ports that the asker names. The
-asker believes only what it has seen itself: a handshake with the asked peer's key on its listener.
-"""
+Like libp2p's AutoNAT. Only the IP address that the asker is seen at is dialled, so no third party.
+The asker believes what it has seen itself: a handshake with the asked peer's key on its
+listener."""
 
 import contextlib
 import ipaddress

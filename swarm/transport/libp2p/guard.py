@@ -73,10 +73,9 @@ BROKEN = (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourc
 
 
 class Guard:
-    """Runs libp2p's tasks for connections and streams, and lets none of their exceptions out.
-
-    A stream that failed is reset, a connection is closed. The fault is reported as the event
-    `transport.contained`, at most `STRANGERS_EVENTS_PER_MINUTE` times a minute."""
+    """Runs libp2p's tasks and lets none of their exceptions out: a failed stream is reset, a
+    connection closed, and `transport.contained` says so, at most `STRANGERS_EVENTS_PER_MINUTE`
+    times."""
 
     def __init__(self, events: Events | None) -> None:
         self.events = events

@@ -1,8 +1,8 @@
 """Construction of a libp2p host with its defects repaired, and of a transport on it.
 
-Strangers announce names as addresses, and a silent DNS server holds a lookup's thread for up to
-half a minute, also after the dial was given up. So lookups have threads of their own: in those that
-trio gives to all, a few dozen such names would stop the disk of every peer that dials them."""
+Names are looked up in threads of their own: a silent DNS server holds one for half a minute, so
+that a few dozen names announced by strangers would stop the disk, in the threads that trio gives to
+all."""
 
 import logging
 import socket

@@ -1,6 +1,5 @@
-"""The piece plane of a libp2p peer: over HTTP, or over a stream where HTTP does not work.
-
-The piece plane over a stream, for peers without a usable HTTP address: both sides of it."""
+"""The piece plane of a libp2p peer: over HTTP, or over a stream for peers without a usable
+address."""
 
 import functools
 from collections.abc import Awaitable, Callable, Sequence
@@ -279,11 +278,8 @@ class PiecePlane:
     async def _by_http(
         self, source: Source, ask: Callable[[str, float], Awaitable[_Result]]
     ) -> _Result:
-        """Call `ask(root, seconds to connect)` for the first reachable root of a source.
-
-        Raises `Unreachable` when none can be reached, early enough for a stream to be tried. A
-        root that did not answer lately is skipped if there is another root, or a connection to the
-        peer."""
+        """Call `ask(root, seconds to connect)` for the first reachable root. Raises `Unreachable`
+        early enough for a stream. One that was silent lately is skipped if there is another way."""
         roots = source.addresses[: limits.DIAL_ADDRESSES_MAX]
         likely = [root for root in roots if self.client.may_reach(root, source.peer)]
         if likely or self._is_connected(source):

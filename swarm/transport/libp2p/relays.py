@@ -130,10 +130,8 @@ RELAY_STRANGERS_PER_RANGE_MAX = 16
 
 
 class Reservations(RelayResourceManager):  # type: ignore[misc]
-    """The reservations of connected peers.
-
-    When all slots are taken, an admitted peer takes a stranger's. Strangers of one address range
-    have at most `RELAY_STRANGERS_PER_RANGE_MAX`."""
+    """Connected peers' reservations. If all are taken, an admitted peer takes a stranger's; one
+    address range's strangers have at most `RELAY_STRANGERS_PER_RANGE_MAX`."""
 
     def __init__(
         self, limits: RelayLimits, host: Any, connection_of: Callable[[ID], Held | None]

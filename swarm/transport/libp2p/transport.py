@@ -295,10 +295,9 @@ class Libp2pTransport(BaseTransport, BlobTransport):
         failures: list[DialFailure],
         seconds: float,
     ) -> bool:
-        """Try ways to a peer, each a moment after the one before or once that has failed, until one
-        connects; whether this peer is connected then. One silent address delays no other.
-
-        A way is a direct address, or the addresses through one relay."""
+        """Try ways (a direct address, or those through one relay), each a moment after the one
+        before or once that has failed; whether connected then. One silent address delays no
+        other."""
 
         async def attempt(way: Sequence[str], done: trio.Event) -> None:
             failure = await self._try_way(peer, way)

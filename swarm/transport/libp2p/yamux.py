@@ -160,9 +160,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
         return data
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`, waiting for the other side to grant window.
-
-        If it is cancelled half way, the stream is reset: the rest of it would be garbled."""
+        """Write when the other side grants window; cancelled half way, it resets the stream, now
+        garbled."""
         view = memoryview(data)
         begun = False
         try:
@@ -258,9 +257,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
 
 
 class Yamux(IMuxedConn):  # type: ignore[misc]
-    """The streams of one connection. `start` reads the connection until it ends.
-
-    `overrun(reason)` is called for each stream that was reset for holding too much."""
+    """One connection's streams, read by `start`; `overrun(reason)` for each reset for holding too
+    much."""
 
     def __init__(
         self,
@@ -382,10 +380,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self._shared.size_bytes += size_bytes
 
     def drop_fullest(self) -> None:
-        """Reset the stream that holds most.
-
-        A separate task notifies the other side, since another connection's reader may be the
-        caller."""
+        """Reset the fullest stream. A task notifies the other side: the caller may be another's
+        reader."""
         stream = max(self.streams.values(), key=lambda stream: len(stream.received))
         self._overran(f"it held {len(stream.received)} unread bytes when there was no more room")
         stream.drop()
