@@ -202,6 +202,10 @@ class Chain:
         heads = (digest for *_, digest in self._by_weight if counts(self._links[digest]))
         return next(heads, GENESIS)
 
+    def weight_of(self, digest: bytes) -> int:
+        """The weight of a known chain that ends in a record."""
+        return self._weights[digest]
+
     def ancestor(self, digest: bytes, round: int) -> bytes | None:
         """The record of a round in the chain that ends at `digest`; None: unknown, or later."""
         while digest != GENESIS and digest in self._links:

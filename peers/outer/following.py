@@ -1,5 +1,6 @@
 """Following the chain: merge record after record, or fetch a newer outer state."""
 
+import math
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
@@ -9,12 +10,14 @@ import trio
 
 from peers.outer.artifacts import state_key
 from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost, tokens_in
+from peers.outer.gathering import SCORERS, measured, ranking
 from peers.outer.presence import OuterLoop, ask
-from peers.outer.rating import weights
-from peers.outer.sharing import Sharing
+from peers.outer.rating import is_contradicted, weights
+from peers.outer.sharing import TAKEOVER_SECONDS, Sharing
 from peers.outer.store import OuterState, OuterStore
 from swarm.errors import PeerError, SwarmError
 from swarm.jobs.outer import CheckState, Contributed, FirstState, MergeRound, OuterService
+from swarm.run.manifest import manifest_in
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
@@ -80,12 +83,17 @@ class Following:
         """When the present state was reached, in the world's seconds."""
         self._hashed: dict[bytes, CheckpointManifest] = {}
         """The manifest of the newest state, once it is hashed, until it is published."""
-        self._moving = trio.Lock()
-        """Held while a state's folder moves, and while a merge reads one."""
+        self.moving = trio.Lock()
+        """Held while a state's folder moves, and while a merge or a score reads one."""
         self._failed: Recent[bytes, _Failures] = Recent(ROUNDS_KEPT)
         """By record; by the trainer's id where its records could not be learned."""
         self._disowned: Recent[bytes, None] = Recent(ROUNDS_KEPT)
         """Records that state another outer state than most trainers have, oldest first."""
+        self._passed_over: Recent[bytes, None] = Recent(ROUNDS_KEPT)
+        """Records that were contradicted when this trainer had followed another one in their place:
+        what others measured is not known for ever."""
+        self._came: Recent[bytes, float] = Recent(ROUNDS_KEPT)
+        """When each record arrived."""
         self._said_lost: bytes | None = None
         """The last record of a branch that was reported as lost."""
         self._lost = Counter[str]()
@@ -157,7 +165,7 @@ class Following:
         record = self.record
         manifest = self._hashed.get(record)
         if manifest is not None:
-            async with self._moving:
+            async with self.moving:
                 await self._loop.artifacts.publish_state(record, manifest)
             self._hashed.clear()
             self._loop.changed.touch()
@@ -231,6 +239,7 @@ class Following:
             self._events.emit("outer.record_refused", signer=envelope.sender, reason=str(error))
             return
         for link in added:
+            self._came[link.digest] = self._loop.peer.node.world.now()
             await self._store.keep_record(link.envelope)
         self._loop.changed.touch()
 
@@ -243,7 +252,49 @@ class Following:
         chain = self._loop.chain
         fork = chain.fork(self.record, link.digest)
         beyond = (chain.path(fork, link.digest) or []) if fork is not None else [link]
-        return not any(each.digest in self._disowned or self._is_thin(each) for each in beyond)
+        if any(each.digest in self._disowned for each in beyond):
+            return False
+        peer = self._loop.peer
+        deadline = self.since + peer.run.manifest.outer.deadline_seconds
+        late = peer.node.world.now() >= deadline
+        # What most trainers have followed is followed late, whoever is wrong.
+        outdone = late and chain.weight_of(link.digest) > chain.weight_of(self.record)
+        return not self.takes_part or not any(
+            (not late and self._is_thin(each)) or (not outdone and self._is_unfair(each))
+            for each in beyond
+            if each.signer != peer.peer_id
+        )
+
+    def _is_unfair(self, link: Link) -> bool:
+        """Whether a record lists or scores peers that no version of the run admits to that, or
+        scores strangers otherwise than all others who scored them; or whether these may be at it.
+        """
+        peer, record = self._loop.peer, link.record
+        outer = peer.run.manifest.outer
+        named = [set(manifest_in(each).trainer_ids()) for each in peer.run.versions()]
+        listed = {each.trainer for each in record.contributions}
+        rated = {each.trainer for each in record.rated}
+        scored = {each.trainer for each in record.rated if each.is_scored}
+        ever, always = set[str]().union(*named), set(named[-1]).intersection(*named)
+        if not listed - rated <= ever or scored & always or link.digest in self._passed_over:
+            return True
+        if not outer.is_scored or len(listed & rated) > outer.strangers_max:
+            return bool(rated)
+        said = measured(self._loop, record.parent, link.round)
+        others = [each for who, each in said.items() if who != link.signer]
+        if len(others) >= SCORERS - 1:
+            contradicted = is_contradicted(record, others)
+            if contradicted and self.record != record.parent:
+                self._passed_over[link.digest] = None
+            return contradicted
+        told = self._loop.presence.others().items()
+        bases = {who: each.contribution.base for who, each in told if each.contribution}
+        bases[peer.peer_id] = record.parent
+        may = {who for who in self._loop.presence.present() if bases.get(who) == record.parent}
+        scorers = {*ranking(tuple(sorted(may)), peer.run.id, link.round)[:SCORERS]} - {link.signer}
+        patience = outer.grace_seconds + TAKEOVER_SECONDS
+        waits = peer.node.world.now() < self._came.get(link.digest, -math.inf) + patience
+        return waits and len(scorers) >= SCORERS - 1
 
     def _is_thin(self, link: Link) -> bool:
         """Whether a record lists fewer contributions than the quorum, too early, and leaves out a
@@ -252,17 +303,9 @@ class Following:
         Without this rule one trainer could merge only its own contributions, round after round,
         while the others take their inner steps, and all would follow.
         """
-        peer, chain = self._loop.peer, self._loop.chain
-        outer = peer.run.manifest.outer
-        listed = {each.trainer for each in link.record.contributions} - weights(
-            link.record.rated
-        ).keys()
-        if (
-            not self.takes_part
-            or link.signer == peer.peer_id
-            or len(listed) >= outer.quorum
-            or peer.node.world.now() >= self.since + outer.deadline_seconds
-        ):
+        chain, rated = self._loop.chain, weights(link.record.rated).keys()
+        listed = {each.trainer for each in link.record.contributions} - rated
+        if len(listed) >= self._loop.peer.run.manifest.outer.quorum:
             return False
         present, others = self._loop.presence.present(), self._loop.presence.others()
         return any(
@@ -425,7 +468,7 @@ class Following:
     async def _nearest_state(self, target: bytes) -> bytes | None:
         """The newest record of a chain whose state is on this disk."""
         digest = target
-        async with self._moving:  # a folder that moves is in neither place
+        async with self.moving:  # a folder that moves is in neither place
             while digest not in self._states or self.folder(digest) is None:
                 link = self._loop.chain.get(digest)
                 if link is None:
@@ -479,7 +522,7 @@ class Following:
         trainers = [part.trainer for part in link.record.contributions]
         begun, outer = self._loop.peer.node.world.now(), self._loop.peer.run.manifest.outer
         artifacts = self._loop.artifacts
-        async with self._moving:
+        async with self.moving:
             state = self.folder(link.record.parent)
             assert state is not None
             job = MergeRound(
@@ -521,7 +564,7 @@ class Following:
         doomed = [each for each in self._states if chain.path(record, each) is not None]
         if link is None or not doomed or self.folder(link.record.parent) is None:
             return
-        async with self._moving:
+        async with self.moving:
             await self._reach(self._states[link.record.parent])
             for each in doomed:
                 state = self._states.pop(each)

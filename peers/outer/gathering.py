@@ -8,6 +8,7 @@ from functools import lru_cache
 import trio
 
 from peers.outer.presence import OuterLoop
+from peers.outer.rating import Said
 from peers.outer.sharing import TAKEOVER_SECONDS, Sharing, View
 from swarm.errors import SwarmError
 from swarm.jobs.outer import InspectContribution, OuterService
@@ -27,6 +28,21 @@ def ranking(trainers: tuple[str, ...], run: str, round: int) -> tuple[str, ...]:
     each further one waits a while longer.
     """
     return tuple(rendezvous(trainers, b"outer", run.encode(), round.to_bytes(8, "big")))
+
+
+SCORERS = 3
+"""Trainers that score strangers: the first in rank, who signs, and the next ones. With three, one
+that lies decides nothing."""
+
+
+def measured(loop: OuterLoop, base: bytes, round: int) -> dict[str, Said]:
+    """What the first scorers in rank say of the contributions to a round, from `base`."""
+    run, others = loop.peer.run, loop.presence.others().items()
+    told = {who: (status.measured_from, status.measured) for who, status in others}
+    told[loop.peer.peer_id] = loop.presence.own
+    ranked = ranking(tuple(run.manifest.trainer_ids()), run.id, round)
+    spoken = [who for who in ranked if who in told and told[who][0] == base]
+    return {who: {each.trainer: each for each in told[who][1]} for who in spoken[:SCORERS]}
 
 
 @dataclass(frozen=True)
@@ -176,6 +192,11 @@ class Gathering:
         """Fetch and check a stranger's contribution, which `holds` then knows."""
         if self._is_new(contribution.trainer, contribution, head):
             await self._take(contribution, child, bytes_max)
+
+    def forget(self, contribution: Contribution) -> None:
+        """Forget a stranger's contribution to a round that is over."""
+        if self.holds(contribution):
+            del self._ready[contribution.trainer]
 
     def holds(self, contribution: Contribution) -> bool:
         """Whether a contribution was fetched, and nothing was wrong with it."""

@@ -27,7 +27,7 @@ from swarm.wire.envelope import (
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Digest
-from swarm.wire.outer import OuterStatus, RoundRecord, Stage
+from swarm.wire.outer import Measured, OuterStatus, RoundRecord, Stage
 from swarm.world.observable import Observable
 
 
@@ -86,6 +86,8 @@ class Presence:
         self._peer = peer
         self._heard: dict[str, Heard] = {}
         self._cached: _Known | None = None
+        self.own: tuple[bytes | None, list[Measured]] = (None, [])
+        """What this trainer measured of strangers' contributions from a record's outer state."""
 
     def hear(self, envelope: Envelope) -> bool:
         """Take over a status, which may have been repeated long after it was signed.

@@ -3,15 +3,16 @@
 In a run with `outer.admission = "scored"` the signer of a round record states what it measured of
 each stranger's contribution (`peers.outer.learning.scoring`): two *scores*, in standard errors.
 Ratings and weights follow from the scores of the chain's records, by the rules here. So every
-trainer computes the same weights, and the chain keeps them. What one bad signer states is a
-round's score: its friend needs two in a row, and the next signer's score ends it.
+trainer computes the same weights, and the chain keeps them. Several trainers score, and a
+record's scores are the medians of theirs: one that lies moves a score within what the others say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from statistics import median_low
 
 from blake3 import blake3
 
-from swarm.wire.outer import RATED_MAX, SCORE_MAX, Rated
+from swarm.wire.outer import RATED_MAX, SCORE_MAX, Measured, Rated, RoundRecord
 
 NOISE = 760
 """A rating of scores that are noise alone exceeds this with a probability of 2.3 %: two of its
@@ -27,11 +28,53 @@ FALLS = -2000
 FORGOTTEN = 100
 """Ratings nearer to 0 are forgotten."""
 
+DIFFERS = 1000
+"""A score this far beyond what all others measured is no median of measurements."""
+
 
 def updated(rating: int, score: int) -> int:
     """The rating after a score: the exponential mean of all, a quarter each."""
     after = (3 * rating + score) // 4
     return min(0, after) if score <= FALLS else after
+
+
+Said = Mapping[str, Measured]
+"""What one scorer says, by stranger."""
+
+
+def _said(said: Collection[Said], trainer: str, of: bytes | None) -> list[list[int]]:
+    """The gains and the own scores of a stranger by each scorer, 0 where it says nothing of this
+    artifact; None: of any."""
+    none = Measured(trainer, of or b"")
+    found = [each.get(trainer, none) for each in said]
+    found = [each if of in (None, each.artifact) else none for each in found]
+    return [[each.gain for each in found], [each.own for each in found]]
+
+
+def agreed(said: Collection[Said]) -> dict[str, Measured]:
+    """For each stranger the medians of what the scorers measured, the lower of an even number; who
+    did not measure it says 0. Of several contributions of one stranger, the best counts."""
+    medians = [
+        Measured(trainer, artifact, *map(median_low, _said(said, trainer, artifact)))
+        for trainer, artifact in {
+            (one.trainer, one.artifact) for each in said for one in each.values()
+        }
+    ]
+    medians.sort(key=lambda each: (min(each.gain, each.own), each.artifact))
+    return {each.trainer: each for each in medians}
+
+
+def is_contradicted(record: RoundRecord, said: Collection[Said]) -> bool:
+    """Whether a record scores a stranger otherwise than all of these scorers, on one side."""
+    listed = {each.trainer: each.artifact.digest for each in record.contributions}
+    stated = {each.trainer: (each.gain, each.own) for each in record.rated}
+    return any(
+        not min(theirs) - DIFFERS <= score <= max(theirs) + DIFFERS
+        for trainer in stated.keys() | {trainer for each in said for trainer in each}
+        for score, theirs in zip(
+            stated.get(trainer, (0, 0)), _said(said, trainer, listed.get(trainer)), strict=True
+        )
+    )
 
 
 def rate(before: Sequence[Rated], scores: Mapping[str, tuple[int, int]]) -> list[Rated]:

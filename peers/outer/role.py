@@ -130,7 +130,7 @@ class ReplicaRole:
         self._sharing = Sharing(self._loop)
         self._gathering = Gathering(self._loop, self._sharing)
         self._following = Following(self._loop, self._store, self._sharing)
-        self._strangers = Strangers(self._loop, self._gathering, lambda: self._following.state)
+        self._strangers = Strangers(self._loop, self._gathering, self._following)
         self._restarts = Restarts(self._events, "replica")
         self._own: Own | None = None
         """This trainer's newest contribution."""
@@ -498,7 +498,8 @@ class ReplicaRole:
         self._peer.status.doing = "the run is complete"
         if not self._is_stranger and (link := self._loop.chain.get(state.record)):
             with trio.move_on_after(FAREWELL_SECONDS):
-                while link.record.rated:  # strangers do not say how far they are
+                # Strangers do not say how far they are.
+                while link.record.rated or self._strangers.offers:
                     await self._loop.changed.wait_change()
 
     def _others_differ(self) -> bool:
@@ -648,6 +649,8 @@ class ReplicaRole:
             contribution=own.contribution if own is not None else None,
             leaving=self._leaving,
             stage=self._stage(),
+            measured_from=self._loop.presence.own[0],
+            measured=self._loop.presence.own[1],
             **self._sharing.status(),
         )
 

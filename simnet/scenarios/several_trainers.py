@@ -69,7 +69,7 @@ class Agreement:
                 times = self.restarted if peer.name in self._known else self.joined
                 times.append(begun - self._started.pop(peer.name))
             self._known.add(peer.name)
-        elif event.name == "outer.run_complete":
+        elif event.name == "outer.run_complete" and not peer.plan.acts:  # not a liar's own state
             self._last.add(event.fields["state"])
             if len(self._last) == 2:
                 self._simulation.violate(

@@ -24,9 +24,9 @@ LOST_MAX, Line, LogHead, Message, Name, PeerRecord, PeerState, Presence, Present
 REWARD_VALUES_MAX, ROLE_PATTERN, Reinstatement, RewardParts, Rewards, SOURCE_BYTES, Slot,
 StateMessage, StepOrder, Submission, Verdict; `messenger`: Messenger, REQUEST_DEADLINE_SECONDS,
 REQUEST_ENVELOPES_MAX, first; `outer`: CONTRIBUTION_TOKENS_MAX, Contribution, DISPUTED_MAX, GENESIS,
-HeldShards, MERGED_MAX, MergedShard, Offer, OuterStatus, RATED_MAX, Rated, RoundRecord, SCORE_MAX,
-Stage; `protocol`: PROTOCOL_VERSION, UPGRADE, protocol_problem; `succession`: NotAuthorised,
-Ownership, inherited, ownership, ownership_of, taken_over; `turns`: *, EpisodeGrade, EpisodeRequest,
-EpisodeTokens, GradeRequest, PACKED_BYTES_MAX, TOKEN_BYTES, Turn, TurnRefused, TurnRequest, divided,
-pack, packed_digest, segments_of, tokens_digest, unpack
+HeldShards, MERGED_MAX, Measured, MergedShard, Offer, OuterStatus, RATED_MAX, Rated, RoundRecord,
+SCORE_MAX, Stage; `protocol`: PROTOCOL_VERSION, UPGRADE, protocol_problem; `succession`:
+NotAuthorised, Ownership, inherited, ownership, ownership_of, taken_over; `turns`: *, EpisodeGrade,
+EpisodeRequest, EpisodeTokens, GradeRequest, PACKED_BYTES_MAX, TOKEN_BYTES, Turn, TurnRefused,
+TurnRequest, divided, pack, packed_digest, segments_of, tokens_digest, unpack
 """

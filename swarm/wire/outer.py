@@ -124,6 +124,16 @@ class Rated(msgspec.Struct, array_like=True, frozen=True):
         return bool(self.gain or self.own)
 
 
+class Measured(msgspec.Struct, array_like=True, frozen=True):
+    """What a trainer measured of a stranger's contribution; `Rated` explains the scores."""
+
+    trainer: Key
+    artifact: Digest
+    """Of its contribution: a stranger may offer several."""
+    gain: Score = 0
+    own: Score = 0
+
+
 class Offer(Message, frozen=True, kw_only=True):
     """A stranger's contribution, as it announces it to a trainer of a scored run."""
 
@@ -164,6 +174,12 @@ class OuterStatus(StateMessage, frozen=True, kw_only=True):
         default_factory=list
     )
     """Shards of others that it has found wrong, newest last."""
+    measured: Annotated[list[Measured], Meta(max_length=STRANGERS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """What it measured last of strangers' contributions."""
+    measured_from: Digest | None = None
+    """The record from whose outer state these contributions began."""
 
 
 class RoundRecord(Message, frozen=True, kw_only=True):

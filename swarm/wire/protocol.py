@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Protocol version of this build. 1: builds that announce none. 2: peers announce theirs, and a run
-says which one it needs."""
+says which one it needs. 3: records of rounds rate strangers, who weigh by it in the merge."""
 
 PROTOCOL_OLDEST = 1
 """Oldest version whose peers this build works with."""

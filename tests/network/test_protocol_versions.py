@@ -152,6 +152,11 @@ def test_a_signed_run_needs_the_version_of_the_build_that_signed_it() -> None:
         with_needs(replace(PLAIN, needs=NEWER), "run.toml")
 
 
+def test_a_run_whose_records_rate_strangers_is_not_for_builds_that_do_not_weigh_them() -> None:
+    """They would merge other bits: version 3 is the first that knows the field `rated`."""
+    assert sign_manifest(OWNER, PLAIN, WALL).expect(RunManifest).needs >= 3
+
+
 def test_no_old_version_and_no_stranger_keeps_a_peer_out_of_a_run() -> None:
     held = {RUN_ID: sealed_manifest(OWNER, replace(PLAIN, version=3))}
     name = RUN_ID.partition("/")[2]

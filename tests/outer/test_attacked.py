@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from peers.outer.artifacts import Artifacts
-from peers.outer.chain import Chain
+from peers.outer.chain import Chain, Link
+from peers.outer.following import Following
 from peers.outer.gathering import Gathering
 from peers.outer.learning import contribution as contribution_file
 from peers.outer.learning import state
@@ -27,6 +29,7 @@ from peers.outer.learning.state import StateFile, shares
 from peers.outer.learning.tensor_file import Shapes
 from peers.outer.presence import OuterLoop, Presence
 from peers.outer.sharing import Sharing
+from peers.outer.store import OuterStore
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware
 from simnet.faults import AnyFault, ClockStep, Crash, FullDisk, befall
@@ -39,7 +42,7 @@ from swarm.shardcast.manifest import BadManifest
 from swarm.wire.envelope import Envelope
 from swarm.wire.manifest import Outer, RunManifest
 from swarm.wire.messages import CheckpointReference
-from swarm.wire.outer import Contribution, MergedShard, OuterStatus, RoundRecord
+from swarm.wire.outer import Contribution, MergedShard, OuterStatus, Rated, RoundRecord
 from swarm.world.observable import Observable
 from tests.outer.records import TRAINERS, contribution, record
 from tests.simnet.test_versions import signed
@@ -216,9 +219,12 @@ def test_a_contribution_of_another_branch_counts_once_its_branch_is_followed() -
 class Bad:
     """Trainer c: whenever another one has merged a round, it signs records by itself."""
 
-    def __init__(self, simulation: Simulation, records: int = 1, state: bytes = b"") -> None:
+    def __init__(
+        self, simulation: Simulation, records: int = 1, state: bytes = b"", keys: int = 0
+    ) -> None:
+        """`keys`: others of its own in whose names each record lists a contribution as well."""
         self._simulation = simulation
-        self._identity = simulation.peers["c"].identity
+        self._identities = [simulation.peers["c"].identity, *TRAINERS[:keys]]
         self._records, self._state = records, state
         self._signed: set[bytes] = set()
         simulation.listeners.append(self._hear)
@@ -236,23 +242,28 @@ class Bad:
             self._signed.add(merged["record"])
             parent, round, state = merged["record"], merged["round"], merged["state"]
             for number in range(self._records):
-                reference = CheckpointReference(
-                    lineage=round, step=number, digest=bytes([number + 1]) * 32, size_bytes=100
-                )
-                mine = Contribution(
-                    trainer=self._identity.peer_id,
-                    base=parent,
-                    base_round=round,
-                    artifact=reference,
-                    total_bytes=1000,
-                    tokens=1,
-                ).signed(self._identity, part.run.id)
+                mine = [
+                    Contribution(
+                        trainer=key.peer_id,
+                        base=parent,
+                        base_round=round,
+                        artifact=CheckpointReference(
+                            lineage=round,
+                            step=number,
+                            digest=bytes([number, at]) * 16,
+                            size_bytes=9,
+                        ),
+                        total_bytes=1000,
+                        tokens=1,
+                    ).signed(key, part.run.id)
+                    for at, key in enumerate(self._identities, 1)
+                ]
                 message = RoundRecord(
                     round=round + 1,
                     parent=parent,
                     state=self._state or state,
-                    contributions=[mine],
-                    tokens=merged["tokens"] + number + 1,
+                    contributions=sorted(mine, key=lambda each: each.trainer),
+                    tokens=merged["tokens"] + (number + 1) * len(mine),
                 )
                 envelope = await part.seal(message, 3600.0)
                 part.gossip.publish(envelope)
@@ -272,6 +283,53 @@ def test_rounds_that_one_trainer_makes_by_itself_are_not_followed() -> None:
         assert min(merged.values()) >= 2
         assert not said.named("outer.behind", name)
         assert not said.named("outer.round_abandoned", name)
+
+
+def test_a_record_that_lists_keys_that_nobody_has_named_is_not_followed() -> None:
+    """As many contributions as the quorum, all by one trainer."""
+
+    async def attack(simulation: Simulation, _: RunManifest) -> None:
+        await Bad(simulation, keys=3).run()
+
+    said = outlast(attack, stay=["a", "b"], rounds=4)
+    for name in "ab":
+        assert [each["round"] for each in said.named("outer.merged", name)] == [1, 2, 3, 4]
+        assert not said.named("outer.behind", name)
+
+
+@pytest.mark.parametrize("admission", ["named", "scored"])
+def test_what_a_record_may_list_and_rate(admission: Any) -> None:
+    async def main() -> None:
+        simulation = Simulation(1, workload=WORKLOAD)
+        async with simulation.running():
+            terms = Outer(rounds=2, strangers_max=1, admission=admission)
+            await start_bootstrap(simulation, trainers=NAMES, validators=["a"], outer=terms)
+            peer = simulation.add(Plan("a", ["observer"], SERVER))
+            await peer.start()
+            await trio.sleep(30.0)  # it joins
+            part = peer.part
+            assert part is not None
+            loop = OuterLoop(part, Chain(1), Presence(part), Artifacts(part), Observable(None))
+            store = OuterStore(part.node.disk.database("outer.sqlite"))
+            following = Following(loop, store, Sharing(loop))
+            named = part.run.manifest.trainer_ids()
+
+            def is_unfair(trainers: list[str], rated: list[Rated]) -> bool:
+                listed = [replace(contribution(0), trainer=each) for each in sorted(trainers)]
+                message = replace(record(listed).expect(RoundRecord), rated=rated)
+                envelope = dataclasses.replace(record(listed), message=message)
+                return following._is_unfair(Link.of(envelope))
+
+            stranger, other = TRAINERS[0].peer_id, TRAINERS[1].peer_id
+            full = [Rated(each, 3000, 3000, 1500, 1500) for each in sorted((stranger, other))]
+            one = [each for each in full if each.trainer == stranger]
+            assert not is_unfair(named, [])
+            assert is_unfair([*named, stranger], []), "it is not named"
+            assert is_unfair([*named, stranger], one) is (admission == "named")
+            assert is_unfair([*named, stranger, other], full), "more than outer.strangers_max"
+            assert is_unfair(named, [Rated(named[1], -3000, 0, -750, 0)]), "a trainer is not scored"
+
+    run_virtual(main, seed=1, limit_seconds=1000.0)
 
 
 def test_a_record_that_states_another_outer_state_than_most_have_is_not_followed() -> None:

@@ -17,10 +17,22 @@ from peers.outer.chain import BadRecord, Chain
 from peers.outer.learning import contribution
 from peers.outer.learning.contribution import Contribution, write_values
 from peers.outer.learning.state import NORM_MEDIANS, shares
-from peers.outer.rating import FALLS, FULL, NOISE, assignment, rate, updated, weight, weights
+from peers.outer.rating import (
+    DIFFERS,
+    FALLS,
+    FULL,
+    NOISE,
+    agreed,
+    assignment,
+    is_contradicted,
+    rate,
+    updated,
+    weight,
+    weights,
+)
 from swarm.jobs.outer import Offered, Scored, ScoreRound, TrainRound
 from swarm.wire.envelope import Envelope, seal
-from swarm.wire.outer import RATED_MAX, SCORE_MAX, Rated, RoundRecord
+from swarm.wire.outer import RATED_MAX, SCORE_MAX, Measured, Rated, RoundRecord
 from tests.outer.records import RUN, TRAINERS, record
 from tests.outer.records import contribution as contributed
 from tests.outer.test_replica import Trainer, base, job_of, text
@@ -125,6 +137,75 @@ def test_each_stranger_and_round_has_sequences_of_its_own() -> None:
         for peer in ("p", "q")
     }
     assert len(drawn) == 16
+
+
+# --- several scorers ---
+
+
+def said(*gains: int | None, artifact: bytes = b"1") -> list[dict[str, Measured]]:
+    """What scorers say of one stranger; None: nothing."""
+    return [{} if each is None else {"s": Measured("s", artifact, each, each)} for each in gains]
+
+
+def test_a_score_is_the_median_and_needs_a_majority() -> None:
+    for gains, wanted in (
+        ((3000,), 3000),
+        ((3000, 3000, -3000), 3000),
+        ((-3000, -3000, 3000), -3000),
+        ((3000, None, None), 0),
+        ((3000, 2000, None), 2000),
+        ((3000, 1000), 1000),
+        ((3000, None), 0),
+    ):
+        (found,) = agreed(said(*gains)).values()
+        assert (found.gain, found.own) == (wanted, wanted), gains
+    assert agreed([]) == {}
+
+
+@given(st.lists(scores, min_size=2, max_size=2), scores)
+def test_one_that_lies_stays_within_what_the_others_say(honest: list[int], lie: int) -> None:
+    (found,) = agreed(said(*honest, lie)).values()
+    assert min(honest) <= found.gain <= max(honest)
+
+
+def test_a_stranger_that_gives_each_scorer_another_file_counts_by_none() -> None:
+    """Else it could show a good one to be scored, and have another one listed."""
+    one, other = said(3000, 3000, artifact=b"1"), said(3000, artifact=b"2")
+    assert agreed([*one, *other])["s"] == Measured("s", b"1", 3000, 3000)
+    split = [*said(3000), *said(3000, artifact=b"2"), *said(3000, artifact=b"3")]
+    assert (agreed(split)["s"].gain, agreed(split)["s"].own) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("stated", "others", "expected"),
+    [
+        (3000, (3000, 2000), False),
+        (1500, (3000, 2000), False),
+        (2000 - DIFFERS - 1, (3000, 2000), True),
+        (3000, (0, -3000), True),
+        (None, (3000, 3000), True),
+        (None, (3000, None), False),
+        (3000, (3000, None), False),
+        (-3000, (3000, 3000), True),
+    ],
+)
+def test_a_record_that_all_others_contradict_is_known(
+    stated: int | None, others: tuple[int | None, ...], expected: bool
+) -> None:
+    rated = [] if stated is None else [Rated("s", stated, stated)]
+    message = replace(record([contributed(0)]).expect(RoundRecord), rated=rated)
+    assert is_contradicted(message, said(*others)) is expected
+
+
+def test_what_a_record_lists_is_what_was_scored() -> None:
+    """Not another file of the same stranger."""
+    stranger, listed = TRAINERS[1].peer_id, contributed(1)
+    message = replace(
+        record([contributed(0), listed]).expect(RoundRecord), rated=[Rated(stranger, 3000, 3000)]
+    )
+    for artifact, expected in ((listed.artifact.digest, False), (bytes(32), True)):
+        others = [{str(stranger): Measured(stranger, artifact, 3000, 3000)}] * 2
+        assert is_contradicted(message, others) is expected
 
 
 # --- the merge -------------------------------------------------------------------------------

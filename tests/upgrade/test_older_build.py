@@ -40,9 +40,16 @@ async def works(peers: Swarm, name: str, since: int = 0) -> None:
     ids=["old-worker", "old-validator", "old-trainer"],
 )
 def test_builds_work_together_and_homes_are_taken_over(
-    old: tuple[str, ...], older: Path, tmp_path: Path, base: Path, fork_server: Path
+    old: tuple[str, ...],
+    older: Path,
+    tmp_path: Path,
+    base: Path,
+    fork_server: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every account adds up, and work is accepted on both sides of the upgrade."""
+    """Every account adds up, and work is accepted on both sides of the upgrade. The run's owner has
+    signed it with the older build, so it needs that one's protocol version."""
+    monkeypatch.setattr("swarm.run.manifest.PROTOCOL_VERSION", 2)
 
     async def main() -> None:
         async with swarm(tmp_path, base, fork_server, names=NAMES, steps=12) as peers:
