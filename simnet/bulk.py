@@ -238,8 +238,7 @@ class _Transfer:
         network, sender, receiver = self._client._network, self._sender, self._receiver
         flow = network.flows.start(sender.uplink, receiver.downlink, blob.size_bytes, self._flowed)
         self._flow = flow
-        ends = (sender.peer_id, receiver.peer_id)
-        sender._transfers[flow] = receiver._transfers[flow] = ends
+        sender._transfers[flow] = receiver._transfers[flow] = (sender.peer_id, receiver.peer_id)
         if network.is_silent(sender, receiver):
             network.stall(flow)
         least = http_limits.BYTES_PER_SECOND_MIN

@@ -64,7 +64,6 @@ Action = Callable[..., object]
 _NAMED, _LINK = 0, 1
 
 TASKS_NAMED_MAX = 20
-"""Most waiting tasks that `Deadlock` names."""
 
 GARBAGE_THRESHOLDS = (200_000, 20, 200)
 """Of the garbage collector: the default (700, 10, 10) would scan millions of live objects again and

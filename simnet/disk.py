@@ -1,8 +1,7 @@
 """A peer's disk in memory: it can be slow or full, lose power, and hold content without bytes.
 
 A file is a sequence of *extents*: real bytes, or a `Symbol`, a range of content that exists in name
-only. A symbol's digest follows from its name and range. So the pieces of a simulated checkpoint of
-62 GB can be hashed, sent, checked and forged like real pieces, and cost a few bytes of memory.
+only, whose digest follows from its name and range: so checkpoints of 62 GB cost little memory.
 
 A power cut follows an ordered journal, as on ext4. Synced data survives. Of the creations, renames
 and removals since the last sync of any file, a prefix survives. Each range written since its file's
@@ -45,7 +44,6 @@ class File:
         self.extents = Extents()
         self.synced = Extents()
         self.written: list[tuple[int, int]] = []
-        """Ranges written since the last sync."""
 
     def put(self, start: int, content: Content) -> None:
         self.extents.put(start, content)
@@ -378,8 +376,7 @@ class SimulatedDisk:
     def _under(self, path: str) -> Names:
         if path in self._files:
             return [path]
-        prefix = path + "/"
-        return sorted([name for name in self._files if name.startswith(prefix)])
+        return sorted([name for name in self._files if name.startswith(path + "/")])
 
     def _make_room(self, path: str, needed_bytes: int) -> None:
         if needed_bytes > self.free_bytes():

@@ -188,14 +188,12 @@ class Invariants:
             digest = fields["submission"]
             if fields["outcome"] == "accepted":
                 self._accepted.setdefault(digest, (now, fields["worker"]))
-                decided = now - fields["written_seconds"]
-                self._check_worker(peer, fields["worker"], digest, decided)
+                self._check_worker(peer, fields["worker"], digest, now - fields["written_seconds"])
             else:
                 self._others[digest] = f"{fields['outcome']} by {fields['failed']}"
         elif event.name == "trainer.checkpoint_published":
             key = (fields["lineage"], fields["step"])
-            first = self._manifests.setdefault(key, fields["manifest"])
-            if first != fields["manifest"]:
+            if self._manifests.setdefault(key, fields["manifest"]) != fields["manifest"]:
                 self._broken(
                     "one manifest for each policy",
                     f"{peer.name} publishes policy {key[1]} of lineage {key[0]} a second time, "
@@ -327,8 +325,7 @@ class Invariants:
     def _read_books(self, peers: list[Peer]) -> _Books:
         books = _Books()
         for peer in peers:
-            database = peer.disk.database("ledger.sqlite")
-            log = Log(database, peer.id)
+            log = Log(peer.disk.database("ledger.sqlite"), peer.id)
             for start in range(log.start(), log.size(), LOG_ENTRIES_READ):
                 for entry in map(decode, log.entries(start, LOG_ENTRIES_READ)):
                     if isinstance(entry, Consumed):

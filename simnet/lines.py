@@ -24,9 +24,7 @@ class Weather:
     jitter: float = 0.1
     """Latency is longer by up to this share, evenly distributed."""
     loss: float = 0.001
-    """Share of the packets lost."""
     local_seconds: float = 0.002
-    """One-way latency within a region."""
 
 
 REGIONS = ("us-east", "us-west", "europe-west", "europe-east", "asia-east", "asia-south", "brazil")

@@ -249,8 +249,7 @@ class SimulatedNetwork:
 
         def give_up() -> None:
             if self.flows.left_bytes(flow) == left:
-                seconds = http_limits.STALL_SECONDS
-                self.flows.fail(flow, f"has sent nothing for {seconds:g} s")
+                self.flows.fail(flow, f"has sent nothing for {http_limits.STALL_SECONDS:g} s")
 
         self.at(trio.current_time() + http_limits.STALL_SECONDS, "stalls", give_up)
 

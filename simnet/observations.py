@@ -42,7 +42,6 @@ class Broadcast:
     total_bytes: int
     published: float
     received: dict[str, int] = field(default_factory=dict)
-    """Bytes received, by peer."""
     progress: dict[str, array[float]] = field(default_factory=dict)
     """Times at which each peer had 1/64, 2/64, ... of the checkpoint."""
     complete: dict[str, float] = field(default_factory=dict)

@@ -49,11 +49,9 @@ DEVIATIONS = 8
 
 
 def propose(honest: Sequence[Sequence[Sample]], base: Thresholds | None = None) -> Thresholds:
-    """Thresholds that no honest work comes near; `honest` has one list per pair of engines.
-
-    A few thousand tokens per pair are enough for means, whose errors are counted between rollouts,
-    since the tokens of one are alike. They say less about the largest margin that a run will see,
-    so that is extrapolated."""
+    """Thresholds that no honest work comes near; `honest` has one list per pair of engines. A few
+    thousand tokens per pair are enough for means, whose errors are counted between rollouts; the
+    largest margin that a run will see is extrapolated."""
     chunks = [chunk for pair in honest for each in pair for chunk in each.found.chunks]
     exponents = [chunk.exponent_matches for chunk in chunks]
     means = [chunk.mantissa_mean for chunk in chunks]
@@ -113,11 +111,9 @@ def _margin_bound(parts: Sequence[Scores]) -> float:
 
 
 def _largest(margins: Scores) -> float:
-    """The largest margin among `RUN_TOKENS` tokens, if large margins fall off exponentially.
-
-    The mean excess over the largest tenth of the mismatches, plus three standard errors, is their
-    rate. There are few of them, so the largest one alone says little: among 10,000 honest tokens
-    it was 0.37, among 3,000 others 0.62."""
+    """The largest margin among `RUN_TOKENS` tokens, if large margins fall off exponentially, at the
+    mean excess over the largest tenth plus three standard errors. The largest one alone says
+    little: among 10,000 honest tokens it was 0.37, among 3,000 others 0.62."""
     found = np.sort(margins[margins > 0])
     if not len(found):
         return 0.0
@@ -221,9 +217,8 @@ def measure_run(
     advance: Advance,
     temperatures: Sequence[float] = (),
 ) -> Calibrated:
-    """Measure thresholds for a run with its own prompts; raises `UserError`.
-
-    `temperatures`: those of its environments, each measured with all of them; empty: `sampling`'s.
+    """Measure thresholds for a run with its own prompts; raises `UserError`. `temperatures`: those
+    of its environments, each measured with all of them; empty: `sampling`'s.
 
     A submission has `GROUPS` prompts with up to four times `GROUP_SIZE` completions where they are
     short; they are as long as the run's, up to `TOKENS_MAX`: honest differences do not grow with

@@ -30,10 +30,8 @@ class Measuring:
 def settle(
     manifest: RunManifest, before: RunManifest | None, model: Path, wanted: Measuring, where: Path
 ) -> RunManifest:
-    """Return the manifest with the thresholds that the owner wants; raises `UserError`.
-
-    Those of the description count if they say that they were measured. Otherwise those of the
-    version `before` do, then newly measured ones. What the description sets by itself, stays."""
+    """The manifest with the thresholds that the owner wants: those that its description sets, then
+    the description's measured ones, those of `before`, or new ones. Raises `UserError`."""
     if not manifest.thresholds.observes:
         return manifest
     if before is not None and not before.thresholds.observes and not wanted.again:

@@ -1,8 +1,7 @@
 """`swarm demo`: a whole swarm on this machine, as separate processes on loopback.
 
-`command` runs a demo in a terminal. `play` prepares the run and its peers (`cast`), and starts and
-watches their processes (`processes`). `state` collects their events; `view` and `plain` show it.
-`summary` writes the results.
+`play` prepares the run and its peers (`cast`), and watches their processes; `state` collects their
+events; `view` and `plain` show it.
 
 For other rooms: `recipes`: ENVIRONMENT, OBJECTIVE, OF_MODEL, OPTIMISER, RECIPES, Recipe, SAMPLING,
 SCHEDULE, THRESHOLDS, Warmup, recipe_of; `setup`: Setting, free_ports, write_config; `warmup`:

@@ -1,7 +1,4 @@
-"""The course of one demo: prepare a run, start its peers, watch them.
-
-The demo is a run's owner like any other: it makes a key, signs a run manifest, and starts peers
-with the ordinary command line."""
+"""The course of one demo, the owner of a run like any other: prepare, start its peers, watch."""
 
 import secrets
 import shlex
@@ -120,11 +117,8 @@ class Demo:
         folder: Path,
         socket_folder: Path,
     ) -> None:
-        """Create the state of a demo; `run` starts it.
-
-        `model`: the one that is given. `folder` holds all files that outlast the demo.
-        `socket_folder` must have a short path: the path of a Unix socket may have at most 107
-        bytes."""
+        """`model`: the one that is given. `folder` holds all files that outlast the demo; the path
+        of `socket_folder` must be short: a Unix socket's may have at most 107 bytes."""
         self.options, self.recipe, self.model = options, recipe, model
         self.folder = folder
         self.base = folder / "base"
@@ -203,10 +197,8 @@ class Demo:
         return write_results(self.state, self.options)
 
     async def _take(self, model: Model, service: PreparationService) -> Evaluated:
-        """Make the base policy of a model that is given, which has a warm-up if it is hardly ever
-        right; measure it, and thresholds for it.
-
-        Raises `UserError` if it has nothing to learn from."""
+        """Make the base policy of a model that is given, warmed up if it is hardly ever right;
+        measure it, and thresholds for it. Raises `UserError` if it has nothing to learn from."""
         given = Prepare(
             recipe=self.recipe, folder=str(model.folder.resolve()), seed=self.options.seed
         )
@@ -258,10 +250,8 @@ class Demo:
         self.state.note(line, trio.current_time())
 
     async def _start_in_turn(self, nursery: trio.Nursery) -> None:
-        """Start the peers one after the other, the trainer once the base policy is there.
-
-        Peers that start all at once would slow down the imports of the compute server, for which
-        trainer, validator and inference peers wait."""
+        """Start the peers in turn, the trainer once the base policy is there: all at once they
+        would slow down the imports of the compute server, for which most of them wait."""
         urgency = ("bootstrap", "validator", "inference", "relay", "trainer")
         for peer in sorted(self.peers, key=lambda peer: urgency.index(peer.role)):
             if peer.role == "trainer":
@@ -281,9 +271,7 @@ class Demo:
         return next(peer for peer in self.peers if peer.name == name)
 
     def _sign_manifest(self) -> Path:
-        """Sign and write the run manifest.
-
-        Each demo's run has a new name, because a guest's home pins the owner's key to the name."""
+        """Each run has a new name, because a guest's home pins the owner's key to the name."""
         recipe = self.recipe
         manifest = setup.demo_manifest(
             name=f"demo-{secrets.token_hex(3)}",
@@ -322,9 +310,7 @@ class Demo:
         nursery.start_soon(keep_alive, process, self)
 
     async def _watch_progress(self) -> None:
-        """Wait until the run is complete.
-
-        Raises `SwarmError` if nothing is trained for `STALL_SECONDS_MAX`."""
+        """Raises `SwarmError` if nothing is trained for `STALL_SECONDS_MAX`."""
         while not self.complete.is_set():
             done = self.state.step
             with trio.move_on_after(STALL_SECONDS_MAX):
@@ -351,9 +337,8 @@ def join_line(bootstrap: str) -> str:
 
 
 async def run_demo(options: setup.DemoOptions) -> int:
-    """Run a demo; returns the exit status: 0, or 130 after Ctrl-C.
-
-    Raises `UserError` for wrong options and `SwarmError` if the demo cannot continue."""
+    """Run a demo; returns the exit status: 0, or 130 after Ctrl-C. Raises `UserError` for wrong
+    options and `SwarmError` if the demo cannot continue."""
     setup.check_options(options)
     model = None
     if options.model is not None:

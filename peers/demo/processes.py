@@ -1,8 +1,7 @@
 """The demo's processes: read their output, restart dead ones, end them all.
 
-Ctrl-C reaches only the demo, which then ends all process groups, so that no child of a process
-outlives it. Restarts are not those of `swarm.world.restarts`: a peer reports no success, so its
-lifetime decides whether deaths count as in a row."""
+Ctrl-C reaches only the demo, which then ends all process groups. Restarts are not those of
+`swarm.world.restarts`: only a peer's lifetime decides whether deaths count as in a row."""
 
 import json
 import os
@@ -75,11 +74,9 @@ class Process:
 
 
 async def keep_alive(process: Process, watcher: Watcher) -> None:
-    """Run a process until it exits with status 0; restart it after any other exit.
-
-    Cancellation sends SIGTERM to its group, and SIGKILL after `TERMINATE_SECONDS`. Raises
-    `ProcessFailed` after `DEATHS_IN_A_ROW_MAX` deaths in a row, or if the process cannot be
-    started."""
+    """Run a process until it exits with status 0. Cancellation sends SIGTERM to its group, and
+    SIGKILL after `TERMINATE_SECONDS`. Raises `ProcessFailed` after `DEATHS_IN_A_ROW_MAX` deaths in
+    a row, or if the process cannot be started."""
     deaths = 0
     restart = False
     while True:

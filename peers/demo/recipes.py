@@ -1,8 +1,5 @@
-"""The demos' recipes: a character model of 0.23 million parameters learns a small task, or a model
-that is given learns one in a chat.
-
-docs/concepts.md and docs/environments.md have the measured figures of the first, docs/training.md
-those of the second."""
+"""The demos' recipes: a character model of 0.23 million parameters learns a small task (measured in
+docs/concepts.md and docs/environments.md), or a given model one in a chat (docs/training.md)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,9 +35,8 @@ THRESHOLDS = Thresholds(measured_tokens=2_229_646, measured_dtypes=["bfloat16", 
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervised learning of the tasks' own answers that RL needs to begin; found by measuring.
-
-    51 to 53 steps for sort-digits, about 4 s on one core."""
+    """The supervised learning of the tasks' own answers that RL needs to begin, as measured: 51 to
+    53 steps for sort-digits, about 4 s on one core."""
 
     learning_rate: float = 2e-3
     warmup_steps: int = 20
@@ -133,10 +129,8 @@ def recipe_of(
     model: Path | None = None,
     tokenizer: Path | None = None,
 ) -> Recipe:
-    """The recipe of a demo with an environment, by name, with options of its own.
-
-    `model`: the folder of a model that is given. `tokenizer`: of the policy that is made without
-    one. Raises `UserError`."""
+    """The recipe of a demo with an environment, by name. `model`: the folder of a model that is
+    given. `tokenizer`: of the policy that is made without one. Raises `UserError`."""
     known = RECIPES.get(name)
     if known is not None and model is None and not options:
         return known

@@ -129,10 +129,8 @@ def check_options(options: DemoOptions) -> None:
 
 
 def check_memory(model: Path, options: DemoOptions) -> None:
-    """Raise `UserError` if a model that is given is too large for this machine.
-
-    Peers compute in fp32, and policies are published in the stored 16 bits. Of SmolLM2 11 GB were
-    measured with two inference peers; a larger model's trainer makes a plan of its own."""
+    """Raise `UserError` if a model that is given is too large for this machine, in fp32: of SmolLM2
+    11 GB were measured with two inference peers. A larger model's trainer makes its own plan."""
     stored = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     needed = (
         2 * stored * (2 + options.peers)  # of trainer, validator and inference peers
@@ -175,9 +173,8 @@ PRELOAD_PEERS = (
 """Modules that the fork server of the peers imports; none of them imports torch."""
 
 SUBMISSIONS_PER_STEP = 2
-"""A submission costs about 35 ms of CPU time in all processes, whatever its size:
-its file, push, announcement, receipt, verdict, and the copy for the trainer. Generating four groups
-takes less than that."""
+"""A submission costs about 35 ms of CPU time in all processes, whatever its size; generating four
+groups takes less than that."""
 
 CHEATS: Mapping[str, dict[str, Setting]] = {
     "wrong-weights": {"alter_weights": 0.1},
@@ -260,9 +257,7 @@ def make_peers(folder: Path, inference_peers: int) -> list[LocalPeer]:
 
 
 def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoOptions) -> None:
-    """Set the arguments of every peer but the bootstrap peer.
-
-    `base` is the folder of the base policy. With `--cheat` the last peer cheats."""
+    """Set the arguments of every peer but the bootstrap peer. `base`: the base policy's folder."""
     for peer in peers:
         if peer.role == "bootstrap":
             continue

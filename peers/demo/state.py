@@ -1,6 +1,4 @@
-"""The state of a demo's swarm, gathered from the peers' events for view and summary.
-
-Events come as JSON lines from the demo's own processes."""
+"""The state of a demo's swarm, from the events (JSON lines) of its own processes."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence

@@ -69,10 +69,8 @@ def summarise(
     model: str | None = None,
     policy_folder: str | None = None,
 ) -> dict[str, Any]:
-    """Convert the state to the summary, as plain data.
-
-    Accuracies are shares of `held_out_prompts`. Times are in seconds. Byte counts cover the
-    bodies of blobs. A value is None if the run ended too early to know it."""
+    """The summary as plain data: accuracies as shares of `held_out_prompts`, times in seconds, byte
+    counts of the bodies of blobs. A value is None if the run ended too early to know it."""
     rewards = state.rewards()
     return {
         "reward_first": rewards[0][1] if rewards else None,
@@ -154,8 +152,7 @@ def _share(value: float | None) -> str:
 
 
 def _answer(answer: dict[str, Any]) -> Text:
-    text = answer["answer"][:SHOWN_CHARACTERS]
-    return Text(text, style="green" if answer["right"] else "red")
+    return Text(answer["answer"][:SHOWN_CHARACTERS], style="green" if answer["right"] else "red")
 
 
 def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:

@@ -1,7 +1,6 @@
 """The demo's live view: the state as lines of text that exactly fill a terminal of any size.
 
-It composes lines itself and uses neither tables nor layouts of rich. The screen therefore keeps
-its shape from one refresh to the next, and drawing takes a few milliseconds."""
+Without tables or layouts of rich it keeps its shape, and drawing takes a few milliseconds."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -44,9 +43,7 @@ PHASES = {
 
 
 def paste_lines(line: str, width: int) -> list[str]:
-    """Cut a shell command into lines of `width` that can be pasted.
-
-    Each line but the last ends with a backslash, so that the shell joins them."""
+    """Cut a shell command into lines of `width` that backslashes join when they are pasted."""
     lines = []
     while len(line) > width:
         lines.append(line[: width - 1] + "\\")
@@ -61,10 +58,8 @@ _BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def plot(points: Sequence[tuple[int, float]], steps: int, width: int, height: int) -> list[str]:
-    """Draw a curve of (step, value in [0, 1]) over 0..steps, in `height` lines of `width` columns.
-
-    Each column of dots shows the mean of its steps. Lines connect neighbours, also across columns
-    without a step."""
+    """Draw a curve of (step, value in [0, 1]) over 0..steps, in `height` lines of `width` columns:
+    the mean of each column's steps, connected by lines, also across empty columns."""
     columns, rows = 2 * width, 4 * height
     sums: dict[int, tuple[float, int]] = {}
     for step, value in points:
@@ -127,8 +122,7 @@ def _header(state: SwarmState, now: float, width: int) -> list[Text]:
     share = done / wanted if wanted else 0.0
     percent = f" {share:4.0%} "
     room = max(4, width - 2 - len(percent) - len(speed.plain))
-    eighths = round(share * room * 8)
-    full, part = divmod(eighths, 8)
+    full, part = divmod(round(share * room * 8), 8)
     bar = "█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part and full < room else "")
     progress = Text(" ")
     progress.append(bar, style="green" if state.phase == "ending" else "cyan")

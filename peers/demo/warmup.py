@@ -1,7 +1,5 @@
-"""A demo's base policy: random weights or a model that is given, warmed up by supervised learning.
-
-The warm-up stops early. That gives RL enough rewards to learn from, and leaves most of the task to
-learn."""
+"""A demo's base policy: random weights or a model that is given, warmed up by supervised learning,
+which stops early: RL then gets enough rewards to learn from, and has most of the task left."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -68,9 +66,8 @@ def open_preparation() -> Preparation:
 def prepare_base(
     folder: Path, seed: int, recipe: Recipe = RECIPES["sort-digits"], model: Path | None = None
 ) -> int:
-    """Make a demo's base policy in `folder`; returns the steps of its warm-up.
-
-    It begins with the weights in the folder `model`, or with random ones."""
+    """Make a demo's base policy in `folder`, of the weights in the folder `model` or of random
+    ones; returns the steps of its warm-up."""
     if model is None:
         make_policy(folder, seed, recipe.positions)
     environments = Environments(recipe.environments)
@@ -102,13 +99,11 @@ def warm_up(
 ) -> int:
     """Train the policy in `folder`, in place, on episodes with full reward; return the steps.
 
-    A step's loss also gives the probability of its prompts' answers before the step learned them.
-    That is the expected accuracy of sampling, so the stopping rule needs no generation and has none
-    of its noise.
+    A step's loss also gives the probability of its prompts' answers before the step learned them,
+    the expected accuracy of sampling, so the stopping rule needs no generation.
 
     `adapter`: what is trained, and then merged into the weights; by default all of them are.
-    `weights`: the environments' shares of the prompts. `begin`: the folder with the policy, where
-    it is another one."""
+    `weights`: the environments' shares of the prompts. `begin`: another folder with the policy."""
     recipe, adapter = recipe or Warmup(), adapter or Adapter()
     begin = begin or folder
     renderer = Renderer(begin)

@@ -1,8 +1,7 @@
 """Evaluations during a run: a child of its own plays held-out tasks with new policies.
 
-Trainers and validators may do this, and announce their results. Nothing waits for an evaluation: a
-policy that comes while one runs is left to the next, and a child that dies or fails is a sentence
-in the log. Imports no torch."""
+Nothing waits for an evaluation: a policy that comes meanwhile is left to the next, and a child that
+dies or fails is a sentence in the log. Imports no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +23,8 @@ NICENESS = 19
 
 
 class Evaluations:
-    """Evaluates the newest policy each time `evaluate_steps` further steps are done.
-
-    Another peer's result for a policy of these steps counts, too."""
+    """Evaluates the newest policy each time that `evaluate_steps` further steps are done and no
+    other peer has evaluated one of them."""
 
     def __init__(self, peer: RunNode, settings: EvaluationSettings) -> None:
         self._peer, self._settings = peer, settings

@@ -222,9 +222,7 @@ async def accuracies(
     tasks: int,
 ) -> jobs.Evaluated:
     """How often the policy in an absolute folder is right in held-out tasks, sampled and greedy.
-
-    `tasks`: of each environment with a positive weight.
-    """
+    `tasks`: of each environment with a positive weight."""
     weighted = [each for each in environments if each.weight]
     wanted = Evaluation(
         environments=weighted,

@@ -1,8 +1,7 @@
 """Files of finished samples: what makes an evaluation resumable.
 
-JSON lines: first the checkpoint and the settings that the samples depend on, then one line per
-sample, in the order in which they finished. Each line is written at once, and only complete lines
-count, so no finished sample is lost or counted twice."""
+JSON lines: first the checkpoint and the settings that the samples depend on, then one per sample,
+as they finished, written at once. Only complete lines count: none is lost or counted twice."""
 
 import fcntl
 import json
@@ -45,9 +44,8 @@ class Ungradable:
         self._samples = 0
 
     def add_rows(self, environment: str, read: RowsRead) -> None:
-        """Take the unusable rows of an environment. Raises `UserError` if too many are faulty.
-
-        A row that is only too long for this model is no fault of its data."""
+        """Take the unusable rows of an environment; those too long for this model are no fault of
+        its data. Raises `UserError` if too many are faulty."""
         for problem in read.unusable:
             self._add("row", environment, problem)
         self._check(read.faults, read.rows, f"rows of {environment}")
@@ -120,10 +118,8 @@ class SampleFile:
 
 @contextmanager
 def open_samples(file: Path, head: Mapping[str, Any]) -> Iterator[SampleFile]:
-    """Begin or resume a file.
-
-    Raises `UserError` for a file with another checkpoint's or setting's samples, and for one that
-    another process is writing."""
+    """Begin or resume a file. Raises `UserError` for one with another checkpoint's or setting's
+    samples, and for one that another process is writing."""
     first = {"format": FORMAT, **head}
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

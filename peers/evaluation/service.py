@@ -102,9 +102,8 @@ class EvaluationService:
         return next(self._playing, [])
 
     def _samples(self, job: PlayTasks) -> Iterator[list[Sample]]:
-        """The samples of a job as they are finished, played in sets of `BATCH` rows.
-
-        Raises the error of an environment or of the engine; the engine then holds no request."""
+        """The samples of a job as they are finished. Raises the error of an environment or of the
+        engine, which then holds no request."""
         if self._engine is None:
             raise ValueError("call draw first")
         player = Player(self._engine, sets_at_once=2)

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 REPEATS_FACTOR = 20
 REPEATS_MIN = 200
 """An environment is taken to have no further task after `REPEATS_MIN` + `REPEATS_FACTOR` · n
-repeated ones in a row, of n found. If one more exists, and all are drawn equally often, it is
-missed with probability e⁻²⁰."""
+repeated ones in a row, of n found. One more, as likely, is missed with probability e⁻²⁰."""
 
 
 def evaluation_seed(split: Split, seed: int = 0) -> bytes:
@@ -40,9 +39,8 @@ def seeds_of_tasks(drawn: bytes) -> Iterator[bytes]:
 def different_tasks(
     environment: Environment, split: Split, seed: int, count: int, *, room: PromptRoom | None = None
 ) -> Iterator[tuple[bytes, Task]]:
-    """The first `count` tasks with different prompts, each with its seed, or all that there are.
-
-    Those that `room` does not take are passed over."""
+    """The first `count` tasks, or all there are, with different prompts that `room` takes, each
+    with its seed."""
     known: set[Prompt] = set()
     repeated = 0
     for each in seeds_of_tasks(evaluation_seed(split, seed)):
@@ -69,9 +67,8 @@ NAMED = ("config.json", "tokenizer.json", "adapter_config.json")
 
 
 def checkpoint_hash(folder: Path) -> str:
-    """BLAKE3-256 of weights, config and tokenizer, hex; of an adapter its base counts too.
-
-    Raises `UserError` for a folder without weights."""
+    """BLAKE3-256 of weights, config and tokenizer, hex; of an adapter its base counts too. Raises
+    `UserError` for a folder without weights."""
     own = [folder / name for name in NAMED if (folder / name).exists()]
     files = {
         path.resolve(): path for path in [*weight_files(folder), *folder.glob("*.safetensors")]

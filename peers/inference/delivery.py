@@ -1,7 +1,5 @@
-"""The delivery of submissions, until each has its verdict.
-
-A submission is pushed and announced to one validator after the other, in order of rank, until one
-has judged it. Delivery is idempotent."""
+"""The idempotent delivery of submissions: each is pushed and announced to one validator after the
+other, in order of rank, until one has judged it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,9 +27,8 @@ ANNOUNCEMENTS_SHOWN_MAX = REQUEST_ENVELOPES_MAX - 4
 envelopes has a request besides the submission, admission, step order and receipt."""
 
 WAITS_MAX = 4
-"""Most times that `verdict_seconds` are waited for a validator that still says that it has the
-file: its check may take a minute, and others come before it. That is two minutes at the default of
-30 s; then another validator shares the load of one that is too slow."""
+"""Most times that `verdict_seconds` (30 s by default) are waited for a validator that still says
+that it has the file, since others come before it; then another one shares the load."""
 
 RECEIPTS_KEPT = 64
 """Receipts kept to be presented with the worker's next submission; enough for a few steps."""

@@ -1,8 +1,5 @@
-"""The submissions that this worker has made, kept across restarts of the peer.
-
-A number is never generated twice with other bytes: a restarted peer goes on with the next number
-of the step, and delivers again what has no verdict yet. The rows are in the peer's database, the
-files in its folder `FOLDER`."""
+"""The submissions that this worker has made, kept across restarts of the peer: rows in its
+database, files in its folder `FOLDER`. No number is ever generated twice with other bytes."""
 
 from dataclasses import dataclass
 

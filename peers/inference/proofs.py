@@ -1,8 +1,6 @@
-"""Proving a worker's own work for ever, before the ledger's entries about it are deleted.
-
-Validators delete entries one epoch after they are sealed. This worker fetches the proofs of its own
-work a few seconds after each verdict, and once more before it leaves, and keeps them
-(`swarm.ledger.proof_file`): it has them when the entries, or the whole network, are gone."""
+"""Proving a worker's own work for ever, before the ledger's entries about it are deleted, one epoch
+after they are sealed: proofs (`swarm.ledger.proof_file`) are fetched a few seconds after each
+verdict, and once more before it leaves."""
 
 from collections.abc import Iterable
 

@@ -1,10 +1,8 @@
 """The inference role: generate the submissions that step orders ask for, and deliver them.
 
-A child process is asked for up to `ASKED_AT_ONCE` submissions of one policy at once, so that the
-device stays busy while a submission ends, is delivered and judged. They are kept and delivered in
-the order of their numbers. The order's nonce, this peer's id and the submission number determine
-prompts and noise. A peer that restarts goes on with the next number of the step, and delivers again
-what has no verdict."""
+A child is asked for up to `ASKED_AT_ONCE` submissions of one policy at once, so that the device
+stays busy while one ends, is delivered and judged; they are kept and delivered in the order of
+their numbers. The order's nonce, this peer's id and the number determine prompts and noise."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager

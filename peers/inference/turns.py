@@ -149,12 +149,9 @@ class ServedTurns:
     # --- asking ------------------------------------------------------------------------------
 
     async def _ask(self, episode: _Episode) -> tuple[bytes, wire.Turn]:
-        """Ask one environment peer after the other, until one gives a valid turn.
-
-        Returns it signed and opened. Raises `Unwanted` once nobody wants the submission, and after
-        a round in which some peer has signed that it cannot render the prompt and no other has
-        given one.
-        """
+        """Ask one environment peer after the other, until one gives a valid turn; returns it signed
+        and opened. Raises `Unwanted` once nobody wants the submission, and after a round in which
+        some peer has signed that it cannot render the prompt and no other has given one."""
         identity, pause = id(episode), PAUSE_SECONDS_MIN
         self._waiting[identity] = self._peer.node.world.now()
         try:

@@ -1,7 +1,5 @@
-"""Merge checkpoints tensor by tensor: memory holds one file of the result.
-
-The result has the files of the first checkpoint, its dtypes and its tokenizer. It appears whole, or
-not at all."""
+"""Merge checkpoints tensor by tensor, one file of the result in memory. The result has the
+first checkpoint's files, dtypes and tokenizer, and appears whole, or not at all."""
 
 import json
 import shutil

@@ -24,10 +24,8 @@ def send(connection: socket.socket, value: Any, most: int = BYTES_MAX) -> None:
 def receive(
     connection: socket.socket, seconds: float | None = None, most: int = BYTES_MAX
 ) -> bytes:
-    """The next frame.
-
-    Raises `EOFError` at the end, `ValueError` for a frame that is too long, and `TimeoutError`
-    when it has not arrived after `seconds`."""
+    """The next frame. Raises `EOFError` at the end, `ValueError` for one that is too long, and
+    `TimeoutError` after `seconds`."""
     deadline = None if seconds is None else time.monotonic() + seconds
     (size,) = _HEADER.unpack(_exactly(connection, _HEADER.size, deadline))
     if size > most:

@@ -1,11 +1,8 @@
 """Sandboxes for a process that may no longer build walls itself.
 
-A child of a peer gives up the peer's keys by Landlock, which forbids it the mounts that walls are
-made of (`swarm.world.landlock`). Before, it starts `peers.sandbox.server`, which runs programs
-behind walls for it, and does nothing else: whoever takes the child over gets a sandbox from it.
-
-For each program the child passes one end of a new connection over the control socket
-(SCM_RIGHTS), writes a frame with a `Request` and reads one with a `Reply`."""
+A child of a peer gives up the peer's keys by Landlock, which forbids it mounts
+(`swarm.world.landlock`). Before, it starts `peers.sandbox.server`, which only runs programs for it:
+the control socket passes it a connection (SCM_RIGHTS), for a `Request` and a `Reply` as frames."""
 
 import os
 import socket

@@ -23,9 +23,8 @@ _free = threading.BoundedSemaphore(os.cpu_count() or 1)
 
 
 def run(program: Program, limits: Limits = Limits()) -> Outcome:  # noqa: B008
-    """Run a program to its end, after others if too many run already.
-
-    Raises `UserError` where no sandbox works, and `SandboxError` when it cannot be started."""
+    """Run a program, after others if too many run. Raises `UserError` where no sandbox works, and
+    `SandboxError` when it cannot be started."""
     check(why_none())
     with _free:
         return execute_here_or_there(program, limits)

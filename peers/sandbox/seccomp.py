@@ -1,8 +1,6 @@
-"""The filter of system calls: a BPF program that the kernel runs at each call.
-
-It denies what a program that computes never needs: sockets other than a pair of local ones,
-tracing, mounts, kernel keys, new namespaces, and memory that no resource limit counts. A denied
-call fails with EPERM, so that an honest program sees an ordinary error."""
+"""The filter of system calls: a BPF program that the kernel runs at each call. It denies with EPERM
+what a program that computes never needs: sockets other than a pair of local ones, tracing, mounts,
+kernel keys, new namespaces, and memory that no resource limit counts."""
 
 import errno
 import platform

@@ -35,8 +35,7 @@ def _answer(connection: socket.socket, free: threading.Semaphore) -> None:
     try:
         with connection, suppress(OSError, EOFError, ValueError, SwarmError, *DECODE_ERRORS):
             raw = receive(connection, most=FRAME_BYTES_MAX)
-            reply = _reply(msgspec.msgpack.decode(raw, type=Request))
-            send(connection, reply, FRAME_BYTES_MAX)
+            send(connection, _reply(msgspec.msgpack.decode(raw, type=Request)), FRAME_BYTES_MAX)
     finally:
         free.release()
 

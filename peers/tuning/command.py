@@ -32,10 +32,8 @@ SERVICE = "peers.tuning.service:Tuning"
 async def tune(
     job: offline.StartTuning, out: Path, report_every: int, save_every: int, as_json: bool
 ) -> None:
-    """Fine-tune a policy in a child process and write the result, resuming from a saved state.
-
-    Prints an event at the start, every `report_every` steps, and at the end. With `save_every` 0
-    the state is never saved, so an interrupted tuning begins anew."""
+    """Fine-tune a policy in a child process and write the result, resuming from a saved state. With
+    `save_every` 0 the state is never saved, so an interrupted tuning begins anew."""
     say = say_json if as_json else say_event
     async with LocalCompute().child(
         SERVICE, name="fine-tuning", start_deadline_seconds=offline.TUNING_START_SECONDS

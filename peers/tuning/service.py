@@ -1,8 +1,7 @@
 """Fine-tuning without a network: the loop of `swarm sft` and `swarm dpo`.
 
-Examples are packed like RL's completions. The loss (`peers.tuning.service`) weighs the
-log-probability of each token that the model wrote; all other tokens are inputs only. A share of
-the examples is held back for validation."""
+Examples are packed like RL's completions. The loss weighs the log-probability of each token that
+the model wrote; all other tokens are inputs only."""
 
 import hashlib
 import itertools
@@ -74,12 +73,10 @@ class Answers:
 
 
 class Preferences:
-    """DPO (Rafailov et al. 2023, 2305.18290): −log σ(β · margin), mean over the pairs.
-
-    The margin is how much more log-probability the chosen answer gained over the reference than
-    the rejected one. `answer_weight` adds the mean negative log-probability of the chosen answers,
-    which keeps them from becoming less likely together with the rejected ones (Pang et al. 2024,
-    2404.19733)."""
+    """DPO (Rafailov et al. 2023, 2305.18290): −log σ(β · margin), mean over the pairs. The margin:
+    how much more log-probability the chosen answer gained over the reference than the rejected.
+    `answer_weight` adds the mean negative log-probability of the chosen answers, which keeps them
+    from becoming less likely together with the rejected ones (Pang et al. 2024, 2404.19733)."""
 
     def __init__(self, beta: float, answer_weight: float) -> None:
         self._beta, self._answer_weight = beta, answer_weight

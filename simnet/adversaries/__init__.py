@@ -1,8 +1,7 @@
 """Adversaries: malicious peers, each a role like the honest roles, on the same seam.
 
-An adversary knows everything that an admitted peer knows, and runs the production code to get that
-far; then it makes one attack. Its class's docstring, or the comment at its kind, says how the
-attack ends. The `KINDS` of each file register them for scenarios and tests.
+An adversary runs the production code until it makes one attack; its class's docstring, or the
+comment at its kind, says how that ends. The `KINDS` of each file register them.
 
 For other rooms: `__init__`: KINDS, disguise
 """

@@ -28,7 +28,6 @@ class Kind:
 
     acts: type[Role]
     claims: str = "relay"
-    """The role that it claims."""
     fabricates: Fabricates = ""
     """What its compute children fabricate: `simnet.compute.setting.Setting.fabricates`."""
     undefended: bool = False

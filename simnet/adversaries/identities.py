@@ -95,11 +95,9 @@ class IdleIdentities(Adversary):
 
     roles: ClassVar[list[str]] = ["inference"]
     admitted: ClassVar[set[str]] = set()
-    """Identities that some trusted peer admitted."""
 
     async def run(self) -> None:
-        here = cast(Any, self._peer.node.transport)
-        network = here.host.rpartition(".")[0]
+        network = cast(Any, self._peer.node.transport).host.rpartition(".")[0]
         async with trio.open_nursery() as nursery:
             for number in range(IDLE_CROWD):
                 identity = Identity(self._peer.node.world.secret_bytes(32))

@@ -140,8 +140,7 @@ class Poisoner(Adversary):
         me = wire.Neighbour(transport.peer_id, tuple(transport.addresses()))
         answer = wire.Message(question.type, question.key, closer_peers=(me,))
         if question.type is wire.MessageType.GET_VALUE:
-            rubbish = wire.Record(question.key, b"\0" * 200)
-            return dataclasses.replace(answer, record=rubbish)
+            return dataclasses.replace(answer, record=wire.Record(question.key, b"\0" * 200))
         if question.type is wire.MessageType.GET_PROVIDERS:
             return dataclasses.replace(answer, provider_peers=(me,))
         return answer

@@ -27,7 +27,6 @@ class EngineModel:
     after the other, and the proofs and the file of one beside the next."""
 
     BESIDE: ClassVar[frozenset[str]] = frozenset({"generate", "usage", "swap", "turns", "give"})
-    """Methods that run while another one does."""
 
     def __init__(self, setting: Setting, setup: inference.InferenceSetup) -> None:
         self._setting = setting
@@ -35,7 +34,6 @@ class EngineModel:
         self._policy: CheckpointReference | None = None
         self._offered: Load | None = None
         self._turn = trio.Lock()
-        """Held while a submission is generated."""
         self._seconds = 0.0
         """Time of the submissions generated so far."""
         self._asked: list[inference.AskedTurn] = []

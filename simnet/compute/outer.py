@@ -61,8 +61,7 @@ class OuterModel:
         return outer.OuterState(digest=notes.digest)
 
     async def check_state(self, job: outer.CheckState) -> outer.OuterState:
-        notes = await self._read(job.folder)
-        return outer.OuterState(digest=notes.digest)
+        return outer.OuterState(digest=(await self._read(job.folder)).digest)
 
     async def train(self, job: outer.TrainRound) -> outer.RoundTrained:
         base = await self._read(job.state)
@@ -144,8 +143,7 @@ class OuterModel:
         await trio.sleep(self._setting.hardware.step_seconds / 100 * len(job.strangers))
         found = []
         for each in job.strangers:
-            notes = await self._read(each.folder)
-            score = SCORE_MAX if notes.base else -SCORE_MAX
+            score = SCORE_MAX if (await self._read(each.folder)).base else -SCORE_MAX
             found.append(outer.Scored(each.trainer, score, score, 1.0))
         return found
 

@@ -30,7 +30,6 @@ class Hardware:
     delta_bytes_per_second: float = 1e9
     """Checkpoint bytes per second, when making or applying a delta."""
     environment_seconds: float = 0.05
-    """Duration of one call of an environment peer's child."""
     grade_seconds: float = 0.05
     step_seconds: float = 60.0
     memory_bytes: int = 1 << 50
@@ -57,7 +56,6 @@ class Workload:
     turns: int = 1
     """Turns of a served environment after its prompt."""
     prompt_tokens: int = 256
-    """Tokens of a served environment's prompt."""
     observation_tokens: int = 64
     is_random: bool = False
     """Whether these turns are others whenever they are played again."""
@@ -65,7 +63,6 @@ class Workload:
     reward_gain: float = 0.02
     """Probability that a completion is right: `reward_start`, plus this much per policy."""
     ungradable_share: float = 0.0
-    """Share of the groups that nobody can grade."""
 
 
 Fabricates = str | Callable[[SubmissionOrder], str]

@@ -158,8 +158,7 @@ class TrainerModel:
     async def compare(self, job: training.Compare) -> bool:
         path = f"{self._disk.path_of(job.folder)}/{WEIGHTS}"
         symbol = self._weights(self._held())
-        held = self._disk.digest_now(path, 0, symbol.size_bytes)
-        return bool(held == symbol.digest())
+        return bool(self._disk.digest_now(path, 0, symbol.size_bytes) == symbol.digest())
 
     def _weights(self, state: _State) -> Symbol:
         name = f"policy {state.step} of {self._name} from {state.learnt_from[:16]}"

@@ -38,8 +38,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     submitted = simulation.expect(
         "inference.submission_delivered", [name for name in names if name.startswith("worker")]
     )
-    trainer = simulation.add(Plan("trainer", ["trainer"], SERVER))
-    await trainer.start()
+    await simulation.add(Plan("trainer", ["trainer"], SERVER)).start()
     await simulation.meet(published, 600.0)
     lines = [plan.line for plan in plans]
     uplinks = sum(line.uplink_bytes_per_second for line in [SERVER, *lines])

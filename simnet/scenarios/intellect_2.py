@@ -29,7 +29,6 @@ ASYNCHRONY = 2
 """Steps of asynchrony; also the run manifest's default."""
 
 SHORT_TOKENS = 2500
-"""Mean of the short targets."""
 
 BATCH_SECONDS = 15 * 60.0
 FIRST_SECONDS = 10 * 60.0
@@ -42,7 +41,6 @@ WORKER_LINES = ((25e6, 62.5e6), (25e6, 73.75e6), (46.9e6, 93.75e6))
 """(uplink, downlink), bytes per second."""
 
 WORKER_SHARES = (5.0, 4.0, 3.0)
-"""Relative speed of fast, middling and slow workers."""
 
 RELAYS, VALIDATORS = 4, 2
 ARRIVAL_SECONDS = 20.0
@@ -104,7 +102,6 @@ class _Steps:
     def __init__(self, simulation: Simulation, workers: list[str], groups: int) -> None:
         self._workers = dict.fromkeys(workers)
         self._groups = groups
-        """Groups in a submission."""
         self._accepted: dict[int, int] = {}
         self._full: dict[int, float] = {}
         """When enough groups of a step were accepted for a batch."""
@@ -190,8 +187,7 @@ class _Steps:
         for step in steps:
             arrived = self._complete.get(max(0, step - ASYNCHRONY))
             if step in self._full and step in self._opened and arrived:
-                began = max(self._opened[step], median(arrived.values()))
-                took.append(self._full[step] - began)
+                took.append(self._full[step] - max(self._opened[step], median(arrived.values())))
         return mean(took) if took else None
 
     def _step(self, steps: range) -> float | None:

@@ -57,8 +57,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         )
         for number in range(workers)
     ]
-    names = [peer.name for peer in members]
-    admitted = simulation.expect("membership.admitted", names)
+    admitted = simulation.expect("membership.admitted", [peer.name for peer in members])
     await parts.start_over_time(simulation, members, max(30.0, peers / 20))
     await simulation.meet(admitted, ADMITTED_SECONDS)
     await trio.sleep(SETTLING_SECONDS)
