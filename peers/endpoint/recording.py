@@ -105,8 +105,7 @@ class Sessions:
         self._open.setdefault(session.name, session)
 
     def resting(self, before: float) -> list[Session]:
-        """Sessions whose last request was before a time, and those that are too many; oldest
-        first."""
+        """Sessions whose last request was before a time, and those too many; oldest first."""
         idle = [each for each in self._open.values() if each.is_idle]
         surplus = max(0, len(self._open) - OPEN_MAX)
         return [each for index, each in enumerate(idle) if index < surplus or each.touched < before]
@@ -122,8 +121,8 @@ class Sessions:
     def write(
         self, session: Session, reward: float | None = None, parts: Mapping[str, float] = {}
     ) -> str:
-        """Compute the last proofs (not in the server's thread) and write; the file's name if there
-        is one."""
+        """Write a closed session with its last proofs; returns the file's name, if there is one.
+        Not for the server's own thread."""
         episodes = session.rollouts()
         if self.folder is None or not episodes:
             return ""

@@ -143,8 +143,7 @@ class Text:
         """The part of `whole` that further tokens leave as it is."""
 
     def add(self, tokens: Sequence[int], ended: bool) -> int | None:
-        """The number of tokens up to the first stop text's end, if any; `ended`: no others
-        follow."""
+        """The tokens up to the first stop text's end, if any; `ended`: no others follow."""
         self.whole = self._decode(tokens) if ended else self._decode_on(tokens)
         found = self._first_stop(self.whole, max(0, len(self.certain) - self._longest_stop))
         if found is None:
@@ -233,8 +232,7 @@ Tell = Callable[[Sampled, str], Awaitable[None]]
 async def sample(
     driver: Driver, request: Request, text: Text, *, in_parts: bool, tell: Tell | None = None
 ) -> Sampled:
-    """Sample the whole segment in parts; raises `ValueError` for one that the engine cannot
-    serve."""
+    """Sample a segment in parts; raises `ValueError` for one that the engine cannot serve."""
     found = Sampled(last=request.continues)
     size = PART_TOKENS if in_parts else request.limit
     try:

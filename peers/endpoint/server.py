@@ -87,8 +87,7 @@ async def _serve(
     listener: socket.socket,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    app = cast(ASGIFramework, endpoint.app())
-    await serve_connections(app, listener, task_status=task_status)
+    await serve_connections(cast(ASGIFramework, endpoint.app()), listener, task_status=task_status)
 
 
 async def _sweep(endpoint: Endpoint) -> None:

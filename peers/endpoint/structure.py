@@ -107,8 +107,7 @@ class Structures:
         self._compiled = lru_cache(KEPT)(self._compile)
 
     def mask(self, structure: Structure, prompt: int) -> "Following":
-        """A mask after `prompt` tokens; a new schema may take a minute. Raises `ApiError`,
-        `UserError`."""
+        """A mask after `prompt` tokens, in up to a minute. Raises `ApiError`, `UserError`."""
         require_extra("structured", "structured output")
         return Following(self._compiled(structure), self._stop_ids, prompt)
 

@@ -161,8 +161,7 @@ def _described(path: Path, option: str) -> tuple[int, str]:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a header that promises more than the file holds: the library would read on without an
-    end."""
+    """Refuse a header that promises more than the file holds: the library would read on forever."""
     with path.open("rb") as file:
         total = path.stat().st_size
 

@@ -234,8 +234,7 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
     issued = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(envelope.body.issued_ms / 1000))
     print(f"signed   {issued} UTC")
     assert isinstance(envelope.message, msgspec.Struct)
-    environments = fields.pop("environments")
-    tables = [("[[environments]]", each) for each in environments]
+    tables = [("[[environments]]", each) for each in fields.pop("environments")]
     tables += [(f"[{name}]", value) for name, value in fields.items() if isinstance(value, dict)]
     for name, value in fields.items():
         if isinstance(value, dict):

@@ -28,8 +28,7 @@ class OwnersRun:
 
 
 def owners_run(place: Path) -> OwnersRun:
-    """Find the signed manifest that a TOML file, a manifest or a folder names; raises
-    `UserError`."""
+    """The signed manifest that a TOML file, manifest or folder names; raises `UserError`."""
     path = place.with_suffix(".manifest") if place.suffix == ".toml" else place
     if path != place and not path.exists():
         raise UserError(

@@ -124,8 +124,7 @@ async def _update_network(
     """Update a run that the network knows. Its version may be newer than the local file."""
     async with visit(bootstrap, held.body.run) as (node, run):
         check_update(run.manifest, new, f"{files.description} (compared with the running network)")
-        envelope = _sign_update(files, _newer(run.manifest_envelope, held), new)
-        await _hand_over(node, envelope)
+        await _hand_over(node, _sign_update(files, _newer(run.manifest_envelope, held), new))
 
 
 def _newer(one: Envelope, other: Envelope) -> Envelope:

@@ -26,7 +26,7 @@ def response(
     parts: Mapping[str, float],
     made: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """`name`: a task's id if its record has none; `sample`: the answer's; `made`: the last three
+    """`name`: the id of a task without one; `sample`: the answer's; `made`: the last three
     columns."""
     data = task.own.data
     asked = [each.content for each in messages_of(task.prompt) if each.role != "system"]

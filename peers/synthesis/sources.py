@@ -99,8 +99,7 @@ class ChatReader:
 
     def _make_pattern(self, tokens: tuple[int, ...]) -> re.Pattern[str]:
         """What the text of marked messages looks like with any contents."""
-        text = self._renderer.decode_completion(tokens, ())[0]
-        pattern = re.escape(text)
+        pattern = re.escape(self._renderer.decode_completion(tokens, ())[0])
         for mark in MARKS:
             pattern = pattern.replace(mark, "(.*?)", 1)
         return re.compile(pattern, re.DOTALL)
@@ -169,8 +168,7 @@ def _messages(sample: Sample, environment: str) -> list[dict[str, str]] | None:
 
 
 class RunTasks:
-    """Finds a run's tasks by their prompts' tokens, in finite environments that may be built
-    here."""
+    """Finds tasks by their prompts' tokens, in the run's finite environments that may be built."""
 
     def __init__(self, manifest: RunManifest | None, renderer: Renderer) -> None:
         self.chats = ChatReader(renderer)

@@ -194,15 +194,12 @@ _MARKUP = re.compile(r"[\\`*_\[\]<>|#]")
 
 
 def write(solutions: Iterable[Solution], selection: Selection, out: Path, source: str) -> None:
-    """Write the selected solutions, all or none; raises `UserError`. `source`: who made them, in
-    words."""
-    columns = OF_RUN if source == "run" else LOCAL
-    table = Table(columns, ("synthetic", "reasoning"), "")
+    """Write the selected solutions, all or none; raises `UserError`. `source`: their maker."""
+    table = Table(OF_RUN if source == "run" else LOCAL, ("synthetic", "reasoning"), "")
     aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        rows = (each.row for each in selection.of(solutions))
-        write_parquet(rows, aside, table.schema)
+        write_parquet((each.row for each in selection.of(solutions)), aside, table.schema)
         write_card(aside, "Synthetic data", Table(table.columns, table.tags, _text(selection)))
         credits = {name or THIS_MACHINE: vars(each) for name, each in selection.credits.items()}
         (aside / CREDITS_FILE).write_text(to_json(credits, indent=2) + "\n", encoding="utf-8")

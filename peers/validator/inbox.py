@@ -70,8 +70,8 @@ class _Whole:
 
 @dataclass(eq=False)
 class _Arriving:
-    """A push in progress, which the transport ends if it stalls or is too slow, at no total time
-    limit."""
+    """A push in progress: a sink on disk that notifies the inbox when it ends. The transport ends
+    one that stalls or is too slow; there is no total time limit."""
 
     sink: Sink
     key: Key
@@ -220,8 +220,7 @@ class Inbox:
         path = path_of(push.key)
         await push.sink.commit(piece)
         with trio.CancelScope(shield=True):  # every file with its final name must be counted
-            exists = self._disk.exists(path)
-            if not exists and not self._judged(push.key):
+            if not self._disk.exists(path) and not self._judged(push.key):
                 await self._disk.rename(push.path, path)
                 self._arriving.pop(push, None)
             if not self._judged(push.key):

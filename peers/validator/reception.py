@@ -75,8 +75,7 @@ class Precedence:
 
     async def _answer_of(self, validator: str, announced: Envelope) -> Envelope | None:
         """One earlier validator's answer; None if it is passed over."""
-        submission = announced.expect(Submission)
-        taken = self._docket.taken(slot_of(announced.sender, submission))
+        taken = self._docket.taken(slot_of(announced.sender, announced.expect(Submission)))
         known = taken.receipt if taken is not None else None
         # Heard already, so nobody need be asked. It must be for this very file: the worker may have
         # delivered another one under the same number.
@@ -288,8 +287,7 @@ class Reception:
     async def _acknowledge(self, case: Case) -> Envelope:
         """The case's acknowledgement: signed once, and anew only when it has expired."""
         held = case.acknowledgement
-        now_ms = self._peer.node.world.wall_time() * 1000
-        if held is not None and held.body.expires_ms > now_ms:
+        if held is not None and held.body.expires_ms > self._peer.node.world.wall_time() * 1000:
             return held
         said = Acknowledgement(
             submission=case.submission.digest,

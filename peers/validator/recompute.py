@@ -53,8 +53,7 @@ class Found:
     margins: npt.NDArray[np.float64]
     """[tokens] All rollouts end to end."""
     ties: list[list[bool]]
-    """[rollouts] Near ties (`TIE_WIDTH` apart at most) by position, True where the claimed token
-    lost."""
+    """[rollouts] Ties (less than `TIE_WIDTH`) by position, True where the claimed token lost."""
     log_probabilities: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """[tokens] Of the claimed tokens, under the policy; only if asked for (`scored`)."""
 

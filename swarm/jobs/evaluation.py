@@ -150,5 +150,5 @@ class EvaluationService(Protocol):
         """Begin; `finished` plays on."""
 
     async def finished(self, job: NextSamples) -> list[Sample]:
-        """The next samples, none once all have finished. `UserError`: an environment's code
+        """The next samples, none after the last. Raises `UserError` if an environment's code
         fails."""

@@ -156,8 +156,7 @@ class InferenceService(Protocol):
         submission was asked for since the call."""
 
     async def probe(self, job: Probe) -> Digest:
-        """BLAKE3-256 of the rendered token ids. Raises `UserError` for an environment that is not
-        here."""
+        """BLAKE3-256 of the token ids. Raises `UserError` for an environment that is not here."""
 
     async def generate(self, job: Generate) -> Generated:
         """Raises `ValueError` if a policy not of the order (with `Sampling.swaps_max`, its lineage)
@@ -165,8 +164,7 @@ class InferenceService(Protocol):
         installed."""
 
     async def turns(self) -> list[AskedTurn]:
-        """Served environments' episodes that have come to wait for a turn; none after a minute
-        without any."""
+        """Episodes that have come to wait for a served turn; none after a minute without any."""
 
     async def give(self, job: GiveTurn) -> None:
         """Answers while submissions are generated; a submission that is over is ignored."""

@@ -149,8 +149,7 @@ class TrainStep(TrainingJob, frozen=True, kw_only=True):
 
 
 class ScoreAhead(TrainingJob, frozen=True, kw_only=True):
-    """Read and score submissions before their step, which only saves time; unreadable ones are left
-    to it."""
+    """Read and score before the step, only to save time; what is unreadable is left to it."""
 
     submissions: list[AcceptedSubmission]
 

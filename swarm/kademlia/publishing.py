@@ -161,8 +161,7 @@ class Publisher:
                 await self._publish(held)
 
     async def give_to_newcomers(self) -> None:
-        """Give new contacts the records near them: lookups now ask these (the Kademlia paper,
-        2.5)."""
+        """Give new contacts the records near them, as lookups now ask these (the paper, 2.5)."""
         async for peer in self._contacts.newcomers:
             for held in self._owed_to(peer):
                 contact = self._contacts.table.get(peer)

@@ -50,8 +50,7 @@ def bucket_of(own: int, other: int) -> int:
 
 @functools.lru_cache(maxsize=16384)
 def _group_of(address: str) -> tuple[bool, str] | None:
-    """(is public, network), a relayed one's being the relay's; None for loopback and without a
-    host."""
+    """(is public, network), of the relay if relayed; None for loopback and without a host."""
     parts = address.split("/")
     if len(parts) < 3:
         return None
@@ -69,8 +68,7 @@ def _group_of(address: str) -> tuple[bool, str] | None:
 
 @functools.lru_cache(maxsize=16384)
 def groups_of(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """A peer's networks, sorted; private ones (many are 192.168.1.0/24) only without a public
-    one."""
+    """A peer's networks, sorted; private ones, shared by many, only without a public one."""
     groups = [group for group in map(_group_of, addresses) if group is not None]
     public = any(is_public for is_public, _ in groups)
     return tuple(sorted({name for is_public, name in groups if is_public or not public}))
@@ -178,8 +176,7 @@ class RoutingTable:
         bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
         if len(bucket.contacts) < BUCKET_SIZE or len(bucket.replacements) < _REPLACEMENTS_WANTED:
             return True
-        oldest = next(iter(bucket.contacts.values()))
-        return now - oldest.seen >= CONTACT_FRESH_SECONDS
+        return now - next(iter(bucket.contacts.values())).seen >= CONTACT_FRESH_SECONDS
 
     def failed(self, peer: PeerId) -> bool:
         """Returns whether the contact was dropped: at once if a replacement fits, else after two

@@ -289,15 +289,15 @@ class Transport(BlobTransport, Protocol):
         """Answer a protocol: one handler per protocol, a bounded number of streams per peer."""
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
-        """Send the blob in a local file, whose hash `target` checks. Raises `FetchError` with its
-        reason."""
+        """Send the blob in a local file to `target`, which checks its hash (HTTP PUT). Raises
+        `FetchError` with the target's reason."""
 
     def serve_bulk(self, service: BulkService) -> None:
         """Answer the bulk plane with `service`. Call it at most once."""
 
     async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
-        """Let the relay carry connections to this peer from now on. `ConnectError`: unreachable, or
-        declines."""
+        """Let the relay carry connections to this peer from now on. Raises `ConnectError` when it
+        cannot be reached or declines."""
 
     def set_credential(self, credential: bytes) -> None:
         """Set the admission envelope that this peer shows to bulk servers."""

@@ -164,8 +164,7 @@ class BaseTransport:
             self._nursery.start_soon(fullest.reset)
 
     def _admit_stream(self, peer: PeerId, protocol: str) -> Handler | None:
-        """The handler for an opened stream, which then counts until `_release_stream`; None refuses
-        it."""
+        """An opened stream's handler, counted until `_release_stream`; None refuses the stream."""
         handler = self._handlers.get(protocol)
         if handler is None or self._is_banned(peer):
             return None
@@ -212,8 +211,7 @@ class BaseTransport:
 
 
 def _report(error: Exception, peer: PeerId, protocol: str) -> None:
-    """Log the remote peer's fault as a debug line, our own as a traceback; a stranger's must not
-    stop us."""
+    """Log the remote peer's fault as a debug line, our own as a traceback; go on after either."""
     if _is_peer_fault(error):
         log.debug("%s with %s: %s", protocol, peer, error)
     else:

@@ -100,8 +100,7 @@ class NetworkBudgets:
         self._all = TokenBucket(hourly.all / HOUR, hourly.all)
 
     def take(self, peer: str, network: str, size_bytes: int, now: float) -> bool:
-        """Whether all its budgets had the bytes, and gave them; `network` as
-        `Transport.network_of`."""
+        """Whether all budgets had the bytes, and gave them; `network` as `Transport.network_of`."""
         own = self._networks.of(network or peer)
         buckets = [own, self._all] if network else [own, self._all, self._unplaced]
         for number, bucket in enumerate(buckets):

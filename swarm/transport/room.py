@@ -255,8 +255,8 @@ class Door:
 
     @contextmanager
     def entered(self, host: str) -> Iterator[tuple[Caller, Held | None]]:
-        """A slot until the block ends, and what to close for it. `NoRoom`; may cancel the
-        `handshake` scope."""
+        """Hold a slot until the block ends; also the connection to close for it. Raises `NoRoom`.
+        Others' greater need cancels the caller's `handshake` scope."""
         caller = Caller(origin_of(host))
         displaced = self._displaced(caller.origin)
         if not self._rates.of(caller.origin.range).take(1, trio.current_time()):

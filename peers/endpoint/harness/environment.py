@@ -177,8 +177,7 @@ class Harness(OfRows, Episodes):
         return run.added(len(run.turns), self._form)
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
-        """Raises `NotGradable` when the harness posts no reward, or says something else when played
-        again."""
+        """Raises `NotGradable` without a posted reward, or if another is said when played again."""
         texts = [turn.text for turn in transcript.turns if turn.kind == "model"]
         turns = [Answered(text, "stop") for text in texts]
         if not transcript.finished:

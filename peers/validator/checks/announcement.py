@@ -137,8 +137,7 @@ def free_slot(evidence: Announcement) -> Finding:
     """The worker delivered no other file under this number of this step."""
     submission = evidence.submission
     free = evidence.slot_taken_by in (None, submission.digest)
-    detail = "another file was delivered under this number"
-    return Finding(submission.number, 1, free, detail)
+    return Finding(submission.number, 1, free, "another file was delivered under this number")
 
 
 @check("number")
@@ -170,8 +169,7 @@ def size(evidence: Announcement) -> Finding:
     announced, pushed = evidence.submission.size_bytes, evidence.pushed_bytes
     if pushed is None:
         return Finding(announced, announced, passed=True)
-    detail = "the announced size is not the file's"
-    return Finding(announced, pushed, announced == pushed, detail)
+    return Finding(announced, pushed, announced == pushed, "the announced size is not the file's")
 
 
 CHECKS = (admitted, entry, step, version, policy, number, groups, free_slot, size)

@@ -117,8 +117,7 @@ class Inspection:
 
 @check("schema", proven=True)
 def schema(evidence: Inspection) -> Finding:
-    """Sound Parquet with exactly a submission's columns, in all bounds. Figure: the first
-    fault's."""
+    """Sound Parquet with exactly a submission's columns, in bounds. Figure: the first fault's."""
     try:
         evidence.contents  # noqa: B018 - reads the file
     except BadSubmission as fault:
@@ -147,8 +146,7 @@ def header_fields(evidence: Inspection) -> Finding:
 
 @check("counts", proven=True)
 def counts(evidence: Inspection) -> Finding:
-    """All groups are there, in the seed's order. Figure: the rows if not, else those out of
-    order."""
+    """All groups are there, in order. Figure: the rows if not, else those out of order."""
     rollouts, group_size = evidence.rollouts, evidence.group_size
     rows = np.arange(len(evidence.groups) * group_size)
     if len(rollouts) != len(rows):

@@ -70,8 +70,7 @@ class Pace:
     tokens: int = 0
 
     def observe(self, tokens: int, now: float) -> float:
-        """Tokens per second since the first submission; a burst counts as 1 s, the first gives
-        0."""
+        """Tokens per second since the first submission, which gives 0; a burst counts as 1 s."""
         if self.started == -math.inf:
             self.started = now
             return 0.0
@@ -93,8 +92,7 @@ class History:
 
     @cached_property
     def groups_copied(self) -> int:
-        """Groups that a submission of this policy, or one not much older, contains, if they are
-        more than half."""
+        """Groups that submissions of this or a slightly older policy have, if more than half."""
         return self.duplicates.seen(self.group_digests, self.worker, self.policy)
 
     @cached_property

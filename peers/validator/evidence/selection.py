@@ -101,6 +101,5 @@ def _log_weights(
     logs = np.full((len(tilts), count + 1), -np.inf)
     logs[:, 0] = 0.0
     for outcome in outcomes:
-        more = logs[:, :-1] + tilts[:, None] * outcome
-        logs[:, 1:] = np.logaddexp(logs[:, 1:], more)
+        logs[:, 1:] = np.logaddexp(logs[:, 1:], logs[:, :-1] + tilts[:, None] * outcome)
     return logs[:, -1]

@@ -237,8 +237,7 @@ class BulkClient:
     async def connection(
         self, root: str, peer: PeerId | None, connect_seconds: float
     ) -> AsyncIterator[Connection]:
-        """A connection with this peer's identity proved, kept if every answer on it was
-        complete."""
+        """A connection with our identity proved, kept if every answer on it was complete."""
         key = (root, peer, self._credential() if peer else b"")
         connection = self._reuse(key) or await self._open(root, peer, key[2], connect_seconds)
         try:
@@ -302,7 +301,8 @@ class BulkClient:
     async def _open(
         self, root: str, peer: PeerId | None, credential: bytes, connect_seconds: float
     ) -> Connection:
-        """Within `connect_seconds`, connect and prove who we are; `Unreachable`, `FetchError`."""
+        """Connect and prove our identity in `connect_seconds`; raises `Unreachable`,
+        `FetchError`."""
         with trio.move_on_after(connect_seconds):
             stream = await self._connect(root, peer)
             connection = Connection(Wire(stream, self._traffic, self._buffers), root)

@@ -1,5 +1,4 @@
-"""What piece servers over HTTP and streams share: their connections, as in
-`swarm.transport.room`."""
+"""What piece servers over HTTP and streams share: connections (`swarm.transport.room`)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -121,8 +121,8 @@ class Wire:
         raise Broken("said nothing in time")
 
     async def plain_get(self, idle_seconds: float) -> bytes | None:
-        """The digest that a peer's plain request asks for; None: `head` has yet to read another.
-        `Broken`."""
+        """The digest that a peer's plain request asks for; None: another request, which `head` has
+        yet to read. Raises `Broken`."""
         await trio.lowlevel.checkpoint()  # give other connections their turn
         if not self._ahead:
             with trio.move_on_after(idle_seconds):
@@ -227,8 +227,7 @@ class Wire:
         filled: int,
         pace: Pace,
     ) -> None:
-        """Receive a body that begins with `buffer[start:filled]`, in large parts, within
-        `pace.scope`."""
+        """Receive a body that begins with `buffer[start:filled]`, within `pace.scope`."""
         if filled - start > size_bytes:
             self._ahead = bytes(buffer[start + size_bytes : filled])
             filled = start + size_bytes
@@ -258,8 +257,7 @@ class Wire:
         uplink: Uplink,
         still: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Send by sendfile while `still()`. Raises `Broken`; `OSError` if the file cannot be
-        opened."""
+        """Send while `still()`. Raises `Broken`; `OSError` if the file cannot be opened."""
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         done = 0
         pace = Pace(size_bytes, still)

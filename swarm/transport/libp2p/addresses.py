@@ -59,8 +59,7 @@ def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raise `UserError` for a port in use, which libp2p would share silently; port 0: the host
-    only."""
+    """Raise `UserError` for a port in use, which libp2p would share; port 0: the host only."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -79,8 +78,7 @@ def check_port_free(host: str, port: int) -> None:
 
 
 async def resolved(address: Multiaddr) -> list[Multiaddr]:
-    """An address for each IP of its name, `/etc/hosts` included, unlike libp2p;
-    `socket.gaierror`."""
+    """An address for each IP of its name, with `/etc/hosts`; raises `socket.gaierror`."""
     protocol = next(iter(address.protocols())).name
     if protocol not in _FAMILIES:
         return [address]
@@ -242,8 +240,7 @@ def _checked(text: str, peer: str) -> str:
         address, named = parse_multiaddr(text)
     except UserError as error:
         raise UserError(f"announce: {error}") from error
-    first = next(iter(address.protocols())).name
-    host = str(address.value_for_protocol(first))
+    host = str(address.value_for_protocol(next(iter(address.protocols())).name))
     port = int(address.value_for_protocol("tcp"))
     if "p2p-circuit" in text or port == 0 or _is_any(host):
         raise UserError(

@@ -1,5 +1,4 @@
-"""The piece plane of a libp2p peer: over HTTP, or over a stream for peers without a usable
-address."""
+"""The piece plane over HTTP, or over a stream for peers without a usable address."""
 
 import functools
 from collections.abc import Awaitable, Callable, Sequence

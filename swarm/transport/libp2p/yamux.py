@@ -160,8 +160,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
         return data
 
     async def write(self, data: bytes) -> None:
-        """Write when the other side grants window; cancelled half way, it resets the stream, now
-        garbled."""
+        """Write as window is granted; cancelled half way, it resets the stream, now garbled."""
         view = memoryview(data)
         begun = False
         try:
@@ -257,8 +256,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
 
 
 class Yamux(IMuxedConn):  # type: ignore[misc]
-    """One connection's streams, read by `start`; `overrun(reason)` for each reset for holding too
-    much."""
+    """The streams of one connection, read by `start` until it ends. `overrun(reason)` is called for
+    each stream that was reset for holding too much."""
 
     def __init__(
         self,
@@ -380,8 +379,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self._shared.size_bytes += size_bytes
 
     def drop_fullest(self) -> None:
-        """Reset the fullest stream. A task notifies the other side: the caller may be another's
-        reader."""
+        """Reset the fullest stream; a task tells the other side, as another's reader may call."""
         stream = max(self.streams.values(), key=lambda stream: len(stream.received))
         self._overran(f"it held {len(stream.received)} unread bytes when there was no more room")
         stream.drop()
