@@ -103,7 +103,6 @@ class Connection:
         self._socket.close()
 
     def reset(self, parameters: Row, deadline: float) -> Row:
-        """Begin an episode."""
         given = self._observed("reset", parameters, deadline)
         self._episode = self._state(deadline)
         return given
@@ -179,10 +178,8 @@ class OpenEnv(Episodes):
         return last.said
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
-        """The server's reward, scaled to [0, 1].
-
-        Raises `NotGradable` when the server gives none, fails, or says something else than in the
-        transcript."""
+        """The server's reward, scaled to [0, 1]; raises `NotGradable` when it gives none, fails, or
+        says something else than in the transcript."""
         texts = [turn.text for turn in transcript.turns if turn.kind == "model"]
         if not transcript.finished:
             texts.pop()  # the server never saw it
@@ -221,8 +218,6 @@ class OpenEnv(Episodes):
             reward = counts[self.options.reward]
         scaled = self.options.scaled(reward, f"server {self.options.server!r}")
         return Grade(scaled, {"turns": float(len(steps))})
-
-    # --- the server ---------------------------------------------------------------------------
 
     def _connected(self) -> Connection:
         definition = self._sessions.definition
@@ -272,8 +267,7 @@ class OpenEnv(Episodes):
 
     def _stepped(self, session: Connection, text: str) -> Stepped:
         try:
-            action = self._action(text)
-            given = session.step(action, self._sessions.deadline())
+            given = session.step(self._action(text), self._sessions.deadline())
         except ValueError as error:
             return Stepped(f"error: {error}", None, False)
         except Refused as refused:

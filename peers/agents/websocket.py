@@ -73,7 +73,6 @@ class WebSocket:
             raise Gone(f"closed the connection ({error})") from error
 
     def _receive(self, deadline: float) -> None:
-        """Wait for the next bytes."""
         self._socket.settimeout(left(deadline))
         try:
             data = self._socket.recv(CHUNK_BYTES)

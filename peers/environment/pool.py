@@ -60,7 +60,6 @@ class SignedTurns:
         """Bytes in all (`""`), and of each worker and network."""
 
     async def open(self) -> None:
-        """Create the table."""
         table = (
             "CREATE TABLE IF NOT EXISTS turns (seed BLOB NOT NULL, grp INTEGER NOT NULL,"
             " sample INTEGER NOT NULL, idx INTEGER NOT NULL, before BLOB NOT NULL,"

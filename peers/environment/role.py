@@ -126,8 +126,6 @@ class EnvironmentRole:
             ):
                 await self._pool.run(setup, lambda service: check_rendering(service.probe, served))
 
-    # --- turns -------------------------------------------------------------------------------
-
     async def _on_turn(
         self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
@@ -287,8 +285,6 @@ class EnvironmentRole:
         if last.tokens != pack(segments[-2]):
             raise _Refused("the environment's last turn has other tokens than the request")
 
-    # --- grades ------------------------------------------------------------------------------
-
     async def _on_grade(
         self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
@@ -323,8 +319,6 @@ class EnvironmentRole:
             grade = EpisodeGrade(reward=0.0, not_gradable=str(error)[:500])
         return await self._peer.seal(grade, STATE_LIFETIME_SECONDS)
 
-    # --- both --------------------------------------------------------------------------------
-
     async def _order_of(self, worker: str, request: EpisodeRequest) -> SubmissionOrder:
         """What the step's order asks of a worker; raises `_Refused` for work that none wants."""
         found = await self._orders.wait_for(request.lineage, request.step)
@@ -336,14 +330,13 @@ class EnvironmentRole:
             found.lineage < newest.lineage or newest.step - found.step > self._run.max_staleness
         ):
             raise _Refused("that step is too old to be trained on")
-        sampling = manifest.sampling
         order = submission_order(
             self._run.id, manifest, found, worker=worker, number=request.number, entry=request.entry
         )
         if (
             request.number >= found.submissions_max
             or request.group >= order.groups
-            or request.sample >= sampling.group_size
+            or request.sample >= manifest.sampling.group_size
         ):
             raise _Refused("the step order allows no such submission, group or sample")
         weights = [each.weight for each in order.environments]

@@ -50,8 +50,7 @@ class EnvironmentPeerService:
 
     @in_job_thread
     def probe(self, job: Probe) -> bytes:
-        environment = self._environments.of(job.environment)
-        return probe_hash(environment, self._renderer)
+        return probe_hash(self._environments.of(job.environment), self._renderer)
 
     @in_job_thread
     def draw(self, job: jobs.DrawPrompt) -> jobs.Drawn:
@@ -114,14 +113,10 @@ class EnvironmentPeerService:
     def _task(self, job: jobs.EpisodeJob) -> GroupTask:
         order = job.order
         key = (order.seed(), job.group)
-        drawn = self._tasks.get(key)
-        if drawn is None:
-            room = PromptRoom.of_policy(
-                self._renderer, self._facts.max_position_embeddings, order.sampling.max_new_tokens
-            )
-            drawn = self._environments.task(order.environments, *key, room)
-            self._tasks[key] = drawn
-        return drawn
+        room = PromptRoom.of_policy(
+            self._renderer, self._facts.max_position_embeddings, order.sampling.max_new_tokens
+        )
+        return self._tasks.of(key, lambda: self._environments.task(order.environments, *key, room))
 
     def _check_prompt(self, drawn: GroupTask, segments: Sequence[Sequence[int]]) -> None:
         if list(segments[0]) != drawn.tokens:

@@ -55,8 +55,7 @@ class Calculator(Episodes):
     def grade(self, task: Task, transcript: Transcript) -> float:
         """1.0 for the right answer after a call of the task's own expression, 0.0 otherwise."""
         turns = transcript.turns
-        call = as_text(task.prompt).removesuffix(">") + "="
-        called = len(turns) == 3 and turns[0].text == call
+        called = len(turns) == 3 and turns[0].text == as_text(task.prompt).removesuffix(">") + "="
         return float(called and transcript.finished and transcript.text == task.answer)
 
     def _make(self, randomness: bytes) -> Task:

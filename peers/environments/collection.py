@@ -81,8 +81,7 @@ class Environments:
     def _continued(
         self, references: Sequence[EnvironmentReference], state: State, room: PromptRoom
     ) -> GroupTask:
-        drawn = self.task(references, state.seed, state.group, room)
-        return replace(drawn, prefix=state.prefix)
+        return replace(self.task(references, state.seed, state.group, room), prefix=state.prefix)
 
     def task(
         self, references: Sequence[EnvironmentReference], seed: bytes, group: int, room: PromptRoom

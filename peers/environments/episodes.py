@@ -56,12 +56,10 @@ class Replies:
         answer = self._episode.step(text)
         if answer is None or _characters(answer) > ANSWER_CHARACTERS_MAX:
             return None
-        last = segments[-1].tokens[-1]
-        tokens = self._renderer.encode_observation(self._prompt, answer, last)
+        tokens = self._renderer.encode_observation(self._prompt, answer, segments[-1].tokens[-1])
         length = sum(len(segment.tokens) for segment in segments) + len(tokens)
         left = limits.max_new_tokens - sum(map(len, written))
-        fits = length + left <= limits.positions_max
-        return tokens if tokens and fits else None
+        return tokens if tokens and length + left <= limits.positions_max else None
 
 
 def demonstrate(

@@ -55,8 +55,7 @@ first; no two have an option of the same name."""
 
 def installed() -> dict[str, EntryPoint]:
     """The environments of this machine by name; a built-in one hides another of its name."""
-    registered = {each.name: each for each in entry_points(group=ENTRY_POINT_GROUP)}
-    return {**registered, **BUILT_IN}
+    return {**{each.name: each for each in entry_points(group=ENTRY_POINT_GROUP)}, **BUILT_IN}
 
 
 def load(name: str, version: str, options: Mapping[str, Any] | None = None) -> Environment:

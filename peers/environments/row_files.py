@@ -45,8 +45,7 @@ class RowFile(ABC):
 
     def _named(self) -> list[str]:
         """The names in the first rows, of which each may lack some."""
-        rows = islice(self.each(()), NAMED_ROWS)
-        return list({name: None for row in rows for name in row or {}})
+        return list({name: None for row in islice(self.each(()), NAMED_ROWS) for name in row or {}})
 
 
 def open_rows(path: Path) -> RowFile:
@@ -152,8 +151,7 @@ class ParquetRows(RowFile):
 
     def row(self, index: int, columns: Sequence[str]) -> Row:
         group = bisect_right(self._starts, index) - 1
-        key = (group, tuple(columns))
-        read = self._groups.of(key, lambda: self._read(group, columns))
+        read = self._groups.of((group, tuple(columns)), lambda: self._read(group, columns))
         (row,) = read.slice(index - self._starts[group], 1).to_pylist()
         return _plain(row, columns)
 

@@ -242,8 +242,7 @@ def _probe_environment(environment: Environment, room: PromptRoom) -> tuple[int,
 def check_prompts_fit(environment: Environment, renderer: Renderer) -> None:
     """Raise `UserError` unless `SERVED_PROMPTS` of a served environment fit a message."""
     for index in range(SERVED_PROMPTS):
-        task = task_of(environment, probe_seed(index))
-        length = len(renderer.encode_prompt(task.prompt))
+        length = len(renderer.encode_prompt(task_of(environment, probe_seed(index)).prompt))
         if length > SERVED_PROMPT_TOKENS_MAX:
             raise UserError(
                 f"environment {environment.name!r} makes a prompt of {length} tokens, but a prompt "

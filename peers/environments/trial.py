@@ -140,8 +140,7 @@ class Trial:
                 found.junk_rewards.append(reward)
                 if reward >= 1:
                     shown = "finished" if finished else "cut at the token limit"
-                    warning = f"junk earns the full reward: {what} ({shown})"
-                    found.warnings.append(warning)
+                    found.warnings.append(f"junk earns the full reward: {what} ({shown})")
         episode = Episode(self._environment, task)
         for turn in range(TURNS_TRIED if episodes_of(self._environment) is not None else 0):
             if self._stepped(f"{what}, turn {turn}", episode, text, found) is None:
@@ -181,8 +180,7 @@ def _noting(found: Tried, what: str, task: Task) -> Iterator[None]:
 
 def _digest(task: Task) -> str:
     try:
-        data = json.dumps(task.data, sort_keys=True)
-        raw = msgspec.json.encode((task.prompt, task.answer, data))
+        raw = msgspec.json.encode((task.prompt, task.answer, json.dumps(task.data, sort_keys=True)))
     except (TypeError, ValueError) as error:
         raise UserError(
             f"a task's data is {task.data!r:.100}, which is not JSON ({described(error)}); use "

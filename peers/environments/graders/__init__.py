@@ -30,8 +30,7 @@ class Grader(ABC):
     """Grades texts against answers; the same on every machine.
 
     If a text is at fault, a part of its grade names the reason (`zero`). A grader that cannot
-    decide raises `NotGradable`: docs/environments.md says which is which.
-    """
+    decide raises `NotGradable`: docs/environments.md says which is which."""
 
     name: ClassVar[str]
     Options: ClassVar[type[msgspec.Struct]]
@@ -47,20 +46,15 @@ class Grader(ABC):
 
     @abstractmethod
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
-        """The grade of a model's text, which may hold anything, for a task's answer.
+        """The grade of a model's text, which may hold anything; `data`: what else the task gives.
 
-        `data` holds what else the task gives. Raises `NotGradable`, and `UserError` when the
-        grader's library is not installed here.
-        """
+        Raises `NotGradable`, and `UserError` when the grader's library is not installed here."""
 
     takes_lists: ClassVar[bool] = False
     """Whether an answer may be a list; else a list in the data has several answers."""
 
     def check(self, answer: str, data: Mapping[str, Any]) -> None:  # noqa: B027  (most have none)
-        """Raise `NotGradable` for a task that has no right text, as far as its record alone says.
-
-        Every machine finds the same, without a foreign library.
-        """
+        """Raise `NotGradable` if no text is right, by the record alone and without a library."""
 
     def completion(self, answer: str) -> str:
         """What a model writes that gives a task's answer, with the full reward."""
@@ -94,5 +88,4 @@ def make_grader(name: str, options: Mapping[str, Any] | None = None) -> Grader:
         raise UserError(f"grader {name!r} is unknown; there are: {', '.join(sorted(GRADERS))}")
     module, _, kind = GRADERS[name].partition(":")
     made: type[Grader] = getattr(import_module(f"{__name__}.{module}"), kind)
-    where = f"grader {name!r}: options"
-    return made(struct_from_mapping(made.Options, dict(options or {}), where))
+    return made(struct_from_mapping(made.Options, dict(options or {}), f"grader {name!r}: options"))

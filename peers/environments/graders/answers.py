@@ -115,7 +115,7 @@ def by_text(gold: str, text: str) -> bool | None:
         lists[1] = sorted(re.findall(r"[-+]?\d+", text))  # 123,456 for 123, 456
     if lists[0] and lists[1]:
         return lists[0] == lists[1]
-    if any(lists) and all(map(_is_plain, (gold, text))):
+    if any(lists) and all(re.fullmatch(r"[-+\d., ]+", each, re.ASCII) for each in (gold, text)):
         return False
     return None
 
@@ -140,12 +140,10 @@ def _unwrapped(text: str) -> str:
 
 def _is_safe(plain: bool, inner: str) -> bool:
     """Whether a style around an answer says nothing: words of a text are no product of letters."""
-    letters = re.sub(r"\\[A-Za-z]+", "", inner)
-    lead = _LEAD.match(inner)
     return (
         plain
-        or not re.search(r"[A-Za-z]", letters)
-        or bool(lead)
+        or not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", inner))
+        or _LEAD.match(inner) is not None
         or _clock(inner) is not None
         or _WORDS.fullmatch(inner.strip()) is not None
     )
@@ -187,8 +185,3 @@ def _items(text: str) -> list[str] | None:
     if _THOUSANDS.fullmatch(text) or not _LIST.fullmatch(text):
         return None
     return sorted(item.strip() for item in text.split(","))
-
-
-def _is_plain(text: str) -> bool:
-    """Whether a text is a number, or a list of them, in digits."""
-    return re.fullmatch(r"[-+\d., ]+", text, re.ASCII) is not None

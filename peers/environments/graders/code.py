@@ -210,14 +210,10 @@ class Code(Grader):
 
     @property
     def call_seconds(self) -> float:
-        """See `Grader.call_seconds`."""
         return 10.0 + WALL_PER_CPU * self._cpu_seconds(TESTS_MAX)
 
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
-        """See `Grader.grade`.
-
-        Raises `UserError` where no sandbox works, and `SandboxError` where it fails: neither says
-        anything about the program."""
+        """As of `Grader`; raises `UserError` without a sandbox, `SandboxError` if one fails."""
         tests = self._tests(data)
         source = self._program(valid(text), tests.fn_name)
         if source is None:
@@ -231,7 +227,6 @@ class Code(Grader):
         return self._known[key]
 
     def check(self, answer: str, data: Mapping[str, Any]) -> None:
-        """See `Grader.check`."""
         self._tests(data)
 
     @staticmethod

@@ -70,8 +70,7 @@ def _in_table(given: Mapping[str, Any], depth: int) -> list[Case]:
         if isinstance(inputs, (list, tuple)) and isinstance(outputs, (list, tuple)):
             if len(inputs) != len(outputs):
                 raise ValueError(f"they have {len(inputs)} inputs and {len(outputs)} outputs")
-            pairs = zip(inputs, outputs, strict=True)
-            found = [Case(each, [output]) for each, output in pairs]
+            found = [Case(each, [output]) for each, output in zip(inputs, outputs, strict=True)]
             break
     else:
         held = next(([given[key]] for key in CONTAINERS if given.get(key)), None)
@@ -154,9 +153,7 @@ def _compared(test: ast.expr) -> Iterator[Case]:
 
 
 def _unpacked(text: str) -> str:
-    """The JSON in base64 of zlib of a pickled text; raises `ValueError`.
-
-    The pickle's opcodes are read, never executed."""
+    """The JSON in base64 of zlib of a pickle, which is read, never run; raises `ValueError`."""
     import pickletools
 
     try:

@@ -2,8 +2,7 @@
 
 Each call happens in a process of its own, so that no call learns from another. It prints one JSON
 object with the results. It knows no expected result: a solution that takes over this program can
-forge results, but not right ones. It imports little, because every program waits for it.
-"""
+forge results, but not right ones. It imports little, because every program waits for it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,6 @@ class Tests(msgspec.Struct, frozen=True, dict=True):
         return max(1 << 20, 2 * sum(self._bytes) + 1024 * len(self._bytes))
 
     def between(self, start: int, end: int) -> Tests:
-        """Some of the tests."""
         return Tests(self.inputs[start:end], self.accepted[start:end], self.fn_name)
 
     def passed_by(self, results: Sequence[str]) -> bool:
@@ -79,9 +78,7 @@ def canonical(value: Any) -> str:
 
 
 def read_tests(data: Mapping[str, Any]) -> Tests:
-    """The tests of a task, from the columns or keys of its record, in any form of `code_forms`.
-
-    Raises `NotGradable`."""
+    """The tests in a task's record, in any form of `code_forms`; raises `NotGradable`."""
     try:
         cases = code_forms.cases_in(data)
         if not 1 <= len(cases) <= TESTS_MAX:
@@ -198,9 +195,7 @@ def _agree(value: Any, expected: Any) -> bool:
 def prints(printed: str, expected: str) -> bool:
     """Whether printed text is the expected one, word by word; spacing is not part of a task."""
     words, wanted = printed.split(), expected.split()
-    if words == wanted:
-        return True
-    return len(words) == len(wanted) and all(map(_word_agrees, words, wanted))
+    return words == wanted or (len(words) == len(wanted) and all(map(_word_agrees, words, wanted)))
 
 
 def _word_agrees(word: str, expected: str) -> bool:

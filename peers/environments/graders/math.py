@@ -1,8 +1,7 @@
 """The grader `math`: the last `\boxed{…}` of a text, compared with the answer by math-verify.
 
-What may cost time is bounded by what the answer looks like (`peers.environments.graders.math`), so
-that every validator decides alike. A clock decides nothing: an answer that passes these bounds and
-takes `CPU_SECONDS` all the same is not gradable."""
+What may cost time is bounded by what the answer looks like, so that every validator decides alike.
+A clock decides nothing: an answer that takes `CPU_SECONDS` all the same is not gradable."""
 
 import re
 from collections.abc import Mapping
@@ -168,10 +167,9 @@ class Math(Grader):
                 "the grader 'math' needs math-verify, which is not installed here; type: "
                 "pip install 'swarm-rl[math]'"
             )
-        request = {"gold_text": expected, "text": given}
         pool = pool_of(SERVICE, CPU_SECONDS)
         try:
-            reply = msgspec.convert(pool.ask(request), MathReply)
+            reply = msgspec.convert(pool.ask({"gold_text": expected, "text": given}), MathReply)
         except (ProcessFailed, ServiceError) as error:
             raise NotGradable(f"math-verify cannot judge {given[:80]!r}: {error}") from error
         if reply.outcome == "bad gold":
@@ -181,10 +179,11 @@ class Math(Grader):
             )
         if reply.outcome == "equal" and unit and own_unit and unit != own_unit:
             return zero("another unit")
-        return Grade(1.0) if reply.outcome == "equal" else _zero(reply.outcome)
+        if reply.outcome in ("equal", "different"):
+            return Grade(float(reply.outcome == "equal"))
+        return zero(reply.outcome)
 
     def check(self, answer: str, data: Mapping[str, Any]) -> None:
-        """See `Grader.check`."""
         gold = boxed(answer) or answer.strip()
         if len(gold) > ANSWER_CHARACTERS_MAX or NO_ANSWER.fullmatch(plain(gold)):
             raise NotGradable(
@@ -194,7 +193,3 @@ class Math(Grader):
 
     def completion(self, answer: str) -> str:
         return answer if not answer or boxed(answer) is not None else f"\\boxed{{{answer}}}"
-
-
-def _zero(outcome: str) -> Grade:
-    return Grade(0.0) if outcome == "different" else zero(outcome)

@@ -4,10 +4,11 @@ Its timeouts use signals, which work in a main thread only; the owner kills this
 
 import logging
 import math
+import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import sympy
@@ -123,10 +124,7 @@ def _value(node: Any, ring: Callable[[Any], Any], power: Callable[[Any, int], An
     values = [_value(each, ring, power) for each in node.args]
     if None in values:
         return None
-    total = values[0]
-    for value in values[1:]:
-        total = total + value if node.is_Add else total * value
-    return total
+    return reduce(operator.add if node.is_Add else operator.mul, values)
 
 
 def is_computable(node: Any) -> bool:
@@ -220,10 +218,8 @@ def _lefts(gold: Any, found: Any) -> list[Any]:
 
 
 def _is_name(left: Any) -> bool:
-    """Whether a side of an equation may be what the task asks for.
-
-    A number is not, and neither is a polynomial of one symbol, such as 2x: that equation is not
-    solved."""
+    """Whether a side of an equation may be what the task asks for: no number, and no polynomial of
+    one symbol, such as 2x, whose equation is not solved."""
     if left.atoms(AppliedUndef):
         return True
     symbols = left.free_symbols

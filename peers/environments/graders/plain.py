@@ -70,7 +70,6 @@ class Number(Grader):
     options: NumberOptions
 
     def check(self, answer: str, data: Mapping[str, Any]) -> None:
-        """See `Grader.check`."""
         if number_in(answer) is None:
             raise NotGradable(
                 f"the answer {answer[:40]!r} holds no number of at most {DIGITS_MAX} digits; "

@@ -244,8 +244,7 @@ class _Process:
             )
         how = describe_status(status)
         self._listener.join(END_SECONDS)
-        words = self._words.decode("utf-8", "replace").split()
-        said = " ".join(words)[-LAST_WORDS:]
+        said = " ".join(self._words.decode("utf-8", "replace").split())[-LAST_WORDS:]
         return ProcessFailed(f"it ended {how}" + (f", and said: {said}" if said else ""))
 
 

@@ -16,9 +16,7 @@ class SyntaxService:
         warnings.simplefilter("ignore")
 
     def __call__(self, request: dict[str, Any]) -> int:
-        """The index of the first text that is Python and does something; -1 for none.
-
-        One that defines the task's function is preferred to one that, say, only calls it."""
+        """The index of the first program, if possible one that defines the function; -1: none."""
         programs = -1
         for index, source in enumerate(request["sources"]):
             tree = _program(source)

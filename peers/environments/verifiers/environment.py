@@ -104,7 +104,6 @@ class Verifiers(interface.Episodes):
         )
 
     def close(self) -> None:
-        """End the child."""
         self._pool.close()
 
     def tasks(self) -> Numbered:

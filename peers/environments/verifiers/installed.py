@@ -88,9 +88,7 @@ def homes() -> list[Path]:
 
 
 def interpreter_for(version: str) -> Path:
-    """The Python that has this version of `verifiers`.
-
-    Raises `UserError` when no home of `homes` has it, or it is half made."""
+    """The Python that has this `verifiers`; raises `UserError` if it is missing or half made."""
     recipe = recipe_of(version)
     problems = []
     for home in homes():
@@ -115,9 +113,7 @@ def check_packages(packages: Sequence[str]) -> None:
 def install(
     recipe: Recipe, packages: Sequence[str], home: Path, say: Callable[[str], None]
 ) -> Installed:
-    """Make the environment of a library, or finish it, and add packages.
-
-    Packages get the versions of everything that the environment already has. Raises `UserError`."""
+    """Make or finish a library's environment, and add packages, which change no versions there."""
     check_packages(packages)
     made = install_recipe(recipe, home, say)
     for package in packages:

@@ -205,9 +205,7 @@ def _pip(base: Path, own: Path, wanted: Sequence[str], limits: Limits) -> None:
 
 
 def _bounded(command: Sequence[str], folder: Path, limits: Limits) -> str:
-    """The end of what a command prints, which may fill no more than `limits` of `folder`.
-
-    Raises `_Refused`."""
+    """The end of what a command prints; raises `_Refused` beyond the `limits` for `folder`."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     with (folder / "said").open("wb+") as said:

@@ -138,9 +138,9 @@ class Episode:
         this run before: the model has those tokens, and they cannot be taken back."""
         before = self._conversations.setdefault(run, [])
         known = len(before)
-        if self.cut or list(conversation[:known]) != before:
-            if self.cut:
-                raise EpisodeOver
+        if self.cut:
+            raise EpisodeOver
+        if list(conversation[:known]) != before:
             raise Unplayable("it rewrites what was said before, which tokens do not allow")
         new = list(conversation[known:])
         if not new:

@@ -43,11 +43,9 @@ class Texts(vf.Client):  # type: ignore[misc]
     async def get_response(
         self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **kwargs: Any
     ) -> Any:
-        """See `Client.get_response`."""
         try:
             offered = [{"type": "function", "function": _definition(tool)} for tool in tools or ()]
-            said = [_said(message) for message in prompt]
-            spoken, calls = await self._episode.ask(said, offered)
+            spoken, calls = await self._episode.ask([_said(each) for each in prompt], offered)
         except EpisodeOver as error:
             # The one end of an episode that the loop does not take for a failure.
             raise vf.OverlongPromptError("the episode is over") from error
@@ -101,20 +99,15 @@ class Legacy:
         if env.requires_group_rollouts:
             raise Unplayable("it grades rollouts by comparing them; Swarm grades each by itself")
         dataset = env.get_dataset()
-        rows = [dataset[index] for index in range(min(len(dataset), tasks_max))]
-        return cls(env, rows)
+        return cls(env, [dataset[index] for index in range(min(len(dataset), tasks_max))])
 
     def answer(self, task: int) -> str:
-        """See `Tasks.answer`."""
         answer = self._rows[task].get("answer", "")
         return answer if isinstance(answer, str) else ""
 
     async def play(self, task: int, episode: Episode) -> Graded | Ungradable:
-        """See `Tasks.play`."""
         client = Texts(episode)
-        failures: list[str] = []
-        dropped: set[str] = set()
-        self._failures, self._dropped = failures, dropped
+        failures, dropped = self._failures, self._dropped = list[str](), set[str]()
         played = await self._env.run_rollout(self._rows[task], client, "policy", {})
         if client.error is not None:
             raise client.error
@@ -156,9 +149,7 @@ class Legacy:
 
 def _said(message: Any) -> Said:
     """A message as text; raises `Unplayable` for anything else, such as an image."""
-    content = message.content
-    if content is None:
-        content = ""
+    content = "" if message.content is None else message.content
     if not isinstance(content, str):
         raise Unplayable("a message holds more than text")
     calls = calls_json(getattr(message, "tool_calls", None) or ())

@@ -66,7 +66,6 @@ class InProcess(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: Any,
     ) -> Any:
-        """See `Harness.launch`."""
         system, prompt = self.resolve_prompt(data)
         if isinstance(prompt, str):
             prompt = [vf.UserMessage(content=prompt)]
@@ -111,7 +110,6 @@ class Texts(vf.Client):  # type: ignore[misc]
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> vf.Response:
-        """See `Client.get_response`."""
         try:
             said = [_said(each) for each in turn.prompt]
             episode, trace = _episodes[turn.trace.id], turn.trace
@@ -180,12 +178,10 @@ class Tasksets:
         return cls(env, list(islice(env.taskset, tasks_max)))
 
     def answer(self, task: int) -> str:
-        """See `Tasks.answer`."""
         answer = getattr(self._tasks[task].data, "answer", "")
         return answer if isinstance(answer, str) else ""
 
     async def play(self, task: int, episode: Episode) -> Graded | Ungradable:
-        """See `Tasks.play`."""
         traces: list[str] = []
 
         def begun(trace: Any) -> None:
@@ -201,8 +197,7 @@ class Tasksets:
                 _episodes.pop(each, None)
         errors = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
         if errors:
-            error = errors[0]
-            return Ungradable(f"{error.type}: {error.message}")
+            return Ungradable(f"{errors[0].type}: {errors[0].message}")
         if missing := _needs_runtime(chosen):
             return Ungradable(
                 f"the reward {missing} needs the runtime in which an agent worked; a transcript "
@@ -240,9 +235,7 @@ def _needs_runtime(task: Any) -> str:
 
 def _said(message: Any) -> Said:
     """A message as text; raises `Unplayable` for anything else, such as an image."""
-    content = message.content
-    if content is None:
-        content = ""
+    content = "" if message.content is None else message.content
     if not isinstance(content, str):
         kinds = {getattr(part, "type", "?") for part in content}
         if kinds - {"text"}:
