@@ -189,8 +189,7 @@ class OpenEnv(Episodes):
             raise NotGradable(str(error)) from error
 
     def _steps(self, seed: int, texts: Sequence[str]) -> list[Stepped]:
-        known = self._over.get((seed, tuple(texts)))
-        if known is not None:
+        if (known := self._over.get((seed, tuple(texts)))) is not None:
             return known
         state = _Played(seed)
         for text in texts:

@@ -131,8 +131,7 @@ class EnvironmentRole:
     ) -> Sequence[Envelope]:
         """Answer a worker with a signed turn; a stranger or a flood gets nothing."""
         worker, request = envelope.sender, envelope.expect(TurnRequest)
-        cause = self._unwelcome(worker, request, first(supporting, Admission))
-        if cause:
+        if cause := self._unwelcome(worker, request, first(supporting, Admission)):
             self._dropped.emit("environment.request_dropped", remote=worker, cause=cause)
             return []
         try:
@@ -175,8 +174,7 @@ class EnvironmentRole:
             index=len(segments) // 2,
             before=packed_digest(before),
         )
-        known = self._signed.find(turn)
-        if known is not None:
+        if (known := self._signed.find(turn)) is not None:
             if segments:
                 self._texts.keep(known.expect(Turn), before)
             return known

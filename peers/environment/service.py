@@ -84,8 +84,7 @@ class EnvironmentPeerService:
             for count in range(2, len(segments), 2):
                 if replies.next(segments[:count]) != job.segments[count]:
                     return jobs.Played(tokens=[], differs=True)
-        answer = replies.next(segments)
-        if answer:
+        if answer := replies.next(segments):
             self._going.keep(order.worker, (*episode, _digest([*job.segments, answer])), replies)
         return jobs.Played(tokens=answer or [])
 

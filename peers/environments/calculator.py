@@ -70,8 +70,7 @@ class Calculator(Episodes):
 
 def _called(text: str) -> str:
     """The result of the tool call `text`; empty when `text` is not a tool call."""
-    match = CALL.fullmatch(text)
-    if match is None:
+    if (match := CALL.fullmatch(text)) is None:
         return ""
     left, right = int(match[1]), int(match[3])
     return str(left * right if match[2] == "*" else left + right)

@@ -63,8 +63,7 @@ class Chat(interface.Wrapper):
     def grade(
         self, task: interface.Task, transcript: interface.Transcript
     ) -> float | interface.Grade:
-        mark = self.options.answer_after
-        if mark is not None:
+        if (mark := self.options.answer_after) is not None:
             turns = tuple(
                 turn
                 if turn.kind != "model"
@@ -102,8 +101,7 @@ def _variables(options: ChatOptions, where: str) -> Mapping[str, Any]:
                 "must be a number, text, true or false"
             )
     for name in ("enable_thinking", "thinking", "reasoning_effort"):
-        value = getattr(options, name)
-        if value is not None:
+        if (value := getattr(options, name)) is not None:
             found[name] = value
     if options.chat_date is not None:
         try:

@@ -77,8 +77,7 @@ class ChatTemplate:
             name: _text_of(config.get(name)) or _text_of(mapped.get(name)) for name in NAMED_TOKENS
         }
         named = {name: text for name, text in tokens.items() if text is not None}
-        raw = files.get(FILES[0])
-        if raw is None:
+        if (raw := files.get(FILES[0])) is None:
             source = _default(config.get("chat_template"))
             return None if source is None else cls(source, named, f"{where}/{FILES[1]}")
         try:
@@ -205,8 +204,7 @@ class ChatTokens:
         cls, files: Mapping[str, bytes], tokenizer: tokenizers.Tokenizer, where: str
     ) -> ChatTokens:
         """The template in the files of the model folder `where`; raises `UserError`."""
-        template = ChatTemplate.of_files(files, where)
-        if template is None:
+        if (template := ChatTemplate.of_files(files, where)) is None:
             raise UserError(
                 f"{where} has no chat template (chat_template.jinja, or chat_template in "
                 "tokenizer_config.json), which prompts of messages need; use a checkpoint that has "

@@ -45,8 +45,7 @@ def value_of(row: Row, name: str) -> Any:
             return of(_text(value_of(row, of_text[2])))
         except RecursionError as error:
             raise ValueError(f"{name:.60} is nested too deeply") from error
-    found = column_of(name, row)
-    if found is None:
+    if (found := column_of(name, row)) is None:
         raise ValueError(f"it lacks {name!r}; it has: {listed(name, row)}")
     at, inner = found
     value = row[at]

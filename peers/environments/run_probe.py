@@ -50,8 +50,7 @@ def check_rows(
     room = policy_room(manifest, folder, Renderer(folder))
     read = DataRead()
     for reference in manifest.environments:
-        tasks = indexed_tasks(installed.of(reference))
-        if tasks is None:
+        if (tasks := indexed_tasks(installed.of(reference))) is None:
             continue
         with progress_bar(f"rendering the rows of {reference.name}", counted=True) as show:
             found = read_rows(tasks, room_for(reference, room), show)
@@ -199,8 +198,7 @@ def _check_tokens(
 
     `longest`: tokens of the longest prompt; `largest`: largest token id of all prompts."""
     vocabulary, positions = config["vocab_size"], config["max_position_embeddings"]
-    outside = [token for token in manifest.sampling.stop_ids if token >= vocabulary]
-    if outside:
+    if outside := [token for token in manifest.sampling.stop_ids if token >= vocabulary]:
         raise UserError(
             f"{where}: sampling.stop_ids has {outside[0]}, but the model's vocabulary has "
             f"{vocabulary} tokens, so no completion would ever end there; give the id of a token "
@@ -273,8 +271,7 @@ def _check_chat(
     if task is None:
         return []
     warnings = check_stop_ids(renderer, task.prompt, manifest.sampling.stop_ids, where)
-    answering = episodes_of(environment)
-    if answering is None:
+    if (answering := episodes_of(environment)) is None:
         return warnings
     answering.check_template(renderer.chat.template)
     replies = (Episode(environment, task).step(text) for text in (task.answer, *ODD_TEXTS))
@@ -302,8 +299,7 @@ def check_stop_ids(
     renderer: Renderer, prompt: Prompt, stop_ids: Sequence[int], where: str
 ) -> list[str]:
     """Warnings about how completions end, by the template; raises `UserError` for wrong ids."""
-    ends = renderer.turn_end(prompt)
-    if ends is None:
+    if (ends := renderer.turn_end(prompt)) is None:
         return [
             f"{renderer.chat.template.where}: the chat template ends a turn with text and no "
             "control token, so that the model must learn to end it with one of sampling.stop_ids"

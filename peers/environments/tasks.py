@@ -143,8 +143,7 @@ class TaskList:
 def indexed(tasks: Tasks) -> Indexed | None:
     """The same tasks by index, if there are finitely many."""
     if isinstance(tasks, Changed):
-        inner = indexed(tasks.inner)
-        if inner is None:
+        if (inner := indexed(tasks.inner)) is None:
             return None
         change, at = tasks.change, inner.at
         return Indexed(

@@ -25,8 +25,7 @@ class TemplateService:
         if asked["given"] is None:
             return ""
         given = asked["given"]
-        date = given.pop("chat_date", None)
-        if date is not None:
+        if (date := given.pop("chat_date", None)) is not None:
             given["strftime_now"] = datetime.date.fromisoformat(date).strftime
         text = template.render(given)
         if len(text) > TEXT_MAX:

@@ -78,8 +78,7 @@ class Trial:
                 found.prompt_tokens.append(len(self._renderer.encode_prompt(task.prompt)))
                 found.answer_tokens.append(len(self._renderer.encode_completion(task.answer)))
         found.different = len(prompts["train"])
-        both = sorted(prompts["train"] & prompts["held_out"])
-        if both:
+        if both := sorted(prompts["train"] & prompts["held_out"]):
             found.faults.append(
                 f"environment {self._environment.name!r} draws the prompt {both[0]:.60} as a "
                 "training task and as a held-out one; use the Tasks of peers.environments, which "

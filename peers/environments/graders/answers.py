@@ -169,8 +169,7 @@ def _bracket(text: str) -> str:
 
 
 def _clock(text: str) -> tuple[str, str, str, str] | None:
-    found = _CLOCK.fullmatch(plain(text))
-    if found is None:
+    if (found := _CLOCK.fullmatch(plain(text))) is None:
         return None
     hour, minute, second, half = found.groups(default="")
     return str(int(hour)), minute, second, half.lower()

@@ -215,8 +215,7 @@ class Code(Grader):
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
         """As of `Grader`; raises `UserError` without a sandbox, `SandboxError` if one fails."""
         tests = self._tests(data)
-        source = self._program(valid(text), tests.fn_name)
-        if source is None:
+        if (source := self._program(valid(text), tests.fn_name)) is None:
             return zero("no program")
         whole = canonical([source, tests.fn_name, tests.inputs, tests.accepted])
         key = blake3.blake3(whole.encode()).digest()

@@ -73,8 +73,7 @@ def prelude(code: CodeType, function: str) -> dict[str, Any]:
 
 def finish(own: TextIO) -> None:
     """Wait for threads and call exit functions, as an interpreter does at the end."""
-    threading = sys.modules.get("threading")
-    if threading is not None:
+    if (threading := sys.modules.get("threading")) is not None:
         threading._shutdown()
     import atexit
 

@@ -155,8 +155,7 @@ class Math(Grader):
     Options = NoOptions
 
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
-        given = boxed(valid(text))
-        if given is None:
+        if (given := boxed(valid(text))) is None:
             return zero("no boxed answer")
         if too_complex(given):
             return zero("too complex")

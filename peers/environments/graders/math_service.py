@@ -162,14 +162,11 @@ class MathService:
 
     def _outcome(self, gold_text: str, text: str) -> str:
         gold_text, text = readable(gold_text), readable(text)
-        told = by_text(gold_text, text)
-        if told is not None:
+        if (told := by_text(gold_text, text)) is not None:
             return "equal" if told else "different"
-        gold = _gold(gold_text)
-        if gold is None:
+        if (gold := _gold(gold_text)) is None:
             return "bad gold"
-        found = _read(text)
-        if found is None:
+        if (found := _read(text)) is None:
             return "unreadable"
         if too_large(gold) or too_large(found):
             return _outcome_of_large(gold, found)
@@ -260,8 +257,7 @@ def _is_comparable(gold: Any) -> bool:
 @lru_cache(1024)
 def _gold(text: str) -> Any:
     """The expression of a task's answer; None if math-verify does not find it equal to itself."""
-    expression = _read(text)
-    if expression is None:
+    if (expression := _read(text)) is None:
         return None
     if not expression.has(*UNEVALUATED) and too_large(expression):
         return expression if _is_comparable(expression) else None

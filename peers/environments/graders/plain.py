@@ -119,8 +119,7 @@ def last_object(text: str) -> dict[str, Any] | None:
 
 def _with_exponent(end: str) -> str:
     """The end of a text with `6e5` for 6 \\times 10^5 as its last number."""
-    power = POWER.search(end)
-    if power is None:
+    if (power := POWER.search(end)) is None:
         return end
     before, exponent = end[: power.start()].rstrip(), end[power.end() :]
     is_factor = before[-1:].isdigit() and power[0][0] in "\\*"

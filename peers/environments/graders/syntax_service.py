@@ -19,8 +19,7 @@ class SyntaxService:
         """The index of the first program, if possible one that defines the function; -1: none."""
         programs = -1
         for index, source in enumerate(request["sources"]):
-            tree = _program(source)
-            if tree is None:
+            if (tree := _program(source)) is None:
                 continue
             if not request["function"] or _defines(tree, request["function"]):
                 return index

@@ -69,8 +69,7 @@ def recipe_of(version: str, library: str = "verifiers") -> Recipe:
             f"library {library!r} cannot be installed; there are: {', '.join(LIBRARIES)}"
         )
     known = LIBRARIES[library]
-    found = known.get(version or next(iter(known)))
-    if found is None:
+    if (found := known.get(version or next(iter(known)))) is None:
         raise UserError(f"{library} {version!r} cannot be installed; there are: {', '.join(known)}")
     return found
 
@@ -92,8 +91,7 @@ def interpreter_for(version: str) -> Path:
     recipe = recipe_of(version)
     problems = []
     for home in homes():
-        problem = why_unusable(recipe, home)
-        if problem is None:
+        if (problem := why_unusable(recipe, home)) is None:
             return python_of(recipe.folder(home))
         problems.append(problem)
     present = [home for home in homes() if recipe.folder(home).exists()]

@@ -153,8 +153,7 @@ class Episode:
             told = "\n\n".join(each.content for each in new)
             new = [Said("user", f"[{agent}]\n{told}")]
         self._asked.put_nowait(new)
-        spoken = await self._spoken.get()
-        if spoken is None:
+        if (spoken := await self._spoken.get()) is None:
             self.cut = True
             raise EpisodeOver
         calls = spoken.calls(self._turns)

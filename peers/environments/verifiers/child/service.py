@@ -92,8 +92,7 @@ class Player:
 
     async def _step(self, task: int, texts: tuple[Text, ...]) -> list[Said]:
         """What the environment says after the last of `texts`."""
-        episode = self._episodes.pop((task, texts[:-1]), None)
-        if episode is None:
+        if (episode := self._episodes.pop((task, texts[:-1]), None)) is None:
             episode = self._start(task)
             for text in (None, *texts[:-1]):
                 if text is not None:
@@ -101,8 +100,7 @@ class Player:
                 if not await episode.asked():
                     raise Unplayable("it ends an episode earlier than it did before")
         episode.say(_spoken(texts[-1]))
-        messages = await episode.asked()
-        if messages:
+        if messages := await episode.asked():
             await self._keep(task, texts, episode)
         else:
             await episode.close()

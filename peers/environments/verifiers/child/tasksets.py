@@ -210,8 +210,7 @@ def _graded(traces: list[Any]) -> Graded | Ungradable:
     """The mean over the runs of agents that are trained, of the reward and of each part."""
     parts: dict[str, list[float]] = {}
     for trace in traces:
-        unknown = [name for name, reward in trace.rewards.items() if reward is None]
-        if unknown:
+        if unknown := [name for name, reward in trace.rewards.items() if reward is None]:
             return Ungradable(f"the reward {unknown[0]} was not computed")
         scores = {name: reward.score for name, reward in trace.rewards.items()}
         metrics = {name: each for name, each in trace.metrics.items() if each is not None}
