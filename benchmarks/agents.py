@@ -121,8 +121,6 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
 '''
 """A server of the `openenv` library."""
 
-TOOL_TASKS = 20_000
-
 
 def write_server(
     folder: Path, name: str, source: str, python: Path, *given: str, **file: Any
@@ -135,10 +133,10 @@ def write_server(
 
 
 def mcp_options(folder: Path) -> dict[str, Any]:
-    """Products of numbers below 100, whose prompts do not name the tool."""
+    """Products of numbers below 20, whose prompts do not name the tool."""
     rows = []
-    for number in range(TOOL_TASKS):
-        left, right = number * 7 % 100, number * 13 // 100 % 100
+    for number in range(20 * 20):
+        left, right = divmod(number, 20)
         call = f'{{"name": "multiply", "parameters": {{"a": {left}, "b": {right}}}}}'
         answer = str(left * right)
         rows.append({"prompt": f"{left}*{right}>", "answer": answer, "turns": [call, answer]})
@@ -174,7 +172,7 @@ def recipe(name: str, options: Mapping[str, Any], tokens: int) -> Recipe:
         sampling=replace(begin.sampling, max_new_tokens=tokens),
         schedule=replace(begin.schedule, groups_per_step=16),
         positions=160,
-        warmup=Warmup(batch=64, steps_max=600, accuracy=0.15),
+        warmup=Warmup(batch=32, steps_max=400, accuracy=0.15),
     )
 
 

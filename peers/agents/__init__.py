@@ -1,7 +1,7 @@
-"""Environments that others serve: `openenv`, a server of OpenEnv.
+"""Environments that others serve: `openenv`, an OpenEnv server, and `mcp`, tools of an MCP server.
 
-They speak the protocol themselves, with a bound on the time and the bytes of every answer, and
-import no library of it. Servers run on the trusted side of a run: a run's manifest has the name of
+Both speak the protocols themselves, with a bound on the time and the bytes of every answer, and
+import neither library. Servers run on the trusted side of a run: a run's manifest has the name of
 one, and a file on the environment peer's machine says what it is (`servers`). Imports no torch.
 
 For other rooms: `servers`: FOLDER_VARIABLE

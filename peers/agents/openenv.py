@@ -236,7 +236,7 @@ class OpenEnv(Episodes):
 
     def _task(self, seed: int) -> Task:
         def drawn(session: Connection, _: bool) -> Task:
-            given = self._begun(session, seed)
+            given = {**self._begun(session, seed), "seed": seed}
             prompt, answer = self._shown(given, self.options.task, "task"), ""
             if self.options.answer:
                 answer = str(self._shown(given, self.options.answer, "answer"))
@@ -299,7 +299,8 @@ class OpenEnv(Episodes):
             return json.dumps(shown, ensure_ascii=False)
         try:
             names = FIELD.findall(form)
-            row = {name: value_of({**shown, "metadata": metadata}, name) for name in names}
+            shown |= {"metadata": metadata, "seed": given.get("seed")}
+            row = {name: value_of(shown, name) for name in names}
             if FIELD.fullmatch(form) and isinstance(row[names[0]], list):
                 return messages_of(prompt_in(row, names[0], f"its {option}"))
             return FIELD.sub(lambda name: text_in(row, name.group(1), f"its {option}"), form)

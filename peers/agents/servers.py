@@ -12,7 +12,7 @@ import re
 import signal
 import socket
 import subprocess
-import tempfile
+import threading
 import time
 import weakref
 from contextlib import suppress
@@ -85,6 +85,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     sessions: Annotated[int, Meta(ge=1, le=4096)] = 8
     """Episodes that have a session at a time; for another one, the oldest loses its own, and is
     played again from its turns."""
+    is_stateless: bool = False
+    """Whether no call of a tool changes what a later one gives: one session serves all episodes."""
 
 
 def read_definition(name: str) -> Definition:
@@ -112,7 +114,6 @@ class Program:
 
     def __init__(self, definition: Definition, port: int = 0) -> None:
         """Start it; raises `Gone`. Without a port, its input and output are this side's."""
-        output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         command = [each.replace(PORT, str(port)) for each in definition.command]
         inherited = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
         parent, memory = os.getpid(), definition.memory_mb << 20
@@ -127,8 +128,8 @@ class Program:
             cwd=Path(definition.folder).expanduser(),
             env={**inherited, **definition.variables},
             stdin=subprocess.DEVNULL if port else subprocess.PIPE,
-            stdout=output if port else subprocess.PIPE,
-            stderr=output,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if port else subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
             preexec_fn=bounded,
@@ -136,11 +137,14 @@ class Program:
         try:
             process: Any = starter().submit(start).result()
         except (OSError, subprocess.SubprocessError) as error:
-            output.close()
             raise Gone(f"cannot be started: {command[0]} ({error})") from error
         self.process: subprocess.Popen[bytes] = process
-        self.output = output
-        self.end = weakref.finalize(self, _end, self.process, output)
+        self._words = bytearray()
+        """The end of what it says: a process that writes without end fills nothing."""
+        said = [process.stdout if port else process.stderr, self._words]
+        self._listener = threading.Thread(target=_listen, args=said, name="words", daemon=True)
+        self._listener.start()
+        self.end = weakref.finalize(self, _end, self.process)
         """Kills what is left of it; may be called again."""
 
     @classmethod
@@ -168,13 +172,20 @@ class Program:
         """How it ended, with its last line; empty if it still runs after some seconds."""
         with suppress(subprocess.TimeoutExpired):
             status = self.process.wait(seconds)
-            self.output.seek(max(0, self.output.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
-            lines = self.output.read().decode("utf-8", "replace").strip().splitlines()
+            self._listener.join(END_SECONDS)
+            lines = self._words.decode("utf-8", "replace").strip().splitlines()
             return f"ended {describe_status(status)}" + (f": {lines[-1]:.200}" if lines else "")
         return ""
 
 
-def _end(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+def _listen(said: IO[bytes], words: bytearray) -> None:
+    with said:
+        while chunk := os.read(said.fileno(), LAST_WORDS_BYTES):
+            words += chunk
+            del words[:-LAST_WORDS_BYTES]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None and process.stdout is not None:
         process.stdin.close()
         process.stdout.close()
@@ -183,7 +194,6 @@ def _end(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    output.close()
 
 
 def left(deadline: float) -> float:

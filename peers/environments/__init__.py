@@ -3,16 +3,17 @@
 For other rooms: `__init__`: Environment, Generated, Grade, NotGradable, Renderer, SingleTurn, Task,
 Transcript, episodes_of, grade, load, probe_hash, task_of; `chat_template`: ChatTemplate,
 ChatTokens; `collection`: Environments, GroupTask; `columns`: Row, flat, value_of; `dataset`:
-DataOptions, FIELD, OfRows, Pairs, prompt_columns, prompt_in, prompt_of, text_in; `episodes`:
-EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of; `graders.pool`: Pool,
-ProcessFailed, ServiceError, starter; `interface`: Conversation, Environment, Episodes, Grade,
-Message, NotGradable, Prompt, ScaledOptions, SingleTurn, Split, Task, Tasks, ToolMessage,
-Transcript, UnusableTask, Wrapper, as_text, episodes_of, messages_of, with_text; `kept`: Kept,
-kept_row; `pairs`: json_pairs; `play`: *, Observation; `probe`: PROBE_TASKS, probe_hash, probe_seed;
-`prompt_room`: ModelFacts, PromptRoom, shorter_answers; `registry`: load_any, load_named;
-`renderer`: Renderer, read_files, stop_ids_of; `row_check`: first_rows; `rows`: Rows, SUFFIXES,
-chosen_files, located; `run_probe`: change_of_history, described, model_of, probe_hashes,
-try_grading; `tasks`: Generated, Numbered, indexed; `verifiers.installed`: OPENENV, homes
+DataOptions, Dataset, DatasetOptions, FIELD, OfRows, Pairs, prompt_columns, prompt_in, prompt_of,
+text_in; `episodes`: EpisodeLimits, Replies, demonstrate, grade_segments, transcript_of;
+`graders.pool`: Pool, ProcessFailed, ServiceError, starter; `interface`: Conversation, Environment,
+Episodes, Grade, Message, NotGradable, Prompt, ScaledOptions, SingleTurn, Split, Task, Tasks,
+ToolMessage, Transcript, UnusableTask, Wrapper, as_text, episodes_of, messages_of, with_text;
+`kept`: Kept, kept_row; `pairs`: json_pairs; `play`: *, Observation; `probe`: PROBE_TASKS,
+probe_hash, probe_seed; `prompt_room`: ModelFacts, PromptRoom, shorter_answers; `registry`:
+load_any, load_named; `renderer`: Renderer, read_files, stop_ids_of; `row_check`: first_rows;
+`rows`: Rows, SUFFIXES, chosen_files, located; `run_probe`: change_of_history, described, model_of,
+probe_hashes, try_grading; `tasks`: Generated, Numbered, indexed; `verifiers.installed`: OPENENV,
+homes
 """
 
 from peers.environments.interface import (

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -153,7 +153,7 @@ class Dataset(OfRows):
 
     name = "dataset"
     version = "1"
-    Options = DatasetOptions
+    Options: ClassVar[type[msgspec.Struct] | None] = DatasetOptions
     options: DatasetOptions
 
     def __init__(self, options: DatasetOptions) -> None:

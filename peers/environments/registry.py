@@ -35,6 +35,7 @@ BUILT_IN = {
         "dataset": "environments.dataset:Dataset",
         "genesys": "environments.genesys:Genesys",
         "harness": "endpoint.harness.environment:Harness",
+        "mcp": "agents.mcp:Mcp",
         "openenv": "agents.openenv:OpenEnv",
         "sort-digits": "environments.sort_digits:SortDigits",
         "tools": "environments.tools:Tools",

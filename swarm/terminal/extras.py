@@ -16,6 +16,7 @@ EXTRAS = {
     "dashboard": ("hypercorn", "starlette"),
     "gguf": ("gguf", "accelerate"),
     "languages": ("lingua",),
+    "agents": ("mcp",),
     "merge": ("mergekit",),
     "structured": ("outlines_core",),
 }
