@@ -47,10 +47,8 @@ class Sessions(Generic[S]):
         return time.monotonic() + self.definition.seconds
 
     def ask(self, episode: Hashable, question: Callable[[S, bool], T]) -> T:
-        """Ask in an episode's session; `question` hears whether it was that before.
-
-        A session that has served before may have ended meanwhile: then another one is asked.
-        Raises a `ServerError` as a `UserError` that names the server."""
+        """Ask in an episode's session, or another if that has ended: `question` hears whether it is
+        the same. Raises a `ServerError` as a `UserError` that names the server."""
         with self._lock:
             try:
                 if episode in self._held:
@@ -71,7 +69,6 @@ class Sessions(Generic[S]):
                 raise UserError(f"server {self.server!r} {error}") from error
 
     def release(self, episode: Hashable) -> None:
-        """Take an episode's session away."""
         with self._lock:
             session = self._held.pop(episode, None)
             if session is not None and session.is_used:

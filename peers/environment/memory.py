@@ -28,7 +28,6 @@ class States:
         return sum(map(len, self._held.values()))
 
     def pop(self, worker: str, key: Key) -> Replies | None:
-        """Take a state out, to continue its episode."""
         return self._held.get(worker, OrderedDict()).pop(key, None)
 
     def keep(self, worker: str, key: Key, replies: Replies) -> None:
@@ -41,7 +40,6 @@ class States:
             self._held = {each: states for each, states in self._held.items() if states}
 
     def clear(self) -> None:
-        """Forget all: their memory is needed."""
         self._held.clear()
 
 

@@ -41,7 +41,6 @@ _Key = tuple[bytes, int, int, int, bytes]
 
 
 def _key(turn: Turn) -> _Key:
-    """What a turn answers."""
     return (turn.seed, turn.group, turn.sample, turn.index, turn.before)
 
 
@@ -72,7 +71,6 @@ class SignedTurns:
         self._count()
 
     def has_room(self, asker: Asker) -> bool:
-        """Whether another turn may be kept."""
         return (
             self._used["", ""] < self._bytes_max
             and self._used["worker", asker.worker] < WORKER_SHARE * self._bytes_max
@@ -108,8 +106,7 @@ class SignedTurns:
     async def keep(
         self, signed: Envelope, at: tuple[int, int], oldest: tuple[int, int], asker: Asker
     ) -> Envelope:
-        """Store a turn unless one was stored meanwhile; returns the one that counts, once it is
-        durable.
+        """Store a turn unless one was stored meanwhile; returns the one that counts, once durable.
 
         `at`: lineage and step of its submission; turns of those before `oldest` are deleted."""
         turn = signed.expect(Turn)
@@ -278,9 +275,8 @@ class Pool:
         self._queue = _Queue(settings.waiting_max, node.world.now)
 
     async def run(self, setup: EnvironmentSetup, check: Check) -> None:
-        """Keep the children running until cancelled; each passes `check` before its first call.
-
-        Raises the error of a check, and `ChildDied` when a child cannot start."""
+        """Keep the children running; each passes `check` before its first call. Raises the error of
+        a check, and `ChildDied` when a child cannot start."""
         async with trio.open_nursery() as nursery:
             for number in range(1, self._settings.children + 1):
                 name = "environment" if number == 1 else f"environment-{number}"

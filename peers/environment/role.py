@@ -244,7 +244,6 @@ class EnvironmentRole:
         return _with_tokens(turn, drawn.tokens, last=drawn.last)
 
     async def _answer(self, order: SubmissionOrder, turn: Turn, segments: list[list[int]]) -> Turn:
-        """The turn after the last of an episode's segments."""
         job = PlayTurn(order=order, group=turn.group, sample=turn.sample, segments=segments)
         played = await self._pool.call(order.worker, lambda service: service.play(job))
         if played.differs:

@@ -45,7 +45,6 @@ Chat = Sequence[Mapping[str, Any]]
 
 @cache
 def _pool() -> Pool:
-    """The process that renders for this one."""
     service = "peers.environments.template_service:TemplateService"
     return Pool(service, WALL_SECONDS, MEMORY_BYTES, CPU_SECONDS)
 
@@ -248,7 +247,6 @@ class ChatTokens:
         return next((token for token in tokens if token in self.control_ids), None)
 
     def text_of(self, token: int) -> str:
-        """The text of a control token."""
         return self._texts[str(token)]
 
     def _written_by_model(self, tokens: Sequence[int], last: int | None) -> int:

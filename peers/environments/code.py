@@ -48,7 +48,6 @@ ATTEMPTS_MAX = 1000
 """Problems drawn for one task; fewer than half have a constant answer."""
 
 NUMBERS_MAX = 12
-"""Most numbers in a test's list."""
 VALUE_MAX = 50
 TESTS_MAX = 64
 

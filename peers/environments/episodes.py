@@ -65,10 +65,8 @@ class Replies:
 def demonstrate(
     environment: Environment | None, task: Task, renderer: Renderer, stop_id: int
 ) -> list[Segment]:
-    """The episode in which the model writes `task.model_turns`, each ended by `stop_id`.
-
-    `environment` is needed for several turns only. Raises `UserError` for an environment whose code
-    fails, or that does not answer all turns but the last."""
+    """The episode in which the model writes `task.model_turns`, each ended by `stop_id`; several
+    need an `environment`. Raises `UserError` if its code fails or it answers too few of them."""
     limits = EpisodeLimits([stop_id], 1 << 30, 1 << 31)
     replies = Replies(environment, task, renderer, limits) if environment is not None else None
     segments = [Segment("prompt", renderer.encode_prompt(task.prompt))]

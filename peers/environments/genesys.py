@@ -17,7 +17,6 @@ from peers.environments.pairs import json_pairs
 from swarm.errors import UserError
 
 COLUMNS = ("problem_id", "task_type", "prompt", "verification_info")
-"""Columns that every record needs."""
 
 OPTIONAL = ("source", "in_source_id", "hf_dataset_name", "gold_standard_solution", "metadata")
 

@@ -171,10 +171,8 @@ class Grade:
 
 
 class NotGradable(UserError):
-    """The reward cannot be known here, for a reason that says nothing about the model's text.
-
-    The validator quarantines the group with this sentence: its worker is credited, and nobody
-    trains on it."""
+    """The reward cannot be known here, whatever the model's text: the validator quarantines the
+    group with this sentence, its worker is credited, and nobody trains on it."""
 
 
 class UnusableTask(UserError):
@@ -282,9 +280,8 @@ Environment = SingleTurn
 
 
 class Wrapper(SingleTurn):
-    """Another environment under the same name; a subclass changes its tasks or its grades.
-
-    Grades and episodes see the inner environment's own task."""
+    """Another environment under the same name, with other tasks or grades; grades and episodes see
+    the inner environment's own task."""
 
     def __init__(self, inner: Environment) -> None:
         self.inner = inner

@@ -40,9 +40,7 @@ class LengthOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthTargets(Wrapper):
-    """An environment that adds length targets to the prompts of an inner environment.
-
-    `Task.length_penalty` is subtracted from its grades elsewhere."""
+    """Adds length targets to an environment's prompts; others subtract `Task.length_penalty`."""
 
     def __init__(self, inner: Environment, options: LengthOptions) -> None:
         super().__init__(inner)

@@ -148,10 +148,8 @@ REDRAWS_MAX = 64
 def task_of(
     environment: Environment, seed: bytes, split: Split = "train", *, room: PromptRoom | None = None
 ) -> Task:
-    """Draw the task of a seed; raises `UserError`.
-
-    With `room`, the first of the seed's tasks whose prompt it takes; `UnusableTask` if it takes
-    none of `REDRAWS_MAX`."""
+    """Draw the task of a seed, with `room` the first whose prompt it takes; raises `UserError`, and
+    `UnusableTask` if it takes none of `REDRAWS_MAX`."""
     if room is None:
         return _drawn(environment, seed, split)
     for attempt in range(REDRAWS_MAX):
@@ -216,9 +214,8 @@ class Episode:
         self._is_started = False
 
     def step(self, text: str) -> Observation | None:
-        """The observation after the model's next turn, or None at the end.
-
-        Raises `NotGradable` as the environment does, and `UserError` when its code fails."""
+        """The observation after the model's next turn, or None at the end; raises `NotGradable` as
+        the environment does, and `UserError` when its code fails."""
         if self._answering is None:
             return None
         name, turn = self._environment.name, f"{text[:40]!r}{_of_row(self._task)}"
@@ -248,10 +245,8 @@ class Episode:
 
 
 def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade:
-    """The environment's grade of an episode.
-
-    Raises `NotGradable` as the environment does, and `UserError` when its code fails or the reward
-    is not in [0, 1]."""
+    """The environment's grade of an episode; raises `NotGradable` as the environment does, and
+    `UserError` when its code fails or the reward is not in [0, 1]."""
     text = f"{transcript.text[:40]!r}{_of_row(task.own)}"
     try:
         with (
@@ -318,9 +313,8 @@ def _limited(environment: Environment, what: str) -> AbstractContextManager[None
 
 @contextmanager
 def failures(sentence: Callable[[str], str]) -> Iterator[None]:
-    """Raise every error of an environment's code as a `UserError` with a sentence about it.
-
-    Only cancellation passes, and the user's own Ctrl-C, which reaches the main thread."""
+    """Raise every error of an environment's code as a `UserError` with a sentence about it, but for
+    cancellation, and the user's own Ctrl-C, which reaches the main thread."""
     try:
         yield
     except UserError:

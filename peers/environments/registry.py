@@ -90,10 +90,8 @@ def load_named(reference: EnvironmentReference, allowed: Collection[str] = ()) -
 
 
 def load_any(name: str, options: Mapping[str, Any] | None = None) -> Environment:
-    """Load an environment in the version that is installed here.
-
-    Options of `SHARED` wrap it; the rest are its own. Raises `UserError` when no environment has
-    that name, its package is broken, or an option is invalid."""
+    """Load the installed version; options of `SHARED` wrap it. Raises `UserError` when no
+    environment has that name, its package is broken, or an option is invalid."""
     where = f"environment {name!r}: options"
     given = option_texts(options or {})
     shared = [

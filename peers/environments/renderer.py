@@ -29,9 +29,8 @@ class Renderer:
     """The tokenizer and the chat template of a Hugging Face model folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Read `folder`/tokenizer.json; raises `UserError` when it is missing or broken.
-
-        The files of the chat template are read too, but used for prompts of messages only."""
+        """Read `folder`/tokenizer.json, and the chat template's files for prompts of messages;
+        raises `UserError` when the first is missing or broken."""
         path = folder / "tokenizer.json"
         try:
             raw = path.read_bytes()
@@ -52,9 +51,7 @@ class Renderer:
 
     @classmethod
     def current(cls, folder: Path, known: Renderer | None) -> Renderer:
-        """The renderer of `folder`: `known`, if it was made of equal files.
-
-        All policies of a run share these files, and a large tokenizer loads in a second."""
+        """The folder's renderer; `known` if made of equal files: a large one loads in a second."""
         try:
             raw = (folder / "tokenizer.json").read_bytes()
         except OSError:
@@ -107,10 +104,9 @@ class Renderer:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode_completion(self, tokens: Sequence[int], stop_ids: Sequence[int]) -> tuple[str, bool]:
-        """Decode a completion into (text without its final stop token, finished).
+        """(text without its final stop token, finished); raises `ValueError` for an impossible id.
 
-        Any other special token stays visible in the text, so that no grader overlooks it.
-        Raises `ValueError` for an id outside every vocabulary."""
+        Any other special token stays visible in the text, so that no grader overlooks it."""
         if any(not 0 <= token < 1 << 31 for token in tokens):
             raise ValueError("a token id is negative or beyond 31 bits")
         finished = bool(tokens) and tokens[-1] in stop_ids
@@ -143,7 +139,6 @@ def stop_ids_of(folder: Path) -> list[int]:
 
 
 def variables_of(prompt: Prompt) -> dict[str, Any]:
-    """The variables that the chat template gets."""
     found: dict[str, Any] = dict(prompt.variables) if isinstance(prompt, Conversation) else {}
     if "tools" in found:
         found["tools"] = json.loads(found["tools"])

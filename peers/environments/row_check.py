@@ -40,7 +40,6 @@ def read_rows(
 
 
 def first_rows(environment: Environment, room: PromptRoom | None) -> RowsRead | None:
-    """The first rows of an environment's data; None without rows."""
     if (tasks := indexed_tasks(environment)) is None:
         return None
     return read_rows(replace(tasks, count=min(tasks.count, ROWS_LOOKED_AT_MAX)), room)

@@ -163,10 +163,8 @@ class ParquetRows(RowFile):
 
 
 def _plain(row: Row, wanted: Sequence[str] = ()) -> Row:
-    """A row of an Arrow table, with times and decimals as text.
-
-    Text that was stored as bytes is text again. Of other bytes, such as pictures, nothing is left;
-    in a column that is `wanted` they raise `ValueError`."""
+    """A row of an Arrow table, with times and decimals as text, as bytes that hold text. Other
+    bytes, such as pictures, are left out; in a column that is `wanted` they raise `ValueError`."""
     try:
         plain: Row = msgspec.to_builtins(
             {

@@ -43,10 +43,8 @@ class DataRead:
 def check_rows(
     manifest: RunManifest, folder: Path, installed: Environments, ungradable_max: float
 ) -> DataRead:
-    """Render every row of the run's data sets with the tokenizer in `folder`.
-
-    Warnings name the rows that no rollout can be made of; a worker that draws one draws another.
-    Raises `UserError` if they are more than the share `ungradable_max`."""
+    """Render every row with the tokenizer in `folder`; warnings name rows that no rollout can be
+    made of. Raises `UserError` if they are more than the share `ungradable_max`."""
     room = policy_room(manifest, folder, Renderer(folder))
     read = DataRead()
     for reference in manifest.environments:
@@ -130,10 +128,8 @@ def probe_hashes(
     environments: Sequence[EnvironmentReference],
     installed: Environments | None = None,
 ) -> RunHashes:
-    """Hash the tokenizer in `folder` and each environment's probe tasks rendered with it.
-
-    The environments may be a stranger's: of an eviction that is checked again, for example.
-    Raises `UserError` if the folder has no tokenizer or an environment is not installed."""
+    """Hash the tokenizer in `folder` and each environment's probe tasks, perhaps a stranger's;
+    raises `UserError` if the folder has no tokenizer or an environment is not installed."""
     renderer, installed = Renderer(folder), installed or Environments()
     return RunHashes(
         tokenizer=renderer.tokenizer_hash,
@@ -194,9 +190,8 @@ def probe_run(
 def _check_tokens(
     manifest: RunManifest, config: dict[str, Any], longest: int, largest: int, where: str
 ) -> None:
-    """Raise `UserError` if the model lacks a token or a position that the run needs.
-
-    `longest`: tokens of the longest prompt; `largest`: largest token id of all prompts."""
+    """Raise `UserError` if the model lacks a token or position that the run needs: `longest` counts
+    the tokens of the longest prompt, `largest` is the largest token id of all prompts."""
     vocabulary, positions = config["vocab_size"], config["max_position_embeddings"]
     if outside := [token for token in manifest.sampling.stop_ids if token >= vocabulary]:
         raise UserError(
@@ -219,9 +214,8 @@ def _check_tokens(
 
 
 def _probe_environment(environment: Environment, room: PromptRoom) -> tuple[int, int]:
-    """Draw, render and grade probe tasks: (tokens of the longest prompt, largest token id).
-
-    Raises `UserError` for a fault that would prevent every submission."""
+    """Draw, render and grade probe tasks: (tokens of the longest prompt, largest token id); raises
+    `UserError` for a fault that would prevent every submission."""
     longest = largest = 0
     for index in range(PROBE_TASKS):
         task = task_of(environment, probe_seed(index), room=room)

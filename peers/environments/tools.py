@@ -194,7 +194,6 @@ class Tools(Episodes):
         return f"<result>{self._tools[name](given)}</result>"
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
-        """1 if the last number of the last turn is the answer."""
         match = LAST_NUMBER.search(transcript.text[-200:])
         right = transcript.finished and match is not None and match[1] == task.answer
         observed = [turn.text for turn in transcript.turns if turn.kind == "environment"]

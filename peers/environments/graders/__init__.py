@@ -47,7 +47,6 @@ class Grader(ABC):
     @abstractmethod
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
         """The grade of a model's text, which may hold anything; `data`: what else the task gives.
-
         Raises `NotGradable`, and `UserError` when the grader's library is not installed here."""
 
     takes_lists: ClassVar[bool] = False

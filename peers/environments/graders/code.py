@@ -287,12 +287,10 @@ class Code(Grader):
         return Grade(float(tests.passed_by(found.results)))
 
     def _cpu_seconds(self, tests: int) -> float:
-        """CPU time for so many tests together."""
         options = self.options
         return max(options.cpu_seconds, options.total_cpu_seconds) + START_CPU_SECONDS * tests
 
     def _program(self, text: str, function: str) -> str | None:
-        """The program in a completion; None without one."""
         sources = [each for each in candidates(text) if len(each) <= SOURCE_CHARACTERS_MAX]
         pool = pool_of(SYNTAX)
         try:

@@ -249,9 +249,8 @@ class _Process:
 
 
 def _confined() -> dict[str, str]:
-    """Variables of a process: nothing of the owner's but where its modules lie.
-
-    Equal hash seeds let libraries that iterate over sets of texts do the same everywhere."""
+    """Variables of a process: nothing of the owner's but where its modules lie. Equal hash seeds
+    let libraries that iterate over sets of texts do the same everywhere."""
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # noqa: PTH100
     installed = os.environ.get(INSTALLED_VARIABLE)
     return {

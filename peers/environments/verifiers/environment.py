@@ -77,9 +77,8 @@ class Verifiers(interface.Episodes):
         interpreter: Path | None = None,
         open_seconds: float = OPEN_SECONDS,
     ) -> None:
-        """Check the options; raises `UserError`. The child starts with the first task.
-
-        `interpreter`: the Python that has the package, if not that of `library`."""
+        """Check the options; raises `UserError`. The child starts with the first task, by
+        `interpreter` if that is given, else by the Python of `library`."""
         if options is None or not options.package:
             raise UserError(
                 "environment 'verifiers' plays a package; name one with the option package"
@@ -125,9 +124,8 @@ class Verifiers(interface.Episodes):
             check_form(template, self.options.calls, "environment 'verifiers'")
 
     def grade(self, task: interface.Task, transcript: interface.Transcript) -> interface.Grade:
-        """The package's own reward, scaled to [0, 1], with the parts that it names.
-
-        Raises `NotGradable` when its code fails or needs what a transcript does not have."""
+        """The package's own reward, scaled to [0, 1], and its parts; raises `NotGradable` when its
+        code fails or needs what a transcript does not have."""
         written = [turn.text for turn in transcript.turns if turn.kind == "model"]
         texts = [self._read(text) for text in written[:-1]]
         texts.append(self._read(written[-1], transcript.finished))

@@ -111,7 +111,7 @@ def check_packages(packages: Sequence[str]) -> None:
 def install(
     recipe: Recipe, packages: Sequence[str], home: Path, say: Callable[[str], None]
 ) -> Installed:
-    """Make or finish a library's environment, and add packages, which change no versions there."""
+    """Make or finish a library's environment, and add packages to it; raises `UserError`."""
     check_packages(packages)
     made = install_recipe(recipe, home, say)
     for package in packages:

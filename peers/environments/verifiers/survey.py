@@ -73,7 +73,6 @@ class Surveyed(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def result(self) -> str:
-        """The result in words."""
         if self.reward is None:
             return f"{self.verdict}: {self.why}"
         turns, tools = (

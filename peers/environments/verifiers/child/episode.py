@@ -43,8 +43,7 @@ class Called(NamedTuple):
 
 
 def calls_json(calls: Iterable[Any]) -> str:
-    """The calls of a message as JSON, empty for none; raises `Unplayable` for other arguments than
-    an object."""
+    """A message's calls as JSON, empty for none; raises `Unplayable` for arguments but objects."""
     made = []
     for call in calls:
         try:
@@ -177,11 +176,9 @@ class Episode:
         return []
 
     async def graded(self) -> Graded | Ungradable:
-        """Wait for the environment's end and its grade."""
         return await self._grade
 
     async def close(self) -> None:
-        """End the environment, wherever it is."""
         self._grade.cancel()
         await asyncio.wait({self._grade})
         if not self._grade.cancelled():

@@ -91,7 +91,6 @@ class Player:
         return self._prompts[task]
 
     async def _step(self, task: int, texts: tuple[Text, ...]) -> list[Said]:
-        """What the environment says after the last of `texts`."""
         if (episode := self._episodes.pop((task, texts[:-1]), None)) is None:
             episode = self._start(task)
             for text in (None, *texts[:-1]):
