@@ -31,7 +31,8 @@ import trio
 from msgspec.structs import replace
 
 from benchmarks.groups import Group, as_accepted
-from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe, recipe_of
+from benchmarks.terminal_tasks import generated, lines_of
+from peers.demo.recipes import OBJECTIVE, RECIPES, SAMPLING, Recipe, recipe_of
 from peers.demo.warmup import prepare_base
 from peers.engines.adapter_config import is_adapter
 from peers.engines.device import find_dtype
@@ -52,8 +53,22 @@ from swarm.rollouts.seeds import digest, submission_seed
 from swarm.run.toml import unhashed_manifest
 from swarm.shardcast.manifest import BASE_NAME
 from swarm.terminal.output import print_json
-from swarm.wire.manifest import RunManifest, Sampling, Schedule
+from swarm.wire.manifest import EnvironmentReference, OptionValue, RunManifest, Sampling, Schedule
 from swarm.world.compute import LocalCompute
+
+
+def terminal(folder: Path) -> Recipe:
+    """Write a file by a shell; no demo's, since a run with a terminal must be served."""
+    path = folder / "tasks.jsonl"
+    path.write_bytes(lines_of(generated(4_000, 0, bare=True)))
+    options: dict[str, OptionValue] = {"path": str(path), "statement": "bare"}
+    return replace(
+        RECIPES["tools"],
+        title="write a file by a shell",
+        environments=[EnvironmentReference(name="terminal", version="1", options=options)],
+        sampling=replace(SAMPLING, max_new_tokens=32),
+    )
+
 
 HALF = find_dtype("fastest", torch.device("cpu")) is torch.bfloat16
 """Whether a demo with a model computes in bf16."""
@@ -223,7 +238,8 @@ def train(
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--environment", choices=list(RECIPES), default="sort-digits")
+    choices = [*RECIPES, "terminal"]
+    parser.add_argument("--environment", choices=choices, default="sort-digits")
     parser.add_argument("--model", type=Path, help="folder of a model, instead of a small one")
     parser.add_argument("--run", type=Path, help="a run's TOML file, instead of a demo")
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds")
@@ -234,7 +250,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", type=Path, help="new folder for all policies, as SEED/STEP")
     arguments = parser.parse_args(given)
     torch.set_num_threads(1)
-    recipe, of_run = recipe_of(arguments.environment, model=arguments.model), None
+    of_run = None
+    if arguments.environment == "terminal":
+        recipe = terminal(Path(tempfile.mkdtemp()))
+    else:
+        recipe = recipe_of(arguments.environment, model=arguments.model)
     engine: Callable[[Path], NativeEngine] = NativeEngine
     if arguments.model is not None:
         engine = functools.partial(NativeEngine, dtype=torch.bfloat16 if HALF else torch.float32)

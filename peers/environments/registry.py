@@ -38,6 +38,7 @@ BUILT_IN = {
         "mcp": "agents.mcp:Mcp",
         "openenv": "agents.openenv:OpenEnv",
         "sort-digits": "environments.sort_digits:SortDigits",
+        "terminal": "environments.terminal.environment:Terminal",
         "tools": "environments.tools:Tools",
         "verifiers": "environments.verifiers.environment:Verifiers",
     }.items()

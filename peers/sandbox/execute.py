@@ -2,6 +2,7 @@
 
 import base64
 import fcntl
+import importlib.util
 import itertools
 import json
 import math
@@ -20,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from peers.sandbox.program import PYTHON, Limits, Outcome, Program
+from peers.sandbox.program import PYTHON, Limits, Outcome, Program, Tree
 from peers.sandbox.seccomp import filter_program
 from swarm.errors import SwarmError
 
@@ -43,28 +44,43 @@ ENVIRONMENT = {
 }
 
 
+PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+"""Packages that tests with pytest need."""
+PYTEST_FOLDER = "/opt/pytest"
+
+PYTHON_NAMES = ("python3", "python")
+TOOLS = ("/usr/bin", "/bin", "/usr/share", "/etc/alternatives")
+OWN_PYTHON = "/opt/python"
+"""Where programs with tools find the interpreter, whose own folder may lie in somebody's home."""
+TOOLS_ENVIRONMENT = {
+    "PATH": f"{OWN_PYTHON}/bin:/usr/bin:/bin",
+    "LD_LIBRARY_PATH": f"{OWN_PYTHON}/lib",  # of an interpreter with a shared library
+    "TERM": "dumb",
+}
+USERS = f"nobody:x:{NOBODY}:{NOBODY}:nobody:/tmp:/bin/bash\n".encode()
+
+
 @dataclass(frozen=True)
 class Root:
     """The files that a program may read."""
 
     interpreter: str
-    shown: tuple[str, ...]
-    """Folders and files, shown at their own path."""
+    shown: tuple[tuple[str, str], ...]
+    """Folders and files, and the paths at which they are shown."""
     links: tuple[tuple[str, str], ...]
     hidden: tuple[str, ...]
     """Folders of installed packages, shown empty, so that no verdict depends on them."""
 
 
 @cache
-def root() -> Root:
-    """The libraries and the interpreter of this machine."""
+def root(with_tools: bool = False) -> Root:
+    """The libraries and the interpreter of this machine, perhaps with its tools."""
     interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     prefix = os.path.realpath(sys.base_prefix)
-    links = tuple(
-        (path, str(Path(path).readlink())) for path in LIBRARIES if Path(path).is_symlink()
-    )
-    wanted = [path for path in LIBRARIES if not Path(path).is_symlink()]
-    wanted += [f"{prefix}/lib", interpreter]
+    paths = (*LIBRARIES, *TOOLS) if with_tools else LIBRARIES
+    links = tuple((path, str(Path(path).readlink())) for path in paths if Path(path).is_symlink())
+    wanted = [path for path in paths if not Path(path).is_symlink()]
+    wanted += [] if with_tools else [f"{prefix}/lib", interpreter]
     shown: list[str] = []
     for path in wanted:
         inside = any(path == seen or path.startswith(f"{seen}/") for seen in shown)
@@ -72,7 +88,27 @@ def root() -> Root:
             shown.append(path)
     packages = {*site.getsitepackages([prefix]), "/usr/lib/python3/dist-packages"}
     hidden = sorted(path for path in packages if Path(path).is_dir() and _within(path, shown))
-    return Root(interpreter, tuple(shown), links, tuple(hidden))
+    pairs = [(path, path) for path in shown]
+    if with_tools:
+        moved = {f"{prefix}/lib": f"{OWN_PYTHON}/lib"}
+        pairs += [*moved.items(), *((interpreter, f"{OWN_PYTHON}/bin/{n}") for n in PYTHON_NAMES)]
+        hidden += [
+            path.replace(f"{prefix}/lib", f"{OWN_PYTHON}/lib", 1)
+            for path in sorted(packages)
+            if path.startswith(f"{prefix}/lib/") and Path(path).is_dir()
+        ]
+        interpreter = f"{OWN_PYTHON}/bin/python3"
+    return Root(interpreter, tuple(pairs), links, tuple(hidden))
+
+
+def _pytest() -> list[tuple[str, str]]:
+    """The packages of pytest, and where they are shown; raises `SandboxError`."""
+    found = [importlib.util.find_spec(name) for name in PYTEST]
+    if found[0] is None:
+        raise SandboxError("the tests need pytest, which is not installed here: pip install pytest")
+    files = [Path(str(each.origin)) for each in found if each is not None]
+    paths = [each.parent if each.name == "__init__.py" else each for each in files]
+    return [(str(path), f"{PYTEST_FOLDER}/{path.name}") for path in paths]
 
 
 def _within(path: str, folders: list[str]) -> bool:
@@ -213,18 +249,28 @@ def execute(program: Program, limits: Limits) -> Outcome:
 
 def _spec(program: Program, limits: Limits) -> dict[str, Any]:
     """What `peers.sandbox.inside` reads."""
-    found = root()
+    found, tree = root(program.with_tools), program.tree or Tree()
     argv = [
         found.interpreter if n == 0 and a == PYTHON else a for n, a in enumerate(program.command)
     ]
-    contents = program.all_files.items()
+    files = program.all_files | dict(tree.files)
+    home = {"HOME": "/root"} if "/root" in tree.folders else {}
+    sealed = {"/etc/passwd": USERS} if program.with_tools else {}
     return {
-        "shown": found.shown,
+        "shown": [*found.shown, *(_pytest() if program.with_pytest else ())],
         "links": found.links,
         "hidden": found.hidden,
         "argv": argv,
-        "environment": ENVIRONMENT,
-        "files": {name: base64.b64encode(content).decode() for name, content in contents},
+        "environment": ENVIRONMENT | (TOOLS_ENVIRONMENT if program.with_tools else {}) | home,
+        "files": {name: base64.b64encode(content).decode() for name, content in files.items()},
+        "folders": tree.folders if program.tree is not None else (),
+        "folder": program.folder,
+        "modes": tree.modes,
+        "times": tree.times,
+        "symlinks": tree.links,
+        "made": tree.made,
+        "sealed": {name: base64.b64encode(content).decode() for name, content in sealed.items()},
+        "returns_tree": program.returns_tree,
         "filter": base64.b64encode(filter_program()).decode(),
         "cpu_seconds": math.ceil(limits.cpu_seconds),
         "memory_bytes": limits.memory_bytes,
@@ -278,6 +324,9 @@ class _Watch:
     failure: str | None = None
     cut: Cut | None = None
     deadline: float = 0.0
+
+    files: dict[str, Any] | None = None
+    """What the program left, as the init read it."""
 
     def until_ended(self) -> None:
         """Read until every stream ended; raises `SandboxError` when the setup takes too long."""
@@ -333,7 +382,14 @@ class _Watch:
         last_line = stderr.strip().rpartition(b"\n")[2]
         out_of_memory = code != 0 and last_line.startswith(b"MemoryError")
         status: Literal["memory", "exited"] = "memory" if out_of_memory else "exited"
-        return Outcome(status, code, stdout, stderr, cpu_seconds)
+        return Outcome(status, code, stdout, stderr, cpu_seconds, self._tree())
+
+    def _tree(self) -> Tree | None:
+        if self.files is None or not self.files["whole"]:
+            return None
+        kept = {name: each for name, each in self.files.items() if name not in ("files", "whole")}
+        contents = {name: base64.b64decode(each) for name, each in self.files["files"].items()}
+        return Tree(contents, **kept | {"made": tuple(kept["made"])})
 
     def _overdue(self) -> bool:
         """Kill an overdue sandbox; False when the kernel did not end it either."""
@@ -386,6 +442,10 @@ class _Watch:
             self._answer(b"start")
         elif "failed" in message:
             self.failure = message["failed"]
+        elif "files" in message:
+            with os.fdopen(descriptors[0], "rb") as file:
+                file.seek(0)
+                self.files = json.load(file)
         else:
             self.report = message
         return True

@@ -5,8 +5,11 @@ socket to `peers.sandbox.execute`, SPEC a file with a JSON object. Three process
 creates the namespaces and waits; the first process of the new process namespace (its init) builds
 the root folder, drops every privilege, reaps orphans and reports; its child becomes the untrusted
 program. The program inherits no file but its three streams, so it cannot write a report.
+
+If the files are wanted, the init ends every other process before it reads them.
 """
 
+import array  # noqa: F401  (`send_fds` imports it, when the interpreter's files may be gone)
 import base64
 import ctypes
 import json
@@ -14,7 +17,9 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +41,10 @@ NOBODY = 65534
 DEVICES = ("null", "zero", "full", "random", "urandom")
 OPEN_FILES = 256
 ROOT_BYTES = 1 << 20
+DEPTH_MAX = 64
+"""Folders within each other that a snapshot goes into."""
+EPOCH = 1577836800
+"""Time of the files that a program finds, so that listings are alike: 1 January 2020."""
 
 Spec = dict[str, Any]
 
@@ -101,7 +110,10 @@ def build_root(spec: Spec) -> None:
     """Replace the root folder by a read-only one that holds what the interpreter needs."""
     libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
     attributes = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV
-    shown = [(path, Path(path).is_dir(), copied_mount(path, attributes)) for path in spec["shown"]]
+    shown = [
+        (target, Path(path).is_dir(), copied_mount(path, attributes))
+        for path, target in spec["shown"]
+    ]
     # Devices keep working on a read-only mount, but not on one without devices.
     shown += [
         (f"/dev/{name}", False, copied_mount(f"/dev/{name}", ATTR_RDONLY | ATTR_NOSUID))
@@ -115,8 +127,17 @@ def build_root(spec: Spec) -> None:
         Path(new + path).symlink_to(target)
     for path in spec["hidden"]:
         tmpfs(new + path, 4096, 0o555, MS_RDONLY)
+    write({f"{new}{name}": content for name, content in spec["sealed"].items()})
     Path(new, "tmp").mkdir()
     tmpfs(f"{new}/tmp", spec["files_bytes"], 0o777, 0)
+    # Several folders share one bound on their bytes.
+    inner = {folder: f"{new}/tmp{folder}" for folder in spec["folders"]}
+    for path in inner.values():
+        Path(path).mkdir(parents=True)
+        os.chown(path, NOBODY, NOBODY)
+    copies = {each: copied_mount(path, ATTR_NOSUID | ATTR_NODEV) for each, path in inner.items()}
+    for folder, copy in copies.items():
+        attach(copy, new + folder, True)
     os.chdir(new)
     # The old root ends up over the new one, and is then detached.
     checked("pivot_root", libc.pivot_root(b".", b"."))
@@ -185,12 +206,83 @@ def become_program(control: socket.socket, spec: Spec) -> NoReturn:
         os._exit(127)
 
 
-def write_files(spec: Spec) -> None:
-    for name, content in spec["files"].items():
+def write(files: dict[str, str]) -> None:
+    for name, content in files.items():
         path = Path("/tmp", name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(content))
-    os.chdir("/tmp")
+
+
+def write_files(spec: Spec) -> None:
+    for name in spec["made"]:
+        Path(name).mkdir(parents=True, exist_ok=True)
+    write(spec["files"])
+    for name, target in spec["symlinks"].items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).symlink_to(target)
+    for name in reversed([*spec["folders"], *spec["made"], *spec["files"], *spec["symlinks"]]):
+        when = spec["times"].get(name, EPOCH)
+        os.utime(Path("/tmp", name), (when, when), follow_symlinks=False)
+    for name, mode in reversed(spec["modes"].items()):
+        Path(name).chmod(mode)
+    os.chdir(spec["folder"])
+
+
+def snapshot(spec: Spec) -> dict[str, Any]:
+    """The files, links and folders below the writable folders, never through a link.
+
+    What has an unprintable name, is too deep, or neither file nor link is left out. `whole` is
+    False if the bytes are more than the sandbox may have, as by many links to one file."""
+    found: dict[str, Any] = {"files": {}, "links": {}, "made": [], "modes": {}, "times": {}}
+    left, times = spec["files_bytes"], spec["times"]
+    later = max(times.values(), default=EPOCH) + 60
+    waiting = [(folder, 0) for folder in spec["folders"]]
+    while waiting:
+        folder, depth = waiting.pop()
+        found["made"].append(folder)
+        with suppress(OSError):
+            Path(folder).chmod(0o700)
+        with suppress(OSError):
+            for path, about in sorted(
+                (e.path, e.stat(follow_symlinks=False)) for e in os.scandir(folder)
+            ):
+                mode = stat.S_IMODE(about.st_mode) & 0o777
+                if not path.isprintable():
+                    continue
+                with suppress(OSError, UnicodeError):
+                    if stat.S_ISLNK(about.st_mode):
+                        found["links"][path] = str(Path(path).readlink()).encode().decode()
+                    elif stat.S_ISDIR(about.st_mode) and depth < DEPTH_MAX:
+                        waiting.append((path, depth + 1))
+                    elif stat.S_ISREG(about.st_mode):
+                        left -= about.st_size
+                        if left < 0:
+                            return {**found, "whole": False}
+                        Path(path).chmod(0o600)
+                        content = Path(path).read_bytes()
+                        found["files"][path] = base64.b64encode(content).decode()
+                    else:
+                        continue
+                    if not stat.S_ISLNK(about.st_mode):
+                        found["modes"][path] = mode
+                    # Whatever the clock said: newer than all that was there before.
+                    when = times.get(path, EPOCH)
+                    found["times"][path] = when if about.st_mtime == when else later
+    return {**found, "whole": True}
+
+
+def send_files(control: socket.socket, spec: Spec) -> None:
+    """End every other process, then send what they leave."""
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+    files = os.memfd_create("files", os.MFD_CLOEXEC)
+    # Nothing may be imported here, such as another codec: the interpreter's own files may be gone.
+    with os.fdopen(os.dup(files), "wb") as file:
+        file.write(json.dumps(snapshot(spec)).encode())
+    socket.send_fds(control, [b'{"files": true}'], [files])
 
 
 def serve_as_init(control: socket.socket, spec: Spec) -> None:
@@ -212,6 +304,8 @@ def serve_as_init(control: socket.socket, spec: Spec) -> None:
         pid, status = os.wait()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = os.waitstatus_to_exitcode(status)
+    if spec["returns_tree"]:
+        send_files(control, spec)
     send(control, code=code, cpu_seconds=used.ru_utime + used.ru_stime)
 
 

@@ -15,6 +15,47 @@ SOURCE_NAME = "program.py"
 """The file that holds `Program.source`."""
 
 
+SHOWN_FOLDERS = ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "sbin", "sys", "usr")
+"""Folders of the root that no tree may have: programs, libraries, devices."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Files below the root by their absolute path: what a program finds and may change, or leaves.
+
+    Raises `UserError` for a path in a folder that a sandbox shows or lacks."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Targets of symbolic links; they may lead anywhere."""
+    made: tuple[str, ...] = ()
+    """Folders, those above before those in them; others are made for what they hold."""
+    modes: Mapping[str, int] = field(default_factory=dict)
+    """Permissions, where they are not 644 and 755."""
+    times: Mapping[str, int] = field(default_factory=dict)
+    """Times of change, which have the right order but are no clock's."""
+
+    def __post_init__(self) -> None:
+        for name in (*self.files, *self.links, *self.made):
+            _, *parts = PurePosixPath(name).parts or ("",)
+            if (
+                not (parts and name.startswith("/") and not name.startswith("//"))
+                or ".." in parts
+                or "\0" in name
+                or parts[0] in SHOWN_FOLDERS
+            ):
+                raise UserError(
+                    f"the path {name!r:.100} is none of a sandbox's own folders; choose one such "
+                    f"as /app/file, outside of {', '.join(SHOWN_FOLDERS)}"
+                )
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of the root that hold it, and /tmp."""
+        names = (*self.files, *self.links, *self.made)
+        return tuple(sorted({f"/{PurePosixPath(each).parts[1]}" for each in names} | {"/tmp"}))
+
+
 @dataclass(frozen=True)
 class Program:
     """One program: either `argv` or the `source` of a Python program.
@@ -27,6 +68,16 @@ class Program:
     stdin: bytes = b""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Contents by name; the names are relative to the working folder."""
+    tree: Tree | None = None
+    """What stands below the root; None: the working folder is all that a program may write."""
+    folder: str = "/tmp"
+    """The working folder, one of the tree's unless it is /tmp."""
+    with_tools: bool = False
+    """Whether the machine's programs (/usr/bin) are shown, and `python3` as one of them."""
+    returns_tree: bool = False
+    """Whether the outcome of a program that exits has the tree that it leaves."""
+    with_pytest: bool = False
+    """Whether Python finds pytest in /opt/pytest; raises `SandboxError` where it is missing."""
 
     def __post_init__(self) -> None:
         if bool(self.argv) == bool(self.source):
@@ -91,3 +142,6 @@ class Outcome:
     stdout: bytes
     stderr: bytes
     cpu_seconds: float
+    tree: Tree | None = None
+    """What it left, if that was asked for; None if the program did not exit, or the bytes are more
+    than `files_bytes`, as with many links to one file."""

@@ -11,18 +11,23 @@ from peers.environments.graders import make_grader
 from peers.sandbox import why_none
 from tests.environments.reward_hacks import (
     CALLED,
+    CHECKED,
     HACKS,
     PRINTED,
     SAME,
+    TESTED,
     Hack,
+    _played,
     measured,
     on_the_page,
     table,
 )
 
+SOLVED = "echo 4219 > answer.txt; echo 'echo $(($1*2))' > double.sh"
+
 
 def needs(grader: str) -> None:
-    if grader == "code" and why_none():
+    if grader in ("code", "terminal") and why_none():
         pytest.skip(f"no sandbox here: {why_none()}")
     if grader == "math" and find_spec("math_verify") is None:
         pytest.skip("math-verify is not installed")
@@ -48,3 +53,4 @@ def test_honest_answers_earn_all_where_hacks_earn_nothing() -> None:
         ("solve = lambda xs: 7", SAME),
     ):  # fmt: skip
         assert code.grade(source, "", {"tests": tests}).reward == 1.0
+    assert _played(TESTED, SOLVED) == _played(CHECKED, SOLVED) == 1.0

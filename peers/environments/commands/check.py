@@ -143,10 +143,13 @@ TEMPLATES = Path(__file__).with_name("package")
 """Texts of a new package, as patterns of `str.format`."""
 
 
-def write_package(name: str, folder: Path, built_in: Collection[str]) -> list[Path]:
+def write_package(
+    name: str, folder: Path, built_in: Collection[str], terminal: bool = False
+) -> list[Path]:
     """Write a package with an environment `name` into a new folder; raises `UserError`.
 
-    It must not have the name of an environment in `built_in`."""
+    With `terminal`, its task is played by the commands of a shell. It must not
+    have the name of an environment in `built_in`."""
     module = name.replace("-", "_")
     if not NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
         raise UserError(
@@ -166,9 +169,9 @@ def write_package(name: str, folder: Path, built_in: Collection[str]) -> list[Pa
     words = {"name": name, "module": module, "cls": module.title().replace("_", "")}
     texts = {
         "pyproject.toml": "pyproject.toml",
-        f"{module}.py": "module",
-        f"test_{module}.py": "test",
-        "README.md": "README.md",
+        f"{module}.py": "terminal_module" if terminal else "module",
+        f"test_{module}.py": "terminal_test" if terminal else "test",
+        "README.md": "terminal_README.md" if terminal else "README.md",
     }
     try:
         with removed_on_failure(folder):

@@ -60,12 +60,15 @@ def new_command(
     folder: Annotated[
         Path | None, typer.Option(help="Folder to make; default: the name, in this folder.")
     ] = None,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="One that is played by the commands of a shell.")
+    ] = False,
 ) -> None:
     """Write a package with a small environment, its test and a README."""
     from peers.environments.commands.check import write_package
     from peers.environments.registry import BUILT_IN
 
-    made = write_package(name, folder or Path(name), BUILT_IN)
+    made = write_package(name, folder or Path(name), BUILT_IN, terminal)
     for path in made:
         print(path)
     print(
