@@ -3,6 +3,7 @@
     python -m benchmarks.recipe --environment sort-digits --seeds 2
     python -m benchmarks.recipe --model SmolLM2-135M-Instruct --seeds 1
     python -m benchmarks.recipe --run run.toml --seeds 1
+    SWARM_ENVIRONMENTS=terminal python -m benchmarks.recipe --environment terminal --seeds 3
 
 Prints one JSON object: accuracies on 512 (`--prompts`) held-out prompts before and after, the mean
 reward of every tenth of the steps, and seconds (on a busy machine compare CPU seconds, which are

@@ -4,8 +4,9 @@
     python -m benchmarks.terminal_tasks --generate 1000 --seed 0 --to tasks.jsonl
 
 The first prints one JSON object: how many tasks below the folder need no image, and so are in the
-file, and how many others were refused for which reason (`--each`: every task with its reason). The
-second makes small tasks (count a word, write a script; `--bare`: `417 c>`) from a seed.
+file, and how many others were refused for which reason (`--each`: every task with its reason;
+`--without-packages`: packages of Python's are passed over). The second makes small tasks (count a
+word, write a script; `--bare`: `417 c>`) from a seed.
 
 A task's Dockerfile may have a plain base, folders and files; packages that a terminal has anyway
 are passed over. Its tests must be pytest's and look at files or start programs: tests that import
@@ -83,15 +84,19 @@ class _RefusedError(Exception):
     """A task that no terminal of ours can play; the message says why."""
 
 
-def read_folder(path: Path) -> tuple[dict[str, Problem], dict[str, str]]:
-    """The tasks below a folder by name, and why others are refused."""
+def read_folder(
+    path: Path, without_packages: bool = False
+) -> tuple[dict[str, Problem], dict[str, str]]:
+    """The tasks below a folder by name, and why others are refused.
+
+    `without_packages`: packages of Python's are passed over, which a model may miss."""
     found: dict[str, Problem] = {}
     refused: dict[str, str] = {}
     marks = [*path.glob("**/task.toml"), *path.glob("**/task.yaml")]
     for folder in sorted({each.parent for each in marks}):
         name = str(folder.relative_to(path)) if folder != path else folder.name
         try:
-            found[name] = _read(folder)
+            found[name] = _read(folder, without_packages)
             found[name].check()
         except (_RefusedError, UserError) as error:
             found.pop(name, None)
@@ -101,7 +106,7 @@ def read_folder(path: Path) -> tuple[dict[str, Problem], dict[str, str]]:
     return found, refused
 
 
-def _read(folder: Path) -> Problem:
+def _read(folder: Path, without_packages: bool) -> Problem:
     """The task of a folder; raises `_RefusedError`, `UserError`, `OSError` and `ValueError`."""
     if (folder / "task.toml").exists():
         table = read_toml(folder / "task.toml", str(folder))
@@ -117,7 +122,7 @@ def _read(folder: Path) -> Problem:
     compose = [*built.glob("docker-compose.y*ml")]
     if compose and len(re.findall(r"^  [\w-]+:\s*$", _services(compose[0]), re.MULTILINE)) > 1:
         raise _RefusedError("it needs several containers")
-    image = _Image(built)
+    image = _Image(built, without_packages)
     image.read()
     commands = _demonstration(solution)
     return Problem(
@@ -168,8 +173,9 @@ def _demonstration(path: Path) -> list[str]:
 class _Image:
     """What a Dockerfile puts into its image."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, without_packages: bool) -> None:
         self.context, self.folder = folder, "/"
+        self._without_packages = without_packages
         self.texts: dict[str, str] = {}
         self.binary: dict[str, bytes] = {}
         self.executable: list[str] = []
@@ -284,7 +290,8 @@ class _Image:
                 raise _RefusedError(f"its Dockerfile runs {words[0][:40]!r}")
 
     def _installs(self, words: list[str]) -> None:
-        if "install" not in words:
+        of_python = not words[0].startswith("apt")
+        if "install" not in words or (of_python and self._without_packages):
             return
         names = [each for each in words[words.index("install") + 1 :] if not each.startswith("-")]
         lacks = [each for each in names if re.split(r"[=<>~\[]", each)[0] not in HAS]
@@ -419,12 +426,15 @@ def main() -> None:
     parser.add_argument("--generate", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--without-packages", action="store_true")
     parser.add_argument("--each", action="store_true")
     asked = parser.parse_args()
     if bool(asked.generate) == (asked.folder is not None):
         parser.error("give either a folder of tasks or --generate N")
     made = generated(asked.generate, asked.seed, asked.bare) if asked.generate else []
-    found, refused = read_folder(asked.folder) if asked.folder is not None else ({}, {})
+    found, refused = dict[str, Problem](), dict[str, str]()
+    if asked.folder is not None:
+        found, refused = read_folder(asked.folder, asked.without_packages)
     if asked.to is not None:
         asked.to.write_bytes(lines_of([*found.values(), *made]))
     if made:
