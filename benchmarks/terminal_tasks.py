@@ -418,6 +418,10 @@ KIND = re.compile(r"'.*|\(.*| (?:installs|imports|from|in|copies) .*|\btest_\S+|
 """What differs from task to task in a reason."""
 
 
+def _shortened(found: re.Match[str]) -> str:
+    return f" {found[0].split()[0]}" if found[0].startswith(" ") else "…"
+
+
 def main() -> None:
     """Read the tasks, write those that can be played, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -440,10 +444,7 @@ def main() -> None:
     if made:
         print_json({"generated": len(made)})
         return
-    reasons = Counter(
-        KIND.sub(lambda each: each[0].split()[0] if each[0][0] == " " else "…", reason)
-        for reason in refused.values()
-    )
+    reasons = Counter(KIND.sub(_shortened, reason) for reason in refused.values())
     print_json(
         {
             "tasks": len(found) + len(refused),
