@@ -12,8 +12,8 @@ ToolMessage, Transcript, UnusableTask, Wrapper, as_text, episodes_of, messages_o
 probe_hash, probe_seed; `prompt_room`: ModelFacts, PromptRoom, shorter_answers; `registry`:
 load_any, load_named; `renderer`: Renderer, read_files, stop_ids_of; `row_check`: first_rows;
 `rows`: Rows, SUFFIXES, chosen_files, located; `run_probe`: change_of_history, described, model_of,
-probe_hashes, try_grading; `tasks`: Generated, Numbered, indexed; `verifiers.installed`: OPENENV,
-homes
+probe_hashes, try_grading; `tasks`: Generated, Numbered, indexed; `terminal.problem`: Check,
+Problem; `verifiers.installed`: OPENENV, homes
 """
 
 from peers.environments.interface import (
