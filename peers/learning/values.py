@@ -89,9 +89,10 @@ def token_advantages(
     (`peers.learning.advantages.divisor`), so that rollouts with and without values have one
     scale. Values at positions outside 1 to `length` - 1 are ignored, and of several at one
     position the last counts."""
-    group = torch.tensor(rewards).float()
+    # As a batch holds them, in fp32; then in fp64, or equal rewards would differ from their mean.
+    group = torch.tensor([reward, *rewards]).double()
     known = {each.position: each.value for each in values if 0 < each.position < length}
     positions = [0, *sorted(known), length]
-    levels = [float(group.mean()), *(known[each] for each in positions[1:-1]), reward]
-    steps = torch.tensor(levels).diff() / divisor(group, objective)
-    return steps.repeat_interleave(torch.tensor(positions).diff())
+    levels = [group[1:].mean(), *(known[each] for each in positions[1:-1]), group[0]]
+    steps = torch.tensor(levels, dtype=torch.float64).diff() / divisor(group[1:], objective)
+    return steps.float().repeat_interleave(torch.tensor(positions).diff())

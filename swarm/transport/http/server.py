@@ -82,7 +82,11 @@ class Clients:
 
     async def wait_turn(self, name: str) -> None:
         """Wait for a turn to make a small request: a flood of them slows only its sender."""
-        await self._small_requests.of(name).spend(1)
+        bucket, now = self._small_requests.of(name), trio.current_time()
+        seconds = bucket.debt_seconds(now)
+        bucket.borrow(1, now)
+        if seconds:
+            await trio.sleep(seconds)
 
 
 class Session:
