@@ -50,7 +50,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     def write(program: str = "", version: str = "0.1") -> Path:
         tables = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
         (project,) = (each for each in tables if "[project" in each)
-        (page,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+        *_, page = re.findall(r"```python\n(.*?)```", PAGE, re.S)
         for old in site.glob("*.dist-info"):
             old.rename(tmp_path / f"old-{len(list(tmp_path.iterdir()))}")
         info = site / f"swarm_soft-{version}.dist-info"
@@ -86,7 +86,7 @@ def test_its_loss_and_advantage_are_used(install: Install) -> None:
 
 
 def test_what_it_changes_is_its_own(install: Install) -> None:
-    (page,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    *_, page = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     line = "ratio - 1) / width)\n"
     install(page.replace(line, f"{line}    tokens.log_mu.zero_()\n"))
     columns = random_columns(3, count=40, spread=0.2, extremes=False)
@@ -118,7 +118,7 @@ def test_what_it_changes_is_its_own(install: Install) -> None:
 def test_what_is_broken_is_refused_before_the_run_is_signed(
     install: Install, old: str, new: str, words: str
 ) -> None:
-    (page,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    *_, page = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert old in page
     install(page.replace(old, new))
     with pytest.raises(UserError, match=words):
@@ -132,7 +132,7 @@ def test_another_package_of_the_name_does_not_train(install: Install) -> None:
     (site / "__pycache__").mkdir(exist_ok=True)
     (site / "__pycache__/swarm_soft.x.pyc").write_bytes(b"compiled here")
     LearnerSettings(signed, schedule)
-    (page,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    *_, page = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     for change in ({"version": "0.2"}, {"program": page + "\n"}, {"program": "raise SystemExit"}):
         install(**change)
         with pytest.raises(UserError, match="install the owner's versions on this trainer"):

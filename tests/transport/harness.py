@@ -72,6 +72,9 @@ class FolderDisk(_Partial):
             file.seek(offset)
             return file.read(size_bytes)
 
+    def exists(self, path: str) -> bool:
+        return self.local_path(path).exists()
+
     def size_bytes(self, path: str) -> int:
         return (self.root / path).stat().st_size
 
