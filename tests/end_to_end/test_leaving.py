@@ -25,7 +25,10 @@ def test_every_peer_leaves_within_the_grace_period(
     async def main() -> None:
         leaving = ["inference-1", "validator", "relay", "trainer", "bootstrap"]
         steps = len(leaving) + 2
-        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
+        settings = {"trainer": {"starved_seconds": 20.0}}  # rollouts may be lost with a peer
+        async with swarm(
+            tmp_path, base, fork_server, names=NAMES, steps=steps, settings=settings
+        ) as peers:
             await peers.start()
             trainer = peers["trainer"]
             for step, name in enumerate(leaving, 1):
