@@ -2,14 +2,14 @@
 come next. The mask changes the policy's distribution, so they are never part of a rollout."""
 
 import json
-import pickle
 import re
 import zlib
+from array import array
 from collections.abc import Sequence, Set
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
 import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -19,9 +19,6 @@ from peers.endpoint.tools import CallForm, forced_names
 from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError
 from swarm.terminal.extras import require_extra
 
-if TYPE_CHECKING:
-    from outlines_core import Index
-
 Structure = tuple[tuple[str, str, str], ...]
 """What a turn may be: each (the text before a JSON value, its schema, the text after it)."""
 
@@ -29,8 +26,18 @@ SCHEMA_BYTES_MAX = 1 << 16
 WALL_SECONDS, CPU_SECONDS = 120.0, 60.0
 """Time to compile a schema. An array of a thousand elements, say, is a huge automaton."""
 MEMORY_BYTES = 1 << 30
+AUTOMATON_BYTES_MAX = 1 << 28
+"""Most bytes of a compiled schema, which a client's schema decides: eight per move."""
 KEPT = 32
 """Compiled schemas that are kept: some megabytes each, with a large vocabulary."""
+
+
+class Automaton(msgspec.Struct, array_like=True, frozen=True):
+    """A compiled schema, as plain data: its process has read what a client wrote."""
+
+    initial: int
+    moves: dict[int, tuple[bytes, bytes]]
+    """By state the tokens that may follow, and the states to which they lead, each as uint32."""
 
 
 def structure_of(asked: ChatRequest, calls: CallForm | None) -> Structure | None:
@@ -68,7 +75,12 @@ class Compiler:
             for before, schema, after in structure
         ]
         index = Index("|".join(f"({part})" for part in parts), self._vocabulary)
-        return zlib.compress(pickle.dumps(index), 1)
+        moves = {
+            state: (array("I", to).tobytes(), array("I", to.values()).tobytes())
+            for state, to in index.get_transitions().items()
+        }
+        found = Automaton(index.get_initial_state(), moves)
+        return zlib.compress(msgspec.msgpack.encode(found), 1)
 
 
 def texts_of(tokenizer: str, stop_id: int) -> dict[bytes, list[int]]:
@@ -111,27 +123,34 @@ class Structures:
         require_extra("structured", "structured output")
         return Following(self._compiled(structure), self._stop_ids, prompt)
 
-    def _compile(self, structure: Structure) -> "Index":
+    def _compile(self, structure: Structure) -> Automaton:
         try:
-            found: Index = pickle.loads(zlib.decompress(self._pool.ask(structure)))
-        except (ServiceError, ProcessFailed) as error:
+            packed = self._pool.ask(structure)
+            raw = zlib.decompressobj().decompress(packed, AUTOMATON_BYTES_MAX)
+            found = msgspec.msgpack.decode(raw, type=Automaton)
+            if any(len(each) != len(to) or len(to) % 4 for each, to in found.moves.values()):
+                raise ServiceError("its automaton cannot be read")
+            return found
+        except (ServiceError, ProcessFailed, zlib.error, msgspec.DecodeError) as error:
             raise ApiError(
                 f"the schema cannot be followed ({str(error)[:200]}); simplify it",
                 param="response_format",
             ) from error
-        return found
 
 
 class Following:
     """`peers.engines.engine.Mask` of one turn."""
 
-    def __init__(self, index: "Index", stop_ids: Sequence[int], prompt: int) -> None:
-        from outlines_core import Guide
+    def __init__(self, automaton: Automaton, stop_ids: Sequence[int], prompt: int) -> None:
+        self._automaton, self._stop_ids, self._read = automaton, stop_ids, prompt
+        self._enter(automaton.initial)
 
-        self._guide, self._stop_ids, self._read = Guide(index), stop_ids, prompt
+    def _enter(self, state: int) -> None:
+        tokens, states = self._automaton.moves.get(state, (b"", b""))
+        self._tokens, self._states = array("I", tokens), array("I", states)
 
     def allowed(self, tokens: Sequence[int]) -> Sequence[int]:
         for token in tokens[self._read :]:
-            self._guide.advance(token)
+            self._enter(self._states[self._tokens.index(token)])
         self._read = len(tokens)
-        return self._guide.get_tokens() or self._stop_ids
+        return self._tokens.tolist() or self._stop_ids
