@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.docs.pages import ROOT, Written
+
 HERE = Path(__file__).parent
-PAGE = HERE.parent.parent / "docs" / "security.md"
-BEGIN, END = "<!-- catalogue -->", "<!-- end of catalogue -->"
+PART = Written(ROOT / "docs/security.md", "<!-- catalogue -->", "<!-- end of catalogue -->")
 OUTCOMES = ("Caught", "Harmless", "Undefended")
 GROUPS = {
     "text": "Text, tokens and weights",
@@ -221,13 +222,12 @@ def table() -> str:
 
 def on_the_page() -> str:
     """The catalogue as docs/security.md has it."""
-    return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    return PART.shown()
 
 
 def write() -> None:
     """Put the table on the page."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.split(END)[1]}", encoding="utf-8")
+    PART.write(table())
 
 
 if __name__ == "__main__":

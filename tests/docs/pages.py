@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,24 @@ def table(part: str) -> list[list[str]]:
 
 def code_blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A part of a page that a program writes, between two comments."""
+
+    page: Path
+    begin: str
+    end: str
+
+    def shown(self) -> str:
+        """What the page has."""
+        return self.page.read_text(encoding="utf-8").split(self.begin)[1].split(self.end)[0]
+
+    def write(self, part: str) -> None:
+        before, rest = self.page.read_text(encoding="utf-8").split(self.begin)
+        whole = f"{before}{self.begin}{part}{self.end}{rest.split(self.end)[1]}"
+        self.page.write_text(whole, encoding="utf-8")
 
 
 # --- what a message's fields are, in words -----------------------------------------------------

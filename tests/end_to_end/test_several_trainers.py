@@ -99,12 +99,7 @@ async def test_a_trainer_killed_in_its_round_ends_with_the_same_model(
         for peer in trainers:
             await peer.says("outer.run_complete", seconds=START_SECONDS + 2 * STEP_SECONDS)
         nursery.cancel_scope.cancel()
-    states = {
-        (event["record"], event["state"])
-        for peer in trainers
-        for event in peer.heard("outer.merged")
-    }
-    assert len({record for record, _ in states}) == len(states)
+    check_states(trainers)
     assert model_of(trainers[0]) == model_of(trainers[1])
 
 
@@ -195,14 +190,19 @@ async def test_fourteen_trainers_of_which_three_are_killed_end_with_the_same_mod
         for peer in trainers:
             await peer.says("outer.run_complete", seconds=patience)
         nursery.cancel_scope.cancel()
+    check_states(trainers)
+    assert max(len(event["trainers"]) for event in trainers[0].heard("outer.merged")) == 14
+    assert len({model_of(peer, rounds) for peer in trainers}) == 1
+
+
+def check_states(trainers: Sequence[Peer]) -> None:
+    """After equal records all hold equal states."""
     states = {
         (event["record"], event["state"])
         for peer in trainers
         for event in peer.heard("outer.merged")
     }
     assert len({record for record, _ in states}) == len(states)
-    assert max(len(event["trainers"]) for event in trainers[0].heard("outer.merged")) == 14
-    assert len({model_of(peer, rounds) for peer in trainers}) == 1
 
 
 def model_of(peer: Peer, round_number: int = ROUNDS) -> bytes:

@@ -26,9 +26,9 @@ from peers.environments.judges.definition import Access, Definition
 from peers.environments.judges.judge import Judge, Known, Remote
 from peers.environments.terminal.environment import Terminal, TerminalOptions
 from peers.environments.terminal.problem import Check, Problem
+from tests.docs.pages import ROOT, Written
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "security.md"
-BEGIN, END = "<!-- hacks -->", "<!-- end of hacks -->"
+PART = Written(ROOT / "docs/security.md", "<!-- hacks -->", "<!-- end of hacks -->")
 
 CALLED = {"inputs": [[[1, 2, 3]], [[4, 5, 6]], [[]]], "outputs": [6, 15, 0], "fn_name": "solve"}
 PRINTED = {"inputs": ["1 2 3\n", "4 5 6\n"], "outputs": ["6\n", "15\n"]}
@@ -380,13 +380,12 @@ def table() -> str:
 
 def on_the_page() -> str:
     """The table as docs/security.md has it."""
-    return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    return PART.shown()
 
 
 def write() -> None:
     """Put the table on the page."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.split(END)[1]}", encoding="utf-8")
+    PART.write(table())
 
 
 if __name__ == "__main__":
