@@ -4,5 +4,5 @@ Both speak the protocols themselves, with a bound on the time and the bytes of e
 import neither library. Servers run on the trusted side of a run: a run's manifest has the name of
 one, and a file on the environment peer's machine says what it is (`servers`). Imports no torch.
 
-For other rooms: `servers`: FOLDER_VARIABLE
+For other rooms, by the names in docs/rooms.md: `servers`
 """

@@ -4,6 +4,5 @@ work.py       a submission's work, what a worker hands in, and what a validator 
 calibrate.py  every pair of engine classes, row by row, and thresholds from honest samples
 of_run.py     what `swarm run create` and `update` do about a run's thresholds
 
-For other rooms: `calibrate`: EngineClass, PROPOSED, measure_run, propose; `of_run`: Measuring,
-settle; `work`: HandedIn, find
+For other rooms, by the names in docs/rooms.md: `calibrate`, `of_run`, `work`
 """

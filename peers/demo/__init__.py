@@ -3,7 +3,5 @@
 `play` prepares the run and its peers (`cast`), and watches their processes; `state` collects their
 events; `view` and `plain` show it.
 
-For other rooms: `recipes`: ENVIRONMENT, OBJECTIVE, OF_MODEL, OPTIMISER, RECIPES, Recipe, SAMPLING,
-SCHEDULE, THRESHOLDS, Warmup, recipe_of; `setup`: Setting, free_ports, write_config; `warmup`:
-prepare_base, warm_up
+For other rooms, by the names in docs/rooms.md: `recipes`, `setup`, `warmup`
 """

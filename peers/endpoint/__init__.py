@@ -3,5 +3,5 @@
 An agent harness that speaks to such an endpoint becomes an environment: what it is sent is sampled
 from the policy, and recorded token by token. See docs/endpoint.md.
 
-For other rooms: `tools`: CALL_ID, Call, FORMS, answer_of, check_form
+For other rooms, by the names in docs/rooms.md: `tools`
 """

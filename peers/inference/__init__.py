@@ -1,5 +1,4 @@
 """Inference peers: they generate rollouts, prove them, and hand them to validators.
 
-For other rooms: `delivery`: Deliveries; `outbox`: Made; `pending`: PendingSubmission; `role`:
-InferenceRole
+For other rooms, by the names in docs/rooms.md: `delivery`, `outbox`, `pending`, `role`
 """

@@ -1,4 +1,4 @@
 """Merging checkpoints of one architecture into one: `swarm checkpoint merge`.
 
-For other rooms: `merge`: Method, Recipe, merge
+For other rooms, by the names in docs/rooms.md: `merge`
 """

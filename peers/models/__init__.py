@@ -2,6 +2,5 @@
 
 `find.find_model` turns any of them into a folder that engines and trainers read.
 
-For other rooms: `find`: FORMS, Model, find_model, hub_name, is_hub_name; `hub`: download_data;
-`push`: Origin, PUSHED, card, push
+For other rooms, by the names in docs/rooms.md: `find`, `hub`, `push`
 """

@@ -4,8 +4,7 @@ Each trainer takes inner steps from the common outer state and publishes its pse
 them signs which contributions a round has (`chain`, `gathering`), and every trainer merges these to
 the same bits.
 
-For other rooms: `alone.averaging`: open_backend; `learning`: contribution, state;
-`learning.contribution`: Contribution, write_values; `learning.corpus`: TextBlocks;
-`learning.replica`: Replica; `learning.scoring`: score; `learning.state`: Given, OuterOptimiser,
-StateFile, shares; `rating`: assignment, rate, weight; `settings`: ReplicaSettings
+For other rooms, by the names in docs/rooms.md: `alone.averaging`, `learning`,
+`learning.contribution`, `learning.corpus`, `learning.replica`, `learning.scoring`,
+`learning.state`, `rating`, `settings`
 """

@@ -3,8 +3,8 @@
 A program sees no network, no other process, no file of the user and no `/proc`; it writes only to
 a private folder of bounded size. `run` is synchronous and may be called from several threads.
 
-For other rooms: `__init__`: Limits, Outcome, PYTHON, Program; `frames`: receive, send; `launcher`:
-start_launcher; `program`: Tree; `run`: *, findings; `seccomp`: *
+For other rooms, by the names in docs/rooms.md: `__init__`, `frames`, `launcher`, `program`, `run`,
+`seccomp`
 """
 
 from peers.sandbox.execute import SandboxError

@@ -6,6 +6,6 @@ other (`batches.py` waits for what they train on), `publishing.py` announces pol
 writes training states; `beginning.py` and `resuming.py` continue from them. The child process is
 `service.py`; its learning code is in `peers/learning` (start with `step.py`).
 
-For other rooms: `follower`: run; `precedence`: ACKNOWLEDGED_KEPT; `privileged`: PrivilegedPrompts;
-`state_values`: boundaries
+For other rooms, by the names in docs/rooms.md: `follower`, `precedence`, `privileged`,
+`state_values`
 """

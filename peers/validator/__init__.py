@@ -1,5 +1,4 @@
 """Validators: they check submissions, judge them, and sign the verdicts.
 
-For other rooms: `evidence.submission`: Recomputed, gains, without_bets; `recompute`: Completed,
-Found, judge_sampling, recompute; `role`: ValidatorRole
+For other rooms, by the names in docs/rooms.md: `evidence.submission`, `recompute`, `role`
 """

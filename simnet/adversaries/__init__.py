@@ -3,7 +3,7 @@
 An adversary runs the production code until it makes one attack; its class's docstring, or the
 comment at its kind, says how that ends. The `KINDS` of each file register them.
 
-For other rooms: `__init__`: KINDS, disguise
+For other rooms, by the names in docs/rooms.md: `__init__`
 """
 
 import dataclasses

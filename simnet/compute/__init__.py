@@ -4,7 +4,5 @@ A model has the jobs and replies of the service that it replaces by name, reads 
 peer's simulated disk, and charges virtual time by its `Hardware`. Submissions are small real files
 with real hashes; lengths and rewards follow from their seeds.
 
-For other rooms: `children`: SimulatedCompute; `outer`: STATE_SHARE; `rollouts`: SimulatedRollouts,
-true_rewards, ungradable_groups; `setting`: Fabricates, Hardware, PROBE_HASH, Setting, TOKENIZER,
-TOKENIZER_HASH, WEIGHTS, Workload
+For other rooms, by the names in docs/rooms.md: `children`, `outer`, `rollouts`, `setting`
 """

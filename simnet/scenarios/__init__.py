@@ -3,8 +3,7 @@ number), `run` and, for another workload, `WORKLOAD`.
 
 `run(simulation, peers)` makes the peers, runs the scenario, and returns its figures.
 
-For other rooms: `__init__`: Scenario; `parts`: SERVER, draw_line, start_bootstrap, start_over_time,
-summary; `several_trainers`: Agreement; `steady`: WORKER, WORKLOAD
+For other rooms, by the names in docs/rooms.md: `__init__`, `parts`, `several_trainers`, `steady`
 """
 
 import importlib

@@ -3,6 +3,5 @@
 One file per command. The others lie with what they drive, in `peers`; entry points of the group
 `swarm.commands` name them all.
 
-For other rooms: `ledger_checks`: readable, report; `peer`: main; `rollouts`: chosen; `start`:
-become_rank
+For other rooms, by the names in docs/rooms.md: `ledger_checks`, `peer`, `rollouts`, `start`
 """

@@ -9,6 +9,5 @@ Queues hold digests, not bytes: first the news for a neighbour, then the envelop
 for. A digest becomes a frame only when the stream accepts one. So a peer that returns and lacks ten
 thousand announcements gets them at the pace of its line, and the newest step order before them.
 
-For other rooms: `gossip`: Gossip; `slots`: NEIGHBOURS_MAX, NEIGHBOURS_WANTED; `store`: EVENTS_MAX;
-`topics`: PROTOCOL, Push, RUN, WORK
+For other rooms, by the names in docs/rooms.md: `gossip`, `slots`, `store`, `topics`
 """

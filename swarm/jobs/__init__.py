@@ -4,20 +4,8 @@ Each service is a `Protocol` and a `Setup`. The service in the child and the sim
 implement both, and the role's client (`swarm.world.client`) has the protocol's methods, so a
 changed field is a type error in all three. Paths are absolute and name files on this machine.
 
-For other rooms: `__init__`: Hardware, Load, SubmissionOrder, TrainingJob, may_begin_with;
-`averaging`: AverageRound, AveragingService, AveragingSetup, Exchanged, Meet; `environment`: *,
-DrawPrompt, EnvironmentService, EnvironmentSetup, GradeEpisode, PlayTurn, TrialService, TrialSetup,
-Tried, TryEnvironment; `evaluation`: *, Answer, DrawTasks, EVALUATION_START_SECONDS, Evaluated,
-EvaluationSetup, NextSamples, PlayTasks, PromptMessage, RowsRead, Sample, TasksDrawn; `inference`:
-*, AskedTurn, GiveTurn, InferenceService, InferenceSetup, Loaded, Probe, SignedPrompt, Surveyed,
-Swap; `memory`: MemoryPart, MemoryPlan, Phase, fullest, total; `offline`: *, Reading; `outer`: *,
-CheckState, Contributed, FirstState, Inner, InspectContribution, MergeRound, MergeShard, Merged,
-Offered, OuterService, OuterSetup, ScoreRound, Scored, StartReplica; `training`: *,
-AcceptedSubmission, BeginSave, Compare, Export, Figures, FinishSave, Follow, PlanTraining, Record,
-RecordTo, Resume, RollBack, ScoreAhead, Sharding, StartTraining, StateValue, TrainStep,
-TrainingService, TrainingSetup, TrainingTerms; `validation`: *, Grade, Graded, Inspect, Inspected,
-InspectionService, InspectionSetup, Judge, Judged, PrefillService, PrefillSetup, ProofFigures,
-Report, SamplingFigures, ServedEpisode, UngradedGroup
+For other rooms, by the names in docs/rooms.md: `__init__`, `averaging`, `environment`,
+`evaluation`, `inference`, `memory`, `offline`, `outer`, `training`, `validation`
 """
 
 from __future__ import annotations

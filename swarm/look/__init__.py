@@ -10,14 +10,8 @@
 | `doctor.py` | what would keep a peer from working |
 | `rollouts/` | rollouts as text, pages and tables |
 
-For other rooms: `alarms.raising`: raising; `archives`: fetch_archive, find_archive, home_rows,
-kept_proof, learn_versions, leave_out_unsound, write_export; `dashboard.server`: Dashboard, serve;
-`dashboard.watch`: Feed, Watcher, watch; `doctor`: look; `health`: beating, examine;
-`metrics.server`: MetricsServer; `networks`: Listed, runs_of; `newest_policy`: from_peers;
-`onlooker`: RunStatus, STATUS_SECONDS_MAX, ask_all, learn_expulsions, status_of; `prefixes`:
-PREFIX_MIN, peers_beside; `rollouts`: export; `rollouts.export`: COLUMNS, ROLLOUTS, Table,
-check_target, write_card, write_parquet; `rollouts.filters`: Filters, Range, parse_range;
-`rollouts.screen`: LEGEND, lines; `rollouts.seen`: SeenRollout, Turn, as_row; `rollouts.sources`:
-Source, open_source; `rollouts.text`: Decoder; `trace`: as_otlp, read_events, trace_lines, trace_of;
-`why`: *, about_peer, evidence_against, peer_lines, peer_named
+For other rooms, by the names in docs/rooms.md: `alarms.raising`, `archives`, `dashboard.server`,
+`dashboard.watch`, `doctor`, `health`, `metrics.server`, `networks`, `newest_policy`, `onlooker`,
+`prefixes`, `rollouts`, `rollouts.export`, `rollouts.filters`, `rollouts.screen`, `rollouts.seen`,
+`rollouts.sources`, `rollouts.text`, `trace`, `why`
 """

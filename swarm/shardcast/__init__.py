@@ -16,11 +16,7 @@ others at once.
 - `mirror`: checkpoints as plain files on any web server, and fetching them from there
 - `service`: what others may fetch from this peer, and push to it
 
-For other rooms: `chain`: Deltas; `delta`: encode, make; `fetch.fetcher`: Fetcher; `fetch.job`:
-source_mark; `have.claims`: Complete, PROTOCOL, encode; `have.streams`: HaveExchange; `held`:
-Change, Held, is_right; `jobs`: DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PieceToMake,
-PiecesMade; `limits`: *; `manifest`: BASE_NAME, BadManifest, CheckpointManifest, build, is_mirror,
-parse, piece_size_for; `mirror`: fetch, folder; `mirror.fetch`: fetch; `mirror.folder`: BASE_FOLDER,
-Progress; `mirror.publish`: export, serve; `rarity`: draw; `service`: BlobService; `store`:
-CheckpointConflict, CheckpointStore; `uploads`: Uploads
+For other rooms, by the names in docs/rooms.md: `chain`, `delta`, `fetch.fetcher`, `fetch.job`,
+`have.claims`, `have.streams`, `held`, `jobs`, `limits`, `manifest`, `mirror`, `mirror.fetch`,
+`mirror.folder`, `mirror.publish`, `rarity`, `service`, `store`, `uploads`
 """

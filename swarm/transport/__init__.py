@@ -5,16 +5,10 @@ BLAKE3-256 hash, fetched into a sink or pushed, over HTTP where an address is kn
 stream otherwise. Implementations: `swarm.transport.libp2p` (real) and `simnet` (simulation). One
 contract suite runs against both.
 
-For other rooms: `__init__`: Arrived, BlobReference, BlobTransport, BulkService, ConnectError,
-ConnectionEvent, DialFailure, FetchError, OpenBlob, Reachability, Refused, Source, Stream,
-StreamError, Traffic, Transport, refusal; `base`: BaseTransport, Handler; `http`: limits;
-`http.client`: BulkClient; `http.connections`: serve_connections; `http.local_server`:
-is_addressed_as_loopback, keys_in, open_listener, required_keys, url_of; `http.messages`:
-answer_head; `http.pace`: Broken; `http.server`: BulkServer; `http.serving`: Serving; `http.wire`:
-Buffers, Wire; `libp2p`: addresses, open_libp2p, parse_multiaddr, require_peer; `libp2p.addresses`:
-Announced, announced, default_listen, require_peer; `libp2p.circuits`: CircuitLimits; `limits`: *;
-`rates`: HourlyBytes, NetworkBudgets, TokenBucket, TokenBuckets; `room`: Origin, is_full,
-least_useful, origin_of, surplus
+For other rooms, by the names in docs/rooms.md: `__init__`, `base`, `http`, `http.client`,
+`http.connections`, `http.local_server`, `http.messages`, `http.pace`, `http.server`,
+`http.serving`, `http.wire`, `libp2p`, `libp2p.addresses`, `libp2p.circuits`, `limits`, `rates`,
+`room`
 """
 
 import enum

@@ -4,16 +4,9 @@ Code above this seam is written once: it uses no `time`, global randomness, thre
 processes directly. Implementations for a real machine: `swarm.world.machine` (World),
 `swarm.world.disk` (Disk), `swarm.world.compute` (Compute).
 
-For other rooms: `__init__`: Child, ChildDied, ChildError, ChildUserError, Compute, Database, Disk,
-Job, Piece, Setup, Sink, World, client, execute, job_type, kind_of, setup_type; `child`:
-CHILD_ENVIRONMENT, die_with_parent, limit_memory; `compute`: LocalCompute; `disk`: INLINE_BYTES_MAX,
-LocalDisk, LocalPiece, replace_file, sync_path; `fork_server`: Program; `home`: check_format,
-existing, make_home, open_format, sole_user; `landlock`: close_keys, reading_in_home; `machine`:
-Machine, free_memory_bytes; `observable`: Observable, STARVED_SECONDS, complain; `process`:
-FORK_SERVER_VARIABLE, HOME_VARIABLE, INSTALLED_VARIABLE, Process, close_memory, describe_status,
-lines_of; `progress`: HUNG_STATUS, REPORT_SECONDS, Reporter, checkpoint, current, report; `recent`:
-Recent; `restarts`: Restarts; `tasks`: J, JobThread, Lifetime, R, alongside, in_job_thread,
-open_guarded
+For other rooms, by the names in docs/rooms.md: `__init__`, `child`, `compute`, `disk`,
+`fork_server`, `home`, `landlock`, `machine`, `observable`, `process`, `progress`, `recent`,
+`restarts`, `tasks`
 """
 
 import inspect

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.docs.room_names import REPOSITORY, listed, used
+from tests.docs.room_names import REPOSITORY, listed, listed_files, used
 
 MODULE = re.compile(r"\b(?:peers|simnet|swarm)(?:\.[A-Za-z_]\w*)+")
 
@@ -50,10 +50,12 @@ def test_named_modules_finds_what_runs_a_module_by_name() -> None:
 
 def test_a_room_is_entered_by_the_names_that_it_lists() -> None:
     """`python -m tests.docs.room_names` lists them anew; look at what has become public."""
+    page = listed()
     for room, names in used().items():
-        public = listed(room)
+        public = page.get(room, {})
         for file, asked in names.items():
             deeper = asked - public.get(file, set())
             assert not deeper, f"{room}.{file} is asked for {sorted(deeper)}, which {room} hides"
         stale = {file: found - names.get(file, set()) for file, found in public.items()}
         assert not any(stale.values()), f"{room} lists what no other room uses: {stale}"
+        assert listed_files(room) == set(names), f"{room} lists other files than docs/rooms.md"
