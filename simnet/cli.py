@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,12 +18,8 @@ from simnet.report import print_report
 from simnet.simulate import replay_command, run_campaign
 from swarm.errors import SwarmError
 from swarm.terminal.exit import exit_with
+from swarm.terminal.options import explained
 from swarm.terminal.output import STANDARD_OUTPUT, check_writable, write_json
-
-Json = Annotated[
-    Path | None,
-    typer.Option("--json", help="File for the result; - prints it, the text on stderr."),
-]
 
 command = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -39,15 +34,14 @@ def list_scenarios() -> None:
 
 
 @command.command()
+@explained(__file__)
 def run(
-    scenario: Annotated[str, typer.Argument(help="Its name (python -m simnet list).")],
-    peers: Annotated[int | None, typer.Option(help="How many peers.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 1,
-    model_gb: Annotated[float | None, typer.Option(help="Size of a checkpoint.")] = None,
-    json_path: Json = None,
-    plot_path: Annotated[
-        Path | None, typer.Option("--plot", help="Draw it here (.png, .svg or .pdf).")
-    ] = None,
+    scenario: str,
+    peers: int | None = None,
+    seed: int = 1,
+    model_gb: float | None = None,
+    json_path: Path | None = None,
+    plot_path: Path | None = None,
 ) -> None:
     """Run a scenario; the exit status is 1 if an invariant was violated."""
     replay = replay_command(scenario, seed, peers=peers, model_gb=model_gb)
@@ -75,13 +69,14 @@ def run(
 
 
 @command.command("swarm-of-seeds")
+@explained(__file__)
 def swarm_of_seeds(
-    scenario: Annotated[str, typer.Option(help="Its name (python -m simnet list).")],
-    seeds: Annotated[int, typer.Option(min=1, help="How many, from --first on.")] = 100,
-    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 1,
-    peers: Annotated[int | None, typer.Option(help="How many peers.")] = None,
-    json_path: Json = None,
+    scenario: str,
+    seeds: int = 100,
+    first: int = 1,
+    jobs: int = 1,
+    peers: int | None = None,
+    json_path: Path | None = None,
 ) -> None:
     """Run many seeds; the exit status is 1 if any failed, 130 after Ctrl-C."""
     with _mistakes():

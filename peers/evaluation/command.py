@@ -7,9 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
-
-import typer
+from typing import TYPE_CHECKING, Literal, cast
 
 from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
@@ -17,6 +15,7 @@ from swarm.terminal import options
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import explained
 from swarm.terminal.output import check_writable, print_json
 
 if TYPE_CHECKING:
@@ -27,54 +26,29 @@ REPORT_SECONDS = 2.0
 
 
 @exits
+@explained(__file__, FORMS=FORMS)
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help=f"The checkpoint: {FORMS}.")],
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            help="Environments, as NAME or NAME@VERSION, separated by commas; with --run a choice "
-            "of the run's."
-        ),
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(help="A run's TOML file: take its environments, options and sampling."),
-    ] = None,
+    checkpoint: str,
+    tasks: str | None = None,
+    run: Path | None = None,
     option: options.EnvironmentOptions = None,
-    base: Annotated[
-        str | None, typer.Option(help="Folder of a checkpoint to compare with.")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="Most tasks of each environment.")
-    ] = 256,
-    samples: Annotated[int, typer.Option(min=1, max=4096, help="Samples of each task.")] = 1,
-    pass_at: Annotated[
-        str, typer.Option(help="Values of k for pass@k, at most --samples, separated by commas.")
-    ] = "1",
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; default: the run's, or 1.")
-    ] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token.")] = False,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(help="Length limit of a sample; default: the run's, or 512 where they fit."),
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="held_out, which no training draws, or train.")
-    ] = "held_out",
+    base: str | None = None,
+    limit: int = 256,
+    samples: int = 1,
+    pass_at: str = "1",
+    temperature: float | None = None,
+    greedy: bool = False,
+    max_new_tokens: int | None = None,
+    split: str = "held_out",
     seed: options.TaskSeed = 0,
     ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
-    engine: Annotated[str, typer.Option(help="Engine: native, vllm, or one of a package.")] = (
-        "native"
-    ),
-    device: Annotated[str, typer.Option(help="Device, as in a peer's settings.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    interpreter: Annotated[str, typer.Option(help="Python for the child that computes.")] = "",
+    engine: str = ("native"),
+    device: str = "auto",
+    dtype: str = "auto",
+    threads: int = 1,
+    interpreter: str = "",
     home: options.EnginesHome = Path("~/.swarm"),
-    out: Annotated[
-        Path, typer.Option(help="File of finished samples; an existing one is resumed.")
-    ] = Path("evaluation.jsonl"),
+    out: Path = Path("evaluation.jsonl"),
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a checkpoint on tasks of environments, by default held-out ones. Needs no network.

@@ -1,29 +1,23 @@
 """`swarm checkpoint push`."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import Bootstrap, WhichRun
+from swarm.terminal.options import Bootstrap, WhichRun, explained
 
 
 @exits
+@explained(__file__)
 def push_checkpoint(
-    folder: Annotated[Path, typer.Argument(help="Folder of a policy (Hugging Face layout).")],
-    name: Annotated[str, typer.Argument(help="Repository of the hub, OWNER/NAME; made if new.")],
+    folder: Path,
+    name: str,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="A new repository is seen by its owner only.")
-    ] = False,
-    message: Annotated[str, typer.Option(help="Of the commit.")] = "A policy trained by Swarm",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the model card, and upload nothing.")
-    ] = False,
+    private: bool = False,
+    message: str = "A policy trained by Swarm",
+    dry_run: bool = False,
 ) -> None:
     """Upload a policy to the Hugging Face hub, with a model card.
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,6 +17,7 @@ from swarm.terminal import options
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import explained
 from swarm.terminal.output import plain, print_json
 from swarm.terminal.untrusted import printable
 
@@ -29,26 +30,6 @@ REASON_CHARACTERS_MAX = 500
 
 app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 
-Engines = Annotated[
-    str | None,
-    typer.Option(
-        help="Comma-separated engine classes to measure, each DTYPE or DTYPE:DEVICE; default: "
-        "float32 and bfloat16 on every device of this machine."
-    ),
-]
-
-TakesVersion = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--bootstrap",
-        help="Multiaddr of a bootstrap peer that takes the new version to the network.",
-    ),
-]
-
-OwnerKey = Annotated[
-    Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
-]
-
 
 def listed(engines: str | None) -> list[str]:
     """The engine classes that an option names."""
@@ -57,26 +38,15 @@ def listed(engines: str | None) -> list[str]:
 
 @app.command("create")
 @exits
+@explained(__file__)
 def run_create(
-    file: Annotated[Path, typer.Argument(help="TOML file that describes the run.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File for the signed manifest; default: FILE with the suffix .manifest."),
-    ] = None,
-    owner_key: Annotated[
-        Path | None,
-        typer.Option(help="The owner's key, made on first use. [default: ~/.swarm/owner.key]"),
-    ] = None,
+    file: Path,
+    out: Path | None = None,
+    owner_key: Path | None = None,
     tokenizer: options.TokenizerFolder = None,
     ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            help="Measure thresholds with the run's model, in a minute or two; without, the run "
-            "only observes."
-        ),
-    ] = True,
-    engines: Engines = None,
+    measure: bool = True,
+    engines: str | None = None,
 ) -> None:
     """Make and sign a run manifest.
 
@@ -93,23 +63,16 @@ def run_create(
 
 @app.command("update")
 @exits
+@explained(__file__)
 def run_update(
-    file: Annotated[Path, typer.Argument(help="Changed TOML file that describes the run.")],
-    manifest: Annotated[
-        Path | None,
-        typer.Argument(help="Signed manifest to replace; default: FILE with the suffix .manifest."),
-    ] = None,
-    bootstrap: TakesVersion = None,
-    owner_key: OwnerKey = None,
+    file: Path,
+    manifest: Path | None = None,
+    bootstrap: list[str] | None = None,
+    owner_key: Path | None = None,
     tokenizer: options.TokenizerFolder = None,
     ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure", help="Measure thresholds again; without, the present ones are kept."
-        ),
-    ] = False,
-    engines: Engines = None,
+    measure: bool = False,
+    engines: str | None = None,
 ) -> None:
     """Sign another version of a run, show what it changes and when, and hand it to the network.
 
@@ -127,19 +90,12 @@ def run_update(
 
 @app.command("succeed")
 @exits
+@explained(__file__)
 def run_succeed(
-    manifest: Annotated[Path, typer.Argument(help="The run's signed manifest.")],
-    owner_key: Annotated[
-        Path, typer.Option(help="Your key, which the manifest names in its successors.")
-    ],
-    bootstrap: TakesVersion = None,
-    successor: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--successor",
-            help="Id of a key that may own the run after you; default: the other successors.",
-        ),
-    ] = None,
+    manifest: Path,
+    owner_key: Path,
+    bootstrap: list[str] | None = None,
+    successor: list[str] | None = None,
 ) -> None:
     """Become the owner of a run whose owner's key is lost or stolen. The run's id stays.
 
@@ -151,12 +107,13 @@ def run_succeed(
 
 @app.command("reinstate")
 @exits
+@explained(__file__)
 def run_reinstate(
-    peer: Annotated[str, typer.Argument(help="Id of the evicted peer.")],
-    reason: Annotated[str, typer.Option(help="Why; everyone can read it in the ledger.")],
+    peer: str,
+    reason: str,
     bootstrap: options.Bootstrap = None,
     run: options.WhichRun = None,
-    owner_key: OwnerKey = None,
+    owner_key: Path | None = None,
 ) -> None:
     """Readmit an evicted peer. The owner signs this; trusted peers log it and tell all peers."""
     from peers.owner.signing import Reinstated, reinstate
@@ -190,15 +147,11 @@ def check_reason(reason: str) -> None:
         raise UserError(f"--reason has {len(reason)} characters; give 1 to {REASON_CHARACTERS_MAX}")
 
 
-WhoseRun = Annotated[
-    Path, typer.Argument(help="The run's TOML file or signed manifest, or the folder that has it.")
-]
-
-
 @app.command("show")
 @exits
+@explained(__file__)
 def run_show(
-    file: Annotated[Path | None, typer.Argument(help="File with a signed manifest.")] = None,
+    file: Path | None = None,
     bootstrap: options.Bootstrap = None,
     run: options.WhichRun = None,
     as_json: options.AsJson = False,
@@ -260,21 +213,14 @@ async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> E
 
 
 @exits
+@explained(__file__)
 def run_link(
-    run: WhoseRun = Path(),
+    run: Path = Path(),
     bootstrap: options.Bootstrap = None,
-    role: Annotated[str, typer.Option(help="Role of the new peer.")] = "inference",
-    count: Annotated[int, typer.Option(help="Number of links, each with its invite.")] = 1,
-    expires: Annotated[
-        str, typer.Option(help="Time until an unused invite expires: 30m, 12h or 7d.")
-    ] = "7d",
-    owner_key: Annotated[
-        Path | None,
-        typer.Option(
-            help="The key that signed the run, for invites. [default: owner.key beside the "
-            "manifest, else ~/.swarm/owner.key]"
-        ),
-    ] = None,
+    role: str = "inference",
+    count: int = 1,
+    expires: str = "7d",
+    owner_key: Path | None = None,
 ) -> None:
     """Print links, one a line, with which others join the run: swarm join 'swarm://…'.
 

@@ -6,9 +6,8 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from msgspec import to_builtins
 
 from peers.evaluation.command import progress_shown
@@ -20,6 +19,7 @@ from swarm.terminal import options
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import explained
 from swarm.terminal.output import print_json
 
 if TYPE_CHECKING:
@@ -27,69 +27,33 @@ if TYPE_CHECKING:
 
 
 @exits
+@explained(__file__, FORMS=FORMS)
 def synthesize(
-    out: Annotated[Path, typer.Option(help="New folder for the data set (Parquet).")],
-    rollouts: Annotated[
-        Path | None, typer.Option(help="A run's solutions: the home of its trainer or a validator.")
-    ] = None,
-    teacher: Annotated[
-        str | None,
-        typer.Option(help=f"Generate the solutions on this machine with this policy: {FORMS}."),
-    ] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="With --teacher: environments, as in `swarm eval`.")
-    ] = None,
+    out: Path,
+    rollouts: Path | None = None,
+    teacher: str | None = None,
+    tasks: str | None = None,
     option: options.EnvironmentOptions = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="With --teacher: tasks of each environment.")
-    ] = 256,
-    samples: Annotated[
-        int, typer.Option(min=1, max=4096, help="With --teacher: solutions of each task.")
-    ] = 2,
-    temperature: Annotated[
-        float | None, typer.Option(help="With --teacher: sampling temperature; default: 1.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="With --teacher: length limit of a solution.")
-    ] = None,
+    limit: int = 256,
+    samples: int = 2,
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
     seed: options.TaskSeed = 0,
     ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
-    engine: Annotated[str, typer.Option(help="With --teacher: engine.")] = "native",
-    device: Annotated[str, typer.Option(help="With --teacher: device.")] = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="With --teacher: CPU threads.")] = 1,
+    engine: str = "native",
+    device: str = "auto",
+    threads: int = 1,
     home: options.EnginesHome = Path("~/.swarm"),
-    solutions: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --teacher: file of all solutions, resumed if it exists. Default: "
-            "OUT.solutions.jsonl."
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="With --rollouts: folder with the run's tokenizer.json.")
-    ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="With --rollouts: home or exported ledger with verdicts.")
-    ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            help="With --rollouts: id or name of the run. With --teacher: a run's TOML file, whose "
-            "environments, options and sampling are taken."
-        ),
-    ] = None,
-    reward: Annotated[str, typer.Option(help="Keep rewards in LOW:HIGH.")] = "1:",
-    tokens: Annotated[str, typer.Option(help="Keep lengths in LOW:HIGH tokens.")] = "1:",
-    unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Keep solutions cut off at the length limit, too.")
-    ] = False,
-    per_task: Annotated[int, typer.Option(min=1, help="Most solutions kept of one task.")] = 4,
-    similarity: Annotated[
-        float, typer.Option(min=0, max=1, help="Largest likeness of two kept solutions of a task.")
-    ] = 0.8,
-    question_similarity: Annotated[
-        float, typer.Option(min=0, max=1, help="Largest likeness of the prompts of two kept tasks.")
-    ] = 1.0,
+    solutions: Path | None = None,
+    tokenizer: Path | None = None,
+    ledger: Path | None = None,
+    run: str | None = None,
+    reward: str = "1:",
+    tokens: str = "1:",
+    unfinished: bool = False,
+    per_task: int = 4,
+    similarity: float = 0.8,
+    question_similarity: float = 1.0,
     as_json: options.AsJson = False,
 ) -> None:
     """Make a data set of a teacher's solutions, for `swarm sft`.

@@ -1,7 +1,6 @@
 """`swarm trainer`: what a trainer needs, before it is started."""
 
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import typer
@@ -14,9 +13,9 @@ from swarm.settings import from_line
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.figures import readable_bytes
-from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun, explained
 from swarm.terminal.output import plain, print_json
-from swarm.wire.manifest import ADAPTER_RANK_MAX, Schedule
+from swarm.wire.manifest import Schedule
 
 app = typer.Typer(help="The trainer's memory, and its place.", no_args_is_help=True)
 
@@ -31,43 +30,18 @@ CONTEXT = 1 << 14
 
 @app.command("plan")
 @exits
+@explained(__file__, FORMS=FORMS, CONTEXT=f"{CONTEXT:,}")
 def plan_command(
-    model: Annotated[
-        str, typer.Option(help=f"{FORMS}, or a config.json: no weights are read or fetched.")
-    ],
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that train together, one rank each.")] = 1,
-    gpus_per_node: Annotated[
-        int, typer.Option(min=1, help="GPUs of one machine, which share its main memory.")
-    ] = 8,
-    memory_gb: Annotated[
-        float, typer.Option(min=0, help="Memory of one GPU in GB (10⁹ bytes); 0: unknown.")
-    ] = 0.0,
-    host_memory_gb: Annotated[
-        float, typer.Option(min=0, help="Main memory of one machine in GB; 0: unknown.")
-    ] = 0.0,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help="Longest sequence in tokens: prompt and completion. Default: "
-            f"{CONTEXT:,}, or all that the model reads.",
-        ),
-    ] = None,
-    adapter_rank: Annotated[
-        int, typer.Option(min=0, max=ADAPTER_RANK_MAX, help="The run's adapter.rank; 0: none.")
-    ] = 0,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Setting of \\[trainer], or of \\[replica], as NAME=VALUE, such as "
-            "optimiser=adamw8bit; repeatable.",
-        ),
-    ] = None,
-    outer: Annotated[
-        bool, typer.Option("--outer", help="Plan one of several trainers (\\[replica]).")
-    ] = False,
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    model: str,
+    gpus: int = 1,
+    gpus_per_node: int = 8,
+    memory_gb: float = 0.0,
+    host_memory_gb: float = 0.0,
+    context: int | None = None,
+    adapter_rank: int = 0,
+    settings: list[str] | None = None,
+    outer: bool = False,
+    device: str = "cuda",
     as_json: AsJson = False,
 ) -> None:
     """Say what each rank of a trainer holds in memory, whether it fits, and what would fit.
@@ -123,16 +97,13 @@ def plan_command(
 
 @app.command("takeover")
 @exits
+@explained(__file__)
 def takeover_command(
-    home: Annotated[Path, typer.Option(help="The standby's home; its key signs the takeover.")],
+    home: Path,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
-    trainer: Annotated[
-        str | None, typer.Option(help="The trainer to replace. [default: the run's first]")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a trainer that may still run.")
-    ] = False,
+    trainer: str | None = None,
+    force: bool = False,
 ) -> None:
     """Let a standby take the trainer's place, once the trainer is gone.
 

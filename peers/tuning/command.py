@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from msgspec import to_builtins
 
 from peers.models.find import FORMS, find_model
@@ -19,6 +18,7 @@ from swarm.terminal import options as common
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import explained
 from swarm.terminal.output import say_event, say_json
 from swarm.wire.manifest import EnvironmentReference
 from swarm.world import client
@@ -116,81 +116,31 @@ def first_job(
     )
 
 
-Model = Annotated[str, typer.Option(help=f"The policy to start from: {FORMS}.")]
-Out = Annotated[Path, typer.Option(help="New folder for the result.")]
-Split = Annotated[
-    str | None, typer.Option(help="Of a folder with several splits, the one to read; else train.")
-]
-Subset = Annotated[
-    str | None, typer.Option(help="Of several data sets in one folder, that in this one; *: all.")
-]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Condition on a column in TOML, such as \"ability='math'\": only rows that meet all "
-        "are read. Repeatable."
-    ),
-]
-PromptColumn = Annotated[
-    str,
-    typer.Option(
-        help="Column with the prompt, text or a list of messages; or a text with columns in braces."
-    ),
-]
-Chat = Annotated[
-    bool, typer.Option("--chat", help="Make each prompt of text a message, for the chat template.")
-]
-Steps = Annotated[int, typer.Option(help="Number of optimiser steps.")]
-Batch = Annotated[int, typer.Option(help="Examples, or pairs, per step.")]
-Rate = Annotated[float, typer.Option(help="Highest learning rate.")]
-Warmup = Annotated[
-    int, typer.Option(help="Steps of warm-up; the rate then falls by a cosine to a tenth.")
-]
-Held = Annotated[float, typer.Option(help="Share of the examples held back for validation.")]
-Longest = Annotated[int, typer.Option(help="Longest example in tokens; longer ones are left out.")]
-Seed = Annotated[int, typer.Option(help="Seed of the order of the examples.")]
-Report = Annotated[int, typer.Option(min=1, help="Steps between two reports.")]
-Save = Annotated[
-    int, typer.Option(min=0, help="Steps between two saves of the state to resume; 0: none.")
-]
-
-
 @exits
+@explained(__file__, FORMS=FORMS)
 def sft(
-    model: Model,
-    out: Out,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="JSON lines, Parquet, or a Hugging Face folder of them, or its https://, s3://, "
-            "gs:// or hf:// address: prompts with answers, chats, or exported rollouts. Repeatable."
-        ),
-    ] = None,
+    model: str,
+    out: Path,
+    data: list[str] | None = None,
     weight: common.Weights = None,
-    environment: Annotated[
-        str | None,
-        typer.Option(help="Environment, as NAME@VERSION: learn the answers to its training tasks."),
-    ] = None,
+    environment: str | None = None,
     option: common.EnvironmentOptions = None,
-    split: Split = None,
-    subset: Subset = None,
-    where: Where = None,
-    prompt_column: PromptColumn = "prompt",
-    answer_column: Annotated[str, typer.Option(help="Column with the answer's text.")] = "answer",
-    chat: Chat = False,
-    reward: Annotated[
-        str | None,
-        typer.Option(help="Of rollouts and solutions, learn those with a reward in LOW:HIGH."),
-    ] = None,
-    steps: Steps = 100,
-    batch: Batch = 32,
-    learning_rate: Rate = 1e-5,
-    warmup_steps: Warmup = 10,
-    validation_share: Held = 0.05,
-    tokens_max: Longest = 8192,
-    seed: Seed = 0,
-    report_every: Report = 10,
-    save_every: Save = 200,
+    split: str | None = None,
+    subset: str | None = None,
+    where: list[str] | None = None,
+    prompt_column: str = "prompt",
+    answer_column: str = "answer",
+    chat: bool = False,
+    reward: str | None = None,
+    steps: int = 100,
+    batch: int = 32,
+    learning_rate: float = 1e-5,
+    warmup_steps: int = 10,
+    validation_share: float = 0.05,
+    tokens_max: int = 8192,
+    seed: int = 0,
+    report_every: int = 10,
+    save_every: int = 200,
     as_json: common.AsJson = False,
 ) -> None:
     """Fine-tune a policy on prompts with answers. Needs no network.
@@ -219,37 +169,27 @@ def sft(
 
 
 @exits
+@explained(__file__, FORMS=FORMS)
 def dpo(
-    model: Model,
-    out: Out,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="JSON lines, Parquet, or a Hugging Face folder of them, or its address, as for "
-            "`swarm sft`: prompts with chosen and rejected answers, a teacher's solutions, or "
-            "exported rollouts."
-        ),
-    ],
-    beta: Annotated[
-        float, typer.Option(help="How strongly the policy is held to the one it starts from.")
-    ] = 0.1,
-    answer_weight: Annotated[
-        float, typer.Option(help="Weight of the chosen answers' own loss, as in SFT.")
-    ] = 0.0,
-    split: Split = None,
-    subset: Subset = None,
-    where: Where = None,
-    prompt_column: PromptColumn = "prompt",
-    chat: Chat = False,
-    steps: Steps = 100,
-    batch: Batch = 32,
-    learning_rate: Rate = 1e-6,
-    warmup_steps: Warmup = 10,
-    validation_share: Held = 0.05,
-    tokens_max: Longest = 8192,
-    seed: Seed = 0,
-    report_every: Report = 10,
-    save_every: Save = 200,
+    model: str,
+    out: Path,
+    data: str,
+    beta: float = 0.1,
+    answer_weight: float = 0.0,
+    split: str | None = None,
+    subset: str | None = None,
+    where: list[str] | None = None,
+    prompt_column: str = "prompt",
+    chat: bool = False,
+    steps: int = 100,
+    batch: int = 32,
+    learning_rate: float = 1e-6,
+    warmup_steps: int = 10,
+    validation_share: float = 0.05,
+    tokens_max: int = 8192,
+    seed: int = 0,
+    report_every: int = 10,
+    save_every: int = 200,
     as_json: common.AsJson = False,
 ) -> None:
     """Teach a policy to prefer one answer to another (DPO). Needs no network.

@@ -1,20 +1,24 @@
 """`swarm ledger check-eviction`."""
 
-from typing import Annotated
-
-import typer
-
 from swarm.commands.ledger_checks import readable, report
 from swarm.terminal.exit import exits
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, TokenizerFolder, WhichRun
+from swarm.terminal.options import (
+    AsJson,
+    Bootstrap,
+    LedgerSource,
+    TokenizerFolder,
+    WhichRun,
+    explained,
+)
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
 
 @exits
+@explained(__file__)
 def check_eviction(
-    peer: Annotated[str, typer.Argument(help="Id of the evicted peer, or its beginning or end.")],
+    peer: str,
     source: LedgerSource = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,

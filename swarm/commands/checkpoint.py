@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from swarm.errors import UserError
 from swarm.terminal.exit import exits
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, WhichRun
+from swarm.terminal.options import AsJson, WhichRun, explained
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
@@ -20,16 +20,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Put checkpoints on mirrors, fetch them, merge them.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Argument(help="Folder of a checkpoint (Hugging Face layout).")]
-
 
 @app.command("export")
 @exits
-def export_command(
-    folder: Folder,
-    out: Annotated[Path, typer.Option(help="Folder for the mirror's files.")],
-    as_json: AsJson = False,
-) -> None:
+@explained(__file__)
+def export_command(folder: Path, out: Path, as_json: AsJson = False) -> None:
     """Write a checkpoint as plain files that any web server or bucket serves.
 
     Copy them anywhere; `swarm checkpoint fetch http://…` downloads them and checks every piece. The
@@ -51,21 +46,14 @@ def export_command(
 
 @app.command("fetch")
 @exits
+@explained(__file__)
 def fetch_command(
-    out: Annotated[
-        Path, typer.Option(help="New folder for the checkpoint, in Hugging Face layout.")
-    ],
-    source: Annotated[str | None, typer.Argument(help="Address of a mirror.")] = None,
-    manifest: Annotated[
-        str | None, typer.Option(help="Required digest of the manifest, in hexadecimal.")
-    ] = None,
-    bootstrap: Annotated[
-        list[str] | None, typer.Option(help="Multiaddr of a peer: fetch from a run's peers.")
-    ] = None,
+    out: Path,
+    source: str | None = None,
+    manifest: str | None = None,
+    bootstrap: list[str] | None = None,
     run: WhichRun = None,
-    deadline: Annotated[
-        float, typer.Option(min=1, max=1e9, help="Seconds before giving up.")
-    ] = 3600.0,
+    deadline: float = 3600.0,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a checkpoint: from a mirror, or a run's newest from its peers.

@@ -1,37 +1,22 @@
 """`swarm dashboard`: a run as a live web page on this machine."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from swarm.errors import UserError
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun, explained
 
 
 @exits
+@explained(__file__)
 def dashboard(
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
-    listen: Annotated[
-        str, typer.Option(help="host:port of the page; port 0 lets the system choose.")
-    ] = "127.0.0.1:8080",
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the tokens that open the page, one a line. Needed unless --listen is "
-            "this machine alone."
-        ),
-    ] = None,
-    rollouts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="HOME", help="Home of a validator or trainer here, to read rollouts from."
-        ),
-    ] = None,
+    listen: str = "127.0.0.1:8080",
+    token_file: Path | None = None,
+    rollouts: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a run as a live web page, from signed messages and logs. Needs no admission.

@@ -1,29 +1,25 @@
 """`swarm doctor`: what would keep a peer from working on this machine."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from swarm.commands.peer import BulkPort, Config, Engine, Entries, Home, Listen, Roles
+from swarm.commands import peer
 from swarm.terminal.exit import FAILED, exits
-from swarm.terminal.options import AsJson
+from swarm.terminal.options import AsJson, explained
 
 
 @exits
+@explained(__file__)
+@explained(peer.__file__)
 def doctor(
-    role: Roles = None,
-    bootstrap: Entries = None,
-    run: Annotated[str | None, typer.Option(help="Run to look at, if there are several.")] = None,
-    listen: Listen = None,
-    bulk_port: BulkPort = None,
-    home: Home = None,
-    config: Config = None,
-    engine: Engine = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a policy to load as well, such as the run's base policy."),
-    ] = None,
+    role: list[str] | None = None,
+    bootstrap: list[str] | None = None,
+    run: str | None = None,
+    listen: list[str] | None = None,
+    bulk_port: int | None = None,
+    home: str | None = None,
+    config: Path | None = None,
+    engine: str | None = None,
+    model: Path | None = None,
     as_json: AsJson = False,
 ) -> int:
     """Check this machine for a peer with these settings, and its run, without starting one.

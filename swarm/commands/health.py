@@ -1,21 +1,12 @@
 """`swarm health`: whether the peer with a home is well, for health checks of containers."""
 
-from typing import Annotated
-
-import typer
-
 from swarm.terminal.exit import exits
-from swarm.terminal.options import AsJson
+from swarm.terminal.options import AsJson, explained
 
 
 @exits
-def health(
-    home: Annotated[str | None, typer.Option(help="Home of the peer.")] = None,
-    ready: Annotated[
-        bool, typer.Option("--ready", help="Ask also whether it takes part in its run.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+@explained(__file__)
+def health(home: str | None = None, ready: bool = False, as_json: AsJson = False) -> None:
     """Tell whether the peer with this home runs; exit status 1 if it does not.
 
     Reads a file of the home, needs no network, and starts no peer."""

@@ -4,9 +4,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from swarm.errors import PeerError, UserError
 from swarm.look.doctor import look
@@ -22,6 +20,7 @@ from swarm.settings import PeerSettings, load_settings
 from swarm.terminal.exit import FAILED, exits
 from swarm.terminal.figures import readable_bytes
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import explained
 from swarm.terminal.tables import read_toml
 from swarm.terminal.untrusted import printable
 from swarm.world.disk import replace_file
@@ -141,13 +140,9 @@ def _terms(run: Run, link: Link) -> list[tuple[str, str]]:
 
 
 @exits
+@explained(__file__)
 def join(
-    link: Annotated[str, typer.Argument(help="Invite link, in quotes: 'swarm://…'.")],
-    home: Annotated[
-        Path | None, typer.Option(help="Folder of key, settings and state. [default: ~/.swarm]")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show every event.")] = False,
-    json_logs: Annotated[bool, typer.Option("--json-logs", help="Events as JSON lines.")] = False,
+    link: str, home: Path | None = None, verbose: bool = False, json_logs: bool = False
 ) -> int:
     """Join the run of an invite link.
 

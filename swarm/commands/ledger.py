@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from swarm.run.heard_verdicts import failed_check, nearest
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.figures import figure
-from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun, explained
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
@@ -23,16 +23,15 @@ app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)
+@explained(__file__)
 def ledger(
     context: typer.Context,
-    peer: Annotated[
-        str | None, typer.Option(help="Id of the peer, or its beginning or end; default: your own.")
-    ] = None,
-    home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
+    peer: str | None = None,
+    home: Path = Path("~/.swarm"),
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     source: LedgerSource = None,
-    last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
+    last: int = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show one peer's credits and receipts, each in its validator's log, which is checked.

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-import typer
 
 from swarm.errors import PeerError, UserError, file_errors
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
-from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun, explained
 from swarm.terminal.output import check_writable, print_json, write_text
 from swarm.terminal.untrusted import printable
 
@@ -24,17 +23,13 @@ if TYPE_CHECKING:
 
 
 @exits
+@explained(__file__)
 def verify(
-    file: Annotated[
-        Path | None,
-        typer.Argument(help="A proof that `swarm ledger prove` wrote, an export, or a home."),
-    ] = None,
+    file: Path | None = None,
     source: LedgerSource = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
-    owner: Annotated[
-        str | None, typer.Option(help="Id of the run's owner that you trust; others are refused.")
-    ] = None,
+    owner: str | None = None,
     as_json: AsJson = False,
 ) -> int:
     """Check all trusted logs: signed heads, entries, verdicts, forks. Exit status 1: not sound.
@@ -142,13 +137,8 @@ def _verify_proof(file: Path, owner: str | None, archive: Archive | None, *, as_
 
 
 @exits
-def prove(
-    submission: Annotated[str, typer.Argument(help="Hash of the submission, or its beginning.")],
-    out: Annotated[Path, typer.Option(help="File for the proof; - is standard output.")] = Path(
-        "-"
-    ),
-    home: Annotated[Path, typer.Option("--from", help="Home of the worker.")] = Path("~/.swarm"),
-) -> None:
+@explained(__file__)
+def prove(submission: str, out: Path = Path("-"), home: Path = Path("~/.swarm")) -> None:
     """Write the proof, kept by the worker, that a verdict on its work is in its validator's log.
 
     `swarm ledger verify FILE.json` checks it offline. The validator may have deleted the entry."""
@@ -161,11 +151,9 @@ def prove(
 
 
 @exits
+@explained(__file__)
 def export(
-    out: Annotated[Path, typer.Option(help="File to write.")],
-    source: LedgerSource = None,
-    bootstrap: Bootstrap = None,
-    run: WhichRun = None,
+    out: Path, source: LedgerSource = None, bootstrap: Bootstrap = None, run: WhichRun = None
 ) -> int:
     """Write the entries of all logs, signed heads and verdicts, and credits as lines of JSON.
 

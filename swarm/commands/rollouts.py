@@ -8,7 +8,7 @@ import shutil
 import sys
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
-from swarm.terminal.options import AsJson, WhichRun
+from swarm.terminal.options import AsJson, WhichRun, explained
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
@@ -30,40 +30,6 @@ app = typer.Typer(help="Read the rollouts of a run.", no_args_is_help=True)
 
 SHOWN = 16
 """Rollouts that `show` prints unless a limit is given: two groups of eight."""
-
-Where = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A submission (Parquet), a folder of them, or the home of a validator or trainer.",
-    ),
-]
-Environment = Annotated[
-    str | None, typer.Option(help="Only rollouts of the environment with this name.")
-]
-Reward = Annotated[
-    str | None, typer.Option(help="Only rewards in LOW:HIGH, bounds included, such as 0:0.5.")
-]
-Worker = Annotated[
-    str | None, typer.Option(help="Only this worker: a peer id, or its beginning or end.")
-]
-Step = Annotated[
-    str | None, typer.Option(help="Only these steps: FIRST:LAST, such as 10:20, or one step.")
-]
-Tokenizer = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder with the run's tokenizer.json. Default: that of a checkpoint in the same "
-        "home; without any, token ids are shown."
-    ),
-]
-Ledger = Annotated[
-    Path | None,
-    typer.Option(
-        help="Trusted peer's home, or exported ledger, with the verdicts. Default: the logs in "
-        "the home that holds the rollouts."
-    ),
-]
 
 
 def chosen(
@@ -108,15 +74,16 @@ def _nothing(source: Source) -> str:
 
 @app.command("show")
 @exits
+@explained(__file__)
 def show(
-    path: Where,
-    environment: Environment = None,
-    reward: Reward = None,
-    worker: Worker = None,
-    step: Step = None,
-    limit: Annotated[int, typer.Option(min=0, help="Rollouts to show; 0 shows all.")] = SHOWN,
-    tokenizer: Tokenizer = None,
-    ledger: Ledger = None,
+    path: Path,
+    environment: str | None = None,
+    reward: str | None = None,
+    worker: str | None = None,
+    step: str | None = None,
+    limit: int = SHOWN,
+    tokenizer: Path | None = None,
+    ledger: Path | None = None,
     run: WhichRun = None,
     as_json: AsJson = False,
 ) -> None:
@@ -146,19 +113,17 @@ def show(
 
 @app.command("export")
 @exits
+@explained(__file__)
 def export(
-    path: Where,
-    to: Annotated[
-        Path,
-        typer.Option(help="FILE.jsonl, or a new folder for a Hugging Face data set (Parquet)."),
-    ],
-    environment: Environment = None,
-    reward: Reward = None,
-    worker: Worker = None,
-    step: Step = None,
-    limit: Annotated[int, typer.Option(min=0, help="Rollouts to write; 0 writes all.")] = 0,
-    tokenizer: Tokenizer = None,
-    ledger: Ledger = None,
+    path: Path,
+    to: Path,
+    environment: str | None = None,
+    reward: str | None = None,
+    worker: str | None = None,
+    step: str | None = None,
+    limit: int = 0,
+    tokenizer: Path | None = None,
+    ledger: Path | None = None,
     run: WhichRun = None,
 ) -> None:
     """Write rollouts as data: texts, token ids, loss masks, rewards, advantages and verdicts."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from swarm.terminal.exit import exits
 from swarm.terminal.figures import DIM, ROLE_STYLES, STATE_STYLES, readable_bytes
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun, explained
 from swarm.terminal.output import plain, print_json
 from swarm.terminal.untrusted import printable
 
@@ -35,19 +33,14 @@ PEERS_NAMED = 4
 
 STATES: tuple[PeerState, ...] = ("live", "suspected", "gone", "left", "finished", "evicted")
 
-All = Annotated[
-    bool, typer.Option("--all", help=f"List every peer, also of more than {PEERS_LISTED}.")
-]
-
 
 @exits
+@explained(__file__, MOST=str(PEERS_LISTED))
 def status(
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
-    home: Annotated[
-        Path | None, typer.Option(help="Home of a peer whose last bootstrap addresses are asked.")
-    ] = None,
-    every: All = False,
+    home: Path | None = None,
+    every: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a run's progress and its peers. ✓ marks the peers that the owner trusts."""

@@ -1,26 +1,15 @@
 """`swarm trace`: one submission's way through the swarm, hop by hop."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
-from swarm.terminal.options import AsJson
+from swarm.terminal.options import AsJson, explained
 
 
 @exits
-def trace(
-    submission: Annotated[str, typer.Argument(help="Hash of the submission, or its beginning.")],
-    logs: Annotated[
-        Path, typer.Option(help="A log that --json-logs wrote, or a folder of such logs.")
-    ],
-    otlp: Annotated[
-        Path | None, typer.Option(help="File for the spans as OTLP/JSON (OpenTelemetry).")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@explained(__file__)
+def trace(submission: str, logs: Path, otlp: Path | None = None, as_json: AsJson = False) -> None:
     """Show when a submission was generated, delivered, checked, fetched and trained on."""
     import dataclasses
     import json

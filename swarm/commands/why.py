@@ -1,15 +1,12 @@
 """`swarm why`: what happened to a submission or a peer, and why."""
 
 import re
-from typing import Annotated
-
-import typer
 
 from swarm.commands.ledger_checks import asked, readable_archive, report
 from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
-from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun
+from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun, explained
 from swarm.terminal.output import print_json
 
 _HASH = re.compile(r"[0-9a-fA-F]+")
@@ -19,10 +16,9 @@ _PART_OF_ID = re.compile(r"…?[1-9A-HJ-NP-Za-km-z]{4,}")
 
 
 @exits
+@explained(__file__)
 def why(
-    what: Annotated[
-        str, typer.Argument(help="Hash of a submission or id of a peer, or its beginning or end.")
-    ],
+    what: str,
     source: LedgerSource = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,

@@ -2,7 +2,7 @@
 
 | File | What it holds |
 |---|---|
-| `options.py` | options that several commands have, and their checks |
+| `options.py` | options that several commands have, and the files of their words |
 | `output.py` | text and JSON, and files that are written whole |
 | `exit.py` | exit statuses, error sentences, and output that never ends in a traceback |
 | `interrupt.py` | Ctrl-C |

@@ -1,93 +1,89 @@
 """Options that several commands share."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_origin, get_type_hints
 
 import msgspec
 import typer
 
+from swarm.data import beside
 from swarm.errors import UserError
 from swarm.terminal.tables import option_texts
 from swarm.version import __version__
 
-Bootstrap = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--bootstrap",
-        help="Multiaddr of a peer in the network; repeatable. Default: the "
-        "addresses that a peer with the default --home last joined through.",
-    ),
-]
-WhichRun = Annotated[
-    str | None, typer.Option("--run", help="Id or name of the run, if there are several.")
-]
-LedgerSource = Annotated[
-    Path | None,
-    typer.Option(
-        "--from", help="Home of a trainer or validator, or an export; default: ask the network."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-TokenizerFolder = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder with tokenizer.json and config.json; default: the model, if it is a folder."
-    ),
-]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-EnvironmentOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        help="Option of the environment as KEY=VALUE in TOML, such as 'lengths=[8,12]'; "
-        "repeatable.",
-    ),
-]
+class _Words(msgspec.Struct, forbid_unknown_fields=True):
+    """What a command's file of words says of an option beside its type and default."""
 
-Weights = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--weight",
-        help="How often to draw the --data at the same position, in any unit; repeatable. Without "
-        "it all data are one source.",
-    ),
-]
+    help: str
+    names: list[str] = []
+    """Its names, if others than the parameter's."""
+    metavar: str | None = None
+    min: int | float | None = None
+    max: int | float | None = None
+    argument: bool = False
+    """Whether it is given by its position."""
+
+
+def explained(module: str, **words: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Take the help, names and bounds of a command's options from the TOML file beside its module.
+
+    A table with the function's name, and one `all` for every function of the module, give them by
+    parameter, as a text or a table. `words` replace their names in braces. Parameters with an
+    annotation of typer's have none there."""
+    tables = beside(module, dict[str, dict[str, str | _Words]])
+
+    def explain(command: Callable[P, T]) -> Callable[P, T]:
+        rows = {**tables.get("all", {}), **tables.get(command.__name__, {})}
+        for name, kind in get_type_hints(command, include_extras=True).items():
+            if (row := rows.get(name)) is not None and get_origin(kind) is not Annotated:
+                option = _option(name, kind, row, words)
+                command.__annotations__[name] = cast(Any, Annotated)[kind, option]
+        return command
+
+    return explain
+
+
+def _option(name: str, kind: Any, row: str | _Words, words: dict[str, str]) -> Any:
+    given = _Words(row) if isinstance(row, str) else row
+    text = given.help.format(**words) if words else given.help
+    if given.argument:
+        return typer.Argument(help=text, metavar=given.metavar)
+    flag = [f"--{name.replace('_', '-')}"] if kind is bool else []  # without its --no- twin
+    return typer.Option(
+        *(given.names or flag), help=text, metavar=given.metavar, min=given.min, max=given.max
+    )
+
+
+_SHARED = {
+    name: _option(name, None, words, {})
+    for name, words in beside(__file__, dict[str, str | _Words]).items()
+}
+
+Bootstrap = Annotated[list[str] | None, _SHARED["bootstrap"]]
+WhichRun = Annotated[str | None, _SHARED["run"]]
+LedgerSource = Annotated[Path | None, _SHARED["ledger"]]
+AsJson = Annotated[bool, _SHARED["json"]]
+TokenizerFolder = Annotated[Path | None, _SHARED["tokenizer"]]
+EnvironmentOptions = Annotated[list[str] | None, _SHARED["option"]]
+Weights = Annotated[list[float] | None, _SHARED["weight"]]
+TaskSeed = Annotated[int, _SHARED["seed"]]
+UngradableMax = Annotated[float, _SHARED["ungradable_max"]]
+EnginesHome = Annotated[Path, _SHARED["engines_home"]]
+Temperature = Annotated[float, _SHARED["temperature"]]
+
+UNGRADABLE_MAX = 0.05
+"""More such rows look like a wrong column."""
 
 
 def absolute(data: str) -> str:
     """An existing path as an absolute one; an address or a name of the hub as it is."""
     return str(Path(data).absolute()) if Path(data).exists() else data
-
-
-SEED_MAX = (1 << 63) - 1
-"""Largest seed or step: a signed integer of 64 bits."""
-
-TaskSeed = Annotated[
-    int, typer.Option(min=0, max=SEED_MAX, help="Seed of the tasks and of the sampling.")
-]
-
-
-UNGRADABLE_MAX = 0.05
-"""More such rows look like a wrong column."""
-
-UngradableMax = Annotated[
-    float,
-    typer.Option(
-        min=0,
-        max=1,
-        help="Largest share of rows without a usable prompt or answer, or of samples that cannot "
-        "be graded.",
-    ),
-]
-
-
-EnginesHome = Annotated[
-    Path, typer.Option(help="Folder where `swarm engine install` puts engines.")
-]
-Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
 
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import re
+import tomllib
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, get_origin
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+import swarm
 from swarm.commands.main import FIRST_LINES, GROUP, OTHERS, PANELS, app
 
 
@@ -47,3 +55,40 @@ def test_the_shell_completes(typed: str, word: int, offered: str) -> None:
     variables = {"COMP_WORDS": typed, "COMP_CWORD": str(word), "_SWARM_COMPLETE": "complete_bash"}
     shown = CliRunner().invoke(app, env=variables, prog_name="swarm")
     assert offered in shown.output.split()
+
+
+def _of_words() -> list[Path]:
+    """The modules whose commands take their words from a file beside them."""
+    rooms = (Path(swarm.__file__).parents[1] / each for each in ("swarm", "peers", "simnet"))
+    found = (path for room in rooms for path in room.rglob("*.py"))
+    return [path for path in found if "\n@explained(" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", _of_words(), ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_words_are_an_options_and_every_option_has_some(path: Path) -> None:
+    module = importlib.import_module(
+        ".".join(path.relative_to(Path(swarm.__file__).parents[1]).with_suffix("").parts)
+    )
+    tables = tomllib.loads(path.with_suffix(".toml").read_text(encoding="utf-8"))
+    shared = tables.pop("all", {})
+    commands = [name for name in _explained(path) if name in tables or shared]
+    assert tables.keys() <= set(commands), "a table of words is no command's"
+    named: set[str] = set()
+    for command in commands:
+        parameters = inspect.signature(getattr(module, command), eval_str=True).parameters
+        named |= parameters.keys()
+        assert tables.get(command, {}).keys() <= parameters.keys(), command
+        for name, parameter in parameters.items():
+            if parameter.annotation is not typer.Context:
+                assert get_origin(parameter.annotation) is Annotated, f"{command} {name}"
+    assert shared.keys() <= named
+
+
+def _explained(path: Path) -> list[str]:
+    """The functions of a module that are `explained`."""
+    return [
+        each.name
+        for each in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(each, ast.FunctionDef)
+        and any(ast.unparse(mark).startswith("explained(") for mark in each.decorator_list)
+    ]

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import typer
@@ -12,12 +12,10 @@ from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options
+from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options, explained
 from swarm.terminal.output import check_writable, print_json
 
 app = typer.Typer(help="Environments: what a run trains on.", no_args_is_help=True)
-
-Name = Annotated[str, typer.Argument(help="Name of an environment that is installed here.")]
 
 
 @app.command("list")
@@ -55,15 +53,8 @@ def list_command(as_json: AsJson = False) -> None:
 
 @app.command("new")
 @exits
-def new_command(
-    name: Annotated[str, typer.Argument(help="Name of the new environment, such as word-chain.")],
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder to make; default: the name, in this folder.")
-    ] = None,
-    terminal: Annotated[
-        bool, typer.Option("--terminal", help="One that is played by the commands of a shell.")
-    ] = False,
-) -> None:
+@explained(__file__)
+def new_command(name: str, folder: Path | None = None, terminal: bool = False) -> None:
     """Write a package with a small environment, its test and a README."""
     from peers.environments.commands.check import write_package
     from peers.environments.registry import BUILT_IN
@@ -78,16 +69,13 @@ def new_command(
 
 @app.command("check")
 @exits
+@explained(__file__, FORMS=FORMS)
 def check_command(
-    name: Name,
+    name: str,
     option: EnvironmentOptions = None,
-    model: Annotated[
-        str | None, typer.Option(help=f"Model whose tokenizer renders the prompts: {FORMS}.")
-    ] = None,
-    tasks: Annotated[int, typer.Option(min=1, max=10_000, help="Tasks to draw.")] = 64,
-    graded: Annotated[
-        int, typer.Option(min=1, max=1_000, help="Tasks to play over their answer and junk.")
-    ] = 8,
+    model: str | None = None,
+    tasks: int = 64,
+    graded: int = 8,
     as_json: AsJson = False,
 ) -> int:
     """Play an environment over its own answers and over junk, in two processes.
@@ -119,19 +107,14 @@ def check_command(
 
 @app.command("survey")
 @exits
+@explained(__file__)
 def survey_command(
-    packages: Annotated[
-        list[str] | None, typer.Argument(help="Packages, as pip takes them; default: a list.")
-    ] = None,
-    list_file: Annotated[
-        Path | None, typer.Option("--list", help="File of packages, one a line.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Results, as JSON lines.")] = Path("survey.jsonl"),
-    seconds: Annotated[
-        float, typer.Option(min=1, max=3600, help="Deadline of each installation and each call.")
-    ] = 180,
-    mib: Annotated[int, typer.Option(min=1, help="Disk of one package's installation.")] = 4096,
-    home: Annotated[Path, typer.Option(help="Where to make the Pythons.")] = Path("~/.swarm"),
+    packages: list[str] | None = None,
+    list_file: Path | None = None,
+    out: Path = Path("survey.jsonl"),
+    seconds: float = 180,
+    mib: int = 4096,
+    home: Path = Path("~/.swarm"),
     as_json: AsJson = False,
 ) -> None:
     """Install packages of verifiers, one after another, and play and grade a task of each.
@@ -152,17 +135,9 @@ def survey_command(
 
 @app.command("install")
 @exits
+@explained(__file__)
 def install_command(
-    library: Annotated[str, typer.Argument(help="verifiers or openenv.")],
-    version: Annotated[
-        str, typer.Option(help="Version of the library; 0.3.1 plays `load_environment` packages.")
-    ] = "",
-    package: Annotated[
-        list[str] | None, typer.Option(help="A package of environments to add; may be repeated.")
-    ] = None,
-    home: Annotated[
-        Path, typer.Option(help="Folder of keys and state of the peer that uses it.")
-    ] = Path("~/.swarm"),
+    library: str, version: str = "", package: list[str] | None = None, home: Path = Path("~/.swarm")
 ) -> None:
     """Make the Python of a library of environments in the home, or finish it, and add packages."""
     from peers.environments.verifiers.installed import install, recipe_of

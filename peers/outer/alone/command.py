@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import typer
@@ -12,7 +12,7 @@ from swarm.errors import UserError
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, Weights, absolute
+from swarm.terminal.options import AsJson, Weights, absolute, explained
 from swarm.terminal.output import say_event, say_json
 
 
@@ -21,103 +21,41 @@ class BackendName(StrEnum):
 
 
 @exits
+@explained(__file__, FORMS=FORMS)
 def train(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help=f"The model to start from: {FORMS}.")],
-    data: Annotated[
-        list[str],
-        typer.Option(
-            help="File or folder to train on, or its https://, s3://, gs:// or hf:// address; "
-            "repeatable: text, or JSON lines or Parquet with a column text."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="New folder for states and result.")],
+    model: str,
+    data: list[str],
+    out: Path,
     weight: Weights = None,
-    backend: Annotated[
-        BackendName | None,
-        typer.Option(
-            help="Library by which trainers exchange what they learned, on a network where all "
-            "trust each other. Default: this one trains alone."
-        ),
-    ] = None,
-    run: Annotated[
-        str, typer.Option(help="hivemind: a name of the training, the same for all its trainers.")
-    ] = "training",
-    join: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="hivemind: multiaddress of another trainer, repeatable; none for the first."
-        ),
-    ] = None,
-    key: Annotated[
-        Path,
-        typer.Option(
-            help="hivemind: file with the training's key, the same for all its trainers, who "
-            "answer nobody else; made if it is missing."
-        ),
-    ] = Path("~/.swarm/averaging.key"),
-    host: Annotated[
-        str, typer.Option(help="Address at which the other trainers reach this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for them; 0: any.")] = 0,
-    trainers: Annotated[
-        int, typer.Option(min=1, max=1000, help="Trainers, among whom the data is divided.")
-    ] = 2,
-    trainer: Annotated[
-        int, typer.Option(min=1, help="Number of this trainer, from 1 to --trainers.")
-    ] = 1,
-    wait: Annotated[
-        float, typer.Option(min=1.0, max=1200.0, help="Seconds to wait for the other trainers.")
-    ] = 60.0,
-    backends: Annotated[
-        Path, typer.Option(help="Folder where `swarm backend install` puts backends.")
-    ] = Path("~/.swarm"),
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh", help="Begin with random weights; --model needs config and tokenizer only."
-        ),
-    ] = False,
-    steps: Annotated[int, typer.Option(help="Number of optimiser steps.")] = 1000,
-    inner_steps: Annotated[
-        int, typer.Option(help="Steps of a round, after which the state is durable.")
-    ] = 100,
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
-    sequence_tokens: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 1024,
-    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-4,
-    warmup_steps: Annotated[int, typer.Option(help="Steps of warm-up.")] = 100,
-    decay_share: Annotated[
-        float, typer.Option(help="Share of the steps at the end, over which the rate falls to 0.")
-    ] = 0.2,
-    weight_decay: Annotated[float, typer.Option(help="AdamW's weight decay.")] = 0.1,
-    z_loss: Annotated[
-        float, typer.Option(help="Coefficient of the max-z-loss, which keeps the logits small.")
-    ] = 0.0,
-    outer_learning_rate: Annotated[
-        float, typer.Option(help="Learning rate of the step after each round; 1: plain training.")
-    ] = 1.0,
-    outer_momentum: Annotated[
-        float, typer.Option(help="Nesterov momentum of the step after each round.")
-    ] = 0.0,
-    validation: Annotated[
-        int, typer.Option(help="Sequences held back to measure the loss after each round.")
-    ] = 0,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Further setting of \\[replica] as NAME=VALUE, such as "
-            "activation_checkpointing=true; repeatable.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights and of the order of the data.")] = 0,
-    device: Annotated[
-        str, typer.Option(help="Torch device; auto: a GPU if there is one.")
-    ] = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the training in --out.")
-    ] = False,
+    backend: BackendName | None = None,
+    run: str = "training",
+    join: list[str] | None = None,
+    key: Path = Path("~/.swarm/averaging.key"),
+    host: str = "127.0.0.1",
+    port: int = 0,
+    trainers: int = 2,
+    trainer: int = 1,
+    wait: float = 60.0,
+    backends: Path = Path("~/.swarm"),
+    fresh: bool = False,
+    steps: int = 1000,
+    inner_steps: int = 100,
+    batch: int = 32,
+    sequence_tokens: int = 1024,
+    learning_rate: float = 3e-4,
+    warmup_steps: int = 100,
+    decay_share: float = 0.2,
+    weight_decay: float = 0.1,
+    z_loss: float = 0.0,
+    outer_learning_rate: float = 1.0,
+    outer_momentum: float = 0.0,
+    validation: int = 0,
+    settings: list[str] | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    threads: int = 1,
+    resume: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Pre-train a model: alone without a network, or with others by a library."""

@@ -1,23 +1,19 @@
 """`swarm backend`: other libraries by which trainers can average, each under its own Python."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from swarm.terminal.exit import exits
+from swarm.terminal.options import explained
 
 app = typer.Typer(help="Other libraries by which trainers can average.", no_args_is_help=True)
 
 
 @app.command("install")
 @exits
-def install_command(
-    name: Annotated[str, typer.Argument(help="hivemind.")],
-    home: Annotated[Path, typer.Option(help="Folder of keys and state of the peer.")] = Path(
-        "~/.swarm"
-    ),
-) -> None:
+@explained(__file__)
+def install_command(name: str, home: Path = Path("~/.swarm")) -> None:
     """Make a backend's environment in the home, or finish it, and check that it averages."""
     from peers.engines.install import install
     from peers.outer.backends.installed import recipe_of
