@@ -5,7 +5,7 @@ A docstring has three paragraphs: the attack; its outcome, which begins with *Ca
 
 Attacks whose tests belong to one part of the program stay with its tests; `ELSEWHERE` lists them.
 
-    python -m tests.attacks.catalogue      # write the table to docs/security.md
+    python -m tests.attacks.catalogue      # write the table to docs/attacks.md
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.docs.pages import ROOT, Written
 
 HERE = Path(__file__).parent
-PART = Written(ROOT / "docs/security.md", "<!-- catalogue -->", "<!-- end of catalogue -->")
+PART = Written(ROOT / "docs/attacks.md", "<!-- catalogue -->", "<!-- end of catalogue -->")
 OUTCOMES = ("Caught", "Harmless", "Undefended")
 GROUPS = {
     "text": "Text, tokens and weights",
@@ -221,7 +221,7 @@ def table() -> str:
 
 
 def on_the_page() -> str:
-    """The catalogue as docs/security.md has it."""
+    """The catalogue as docs/attacks.md has it."""
     return PART.shown()
 
 

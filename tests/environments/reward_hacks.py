@@ -1,9 +1,9 @@
 """The catalogue of reward hacks: what was seen in public, tried on our graders, and what it gains.
 
 `measured` plays a hack and returns its reward, that of an honest wrong answer being 0. The table is
-docs/security.md's; `test_reward_hacks` plays each row and compares the page.
+docs/attacks.md's; `test_reward_hacks` plays each row and compares the page.
 
-    python -m tests.environments.reward_hacks      # write the table to docs/security.md
+    python -m tests.environments.reward_hacks      # write the table to docs/attacks.md
 """
 
 # ruff: noqa: E501  (programs and commands, one a line)
@@ -28,7 +28,7 @@ from peers.environments.terminal.environment import Terminal, TerminalOptions
 from peers.environments.terminal.problem import Check, Problem
 from tests.docs.pages import ROOT, Written
 
-PART = Written(ROOT / "docs/security.md", "<!-- hacks -->", "<!-- end of hacks -->")
+PART = Written(ROOT / "docs/attacks.md", "<!-- hacks -->", "<!-- end of hacks -->")
 
 CALLED = {"inputs": [[[1, 2, 3]], [[4, 5, 6]], [[]]], "outputs": [6, 15, 0], "fn_name": "solve"}
 PRINTED = {"inputs": ["1 2 3\n", "4 5 6\n"], "outputs": ["6\n", "15\n"]}
@@ -379,7 +379,7 @@ def table() -> str:
 
 
 def on_the_page() -> str:
-    """The table as docs/security.md has it."""
+    """The table as docs/attacks.md has it."""
     return PART.shown()
 
 
