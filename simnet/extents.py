@@ -1,8 +1,6 @@
 """Content of simulated files: real bytes, and symbols, which exist in name only; and pieces of it
 that arrive."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class Symbol:
     start: int
     size_bytes: int
 
-    def part(self, start: int, end: int) -> Symbol:
+    def part(self, start: int, end: int) -> "Symbol":
         return Symbol(self.name, self.start + start, end - start)
 
     def digest(self) -> bytes:
@@ -54,7 +52,7 @@ class Extents:
         self._starts: list[int] = []
         self._contents: list[Content] = []
 
-    def copy(self) -> Extents:
+    def copy(self) -> "Extents":
         other = Extents()
         other._starts, other._contents = self._starts.copy(), self._contents.copy()
         return other

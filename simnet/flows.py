@@ -9,8 +9,6 @@ once). Few rounds are needed: ten thousand transfers cost less than a millisecon
 Changes are collected for `BATCH_SECONDS`. Until then a new transfer flows at the rate that both of
 its links have left, so that the successor of an ended transfer loses no time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +49,7 @@ class Flow:
     down: Link
     saved: float
     """Bytes left, while it is paused."""
-    on_end: Callable[[Flow], None] | None
+    on_end: "Callable[[Flow], None] | None"
     """Called once, when the transfer is complete or has failed; None afterwards."""
     failure: str | None = None
     index: int = -1

@@ -4,8 +4,6 @@ The checks do not rely on the peers' claims: the cost models of their children r
 trained on, saved and loaded (`Simulation.tell`), as read from the simulated disk.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -322,7 +320,7 @@ class Invariants:
                 return f"{first} holds {evicted[first]} evicted, and {name} {known}"
         return None
 
-    def _read_books(self, peers: list[Peer]) -> _Books:
+    def _read_books(self, peers: list[Peer]) -> "_Books":
         books = _Books()
         for peer in peers:
             log = Log(peer.disk.database("ledger.sqlite"), peer.id)
@@ -340,7 +338,7 @@ class Invariants:
                 books.held |= dict.fromkeys(row[0] for row in rows)
         return books
 
-    def _lost(self, books: _Books) -> list[tuple[bytes, float]]:
+    def _lost(self, books: "_Books") -> list[tuple[bytes, float]]:
         """(submission, time of acceptance) of submissions accepted long ago and found nowhere."""
         now = self._simulation.now()
         return [

@@ -3,8 +3,6 @@
 A peer is assembled as by `python -m swarm.peer` from the same settings, with the simulated world,
 disk, compute and transport in place of the machine's."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -143,7 +141,7 @@ class Expectation:
 class Peer:
     """A production peer in the simulation, across all its processes."""
 
-    def __init__(self, simulation: Simulation, plan: Plan) -> None:
+    def __init__(self, simulation: "Simulation", plan: Plan) -> None:
         self.plan = plan
         self.name = plan.name
         self.identity = Identity(derive(simulation.seed, "key", plan.name))

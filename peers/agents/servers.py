@@ -32,8 +32,8 @@ from swarm.world.child import die_with_parent, limit_memory
 from swarm.world.process import describe_status
 
 FOLDER_VARIABLE = "SWARM_SERVERS"
-"""Environment variable with the folder of these files; default: `servers` in the peer's home, then
-in `~/.swarm`."""
+"""Variable with the folder of these files; default: `servers` in the peer's home, then in
+`~/.swarm`."""
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,63}"
 ServerName = Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
@@ -66,8 +66,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """How this machine reaches a server, and what it may cost."""
 
     command: Annotated[list[Annotated[str, Meta(max_length=4000)]], Meta(max_length=64)] = []
-    """The program to start, without a shell. For an OpenEnv server, `{port}` stands for the port at
-    which it must listen on 127.0.0.1."""
+    """The program to start, without a shell. An OpenEnv server must listen on 127.0.0.1 at
+    `{port}`."""
     url: Annotated[str, Meta(max_length=2000)] = ""
     """Its address, instead of a command: `ws://` or `http://`, with a final `s` for TLS."""
     headers: dict[str, str] = {}
@@ -83,8 +83,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb: Annotated[int, Meta(ge=64)] = 2048
     """Memory that the command may write, in each of its processes."""
     sessions: Annotated[int, Meta(ge=1, le=4096)] = 8
-    """Episodes that have a session at a time; for another one, the oldest loses its own, and is
-    played again from its turns."""
+    """Episodes with a session at a time; beyond, the oldest loses its own, and is played again."""
     is_stateless: bool = False
     """Whether no call of a tool changes what a later one gives: one session serves all episodes."""
 

@@ -96,8 +96,8 @@ START_SECONDS_MAX = 120.0
 STALL_SECONDS_MAX = 300.0
 """The demo gives up when no step is trained for this long."""
 WARMED_BELOW = 0.1
-"""Sampled accuracy of a model that is given below which it has a warm-up: groups of eight without a
-right answer teach nothing."""
+"""Sampled accuracy below which a given model is warmed up: groups without a right answer teach
+nothing."""
 FIRST_PROMPTS = 32
 """Held-out prompts on which that is measured."""
 ANSWERS_SECONDS = 5.0

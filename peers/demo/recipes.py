@@ -65,8 +65,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     warmup: Warmup | None = Warmup()
     """None: the environments tell no answers."""
     held_out: int = 512
-    """Prompts on which the policy is measured before and after; of 512 the accuracy is known to
-    about 0.02."""
+    """Prompts that measure the policy before and after; 512 tell the accuracy to about 0.02."""
     system_prompt: str = ""
     """What a chat model is told of the task."""
 

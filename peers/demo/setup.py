@@ -173,8 +173,8 @@ PRELOAD_PEERS = (
 """Modules that the fork server of the peers imports; none of them imports torch."""
 
 SUBMISSIONS_PER_STEP = 2
-"""A submission costs about 35 ms of CPU time in all processes, whatever its size; generating four
-groups takes less than that."""
+"""A submission of any size costs 35 ms of CPU in all processes; generating four groups takes
+less."""
 
 CHEATS: Mapping[str, dict[str, Setting]] = {
     "wrong-weights": {"alter_weights": 0.1},
@@ -182,8 +182,7 @@ CHEATS: Mapping[str, dict[str, Setting]] = {
 }
 """Settings of the cheater. The noise is relative to the standard deviation of each tensor."""
 PASS_TOKENS = 2048
-"""Tokens in a pass of the trainer of a model that is given: more take more memory, and no less
-time."""
+"""Tokens in a trainer's pass of a given model: more take more memory, and no less time."""
 STARVED_SECONDS = 30.0
 """Time without rollouts after which the trainer reports it. A demo lasts only a few minutes."""
 

@@ -183,7 +183,7 @@ class Endpoint:
     async def close(
         self, session: Session, reward: float | None = None, parts: dict[str, float] | None = None
     ) -> str:
-        """Close an idle session, release its caches, and write it. It stays open if that raises
+        """Close an idle session, release its caches, write it. It stays open if that raises
         `ApiError`."""
         self.sessions.close(session)
         for episode in session.episodes:

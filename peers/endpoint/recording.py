@@ -23,8 +23,8 @@ ENVIRONMENT = ("endpoint", "1")
 """Name and version of the environment in a recorded file: the agent is elsewhere."""
 
 OPEN_MAX = 4096
-"""Open sessions beyond which those that rested longest are written and closed. At twice as many, a
-new one is refused."""
+"""Open sessions beyond which the longest idle are written and closed; at twice as many, none
+opens."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +121,8 @@ class Sessions:
     def write(
         self, session: Session, reward: float | None = None, parts: Mapping[str, float] = {}
     ) -> str:
-        """Write a closed session with its last proofs; returns the file's name, if there is one.
-        Not for the server's own thread."""
+        """Write a closed session; returns the file's name, if any. Not for the server's own
+        thread."""
         episodes = session.rollouts()
         if self.folder is None or not episodes:
             return ""

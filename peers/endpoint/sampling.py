@@ -120,8 +120,7 @@ UNFINISHED = "\ufffd"
 """What a decoder gives for bytes that are no whole character yet."""
 
 WINDOW_TOKENS_MAX = 256
-"""Tokens that are decoded at a look. A character has at most four tokens, so a longer run of bytes
-that are none is garbage."""
+"""Tokens decoded at a look: a character has at most four, and a longer run of bytes is garbage."""
 
 
 class Text:

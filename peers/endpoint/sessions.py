@@ -1,11 +1,8 @@
 """Sessions: what an agent's requests become, token by token.
 
 A request whose prompt extends an episode continues it, and the tokens between what the model wrote
-and the prompt's end are the environment's. Any other opens a new episode. What the model sampled is
-never decoded and encoded again: only the rest of a text that begins with an episode's is
-encoded."""
-
-from __future__ import annotations
+and the prompt's end are the environment's. Any other opens one. What the model sampled is never
+encoded again, only the rest of a text that begins with an episode's."""
 
 import json
 from collections.abc import Sequence
@@ -58,7 +55,7 @@ class TokenPrompt:
     def whole(self) -> list[int]:
         return list(self.tokens)
 
-    def after(self, past: Episode) -> list[int] | None:
+    def after(self, past: "Episode") -> list[int] | None:
         length = len(past.tokens)
         extends = len(self.tokens) > length and list(self.tokens[:length]) == list(past.tokens)
         return list(self.tokens[length:]) if extends else None
@@ -81,7 +78,7 @@ class TextPrompt:
     def whole(self) -> list[int]:
         return self.renderer.encode_prompt(self.text)
 
-    def after(self, past: Episode) -> list[int] | None:
+    def after(self, past: "Episode") -> list[int] | None:
         if not isinstance(past.seen, str) or not self.text.startswith(past.seen):
             return None
         return self.renderer.encode_completion(self.text[len(past.seen) :])
@@ -108,7 +105,7 @@ class ChatPrompt:
     def whole(self) -> list[int]:
         return self.chat.prompt(self.messages, self._variables)
 
-    def after(self, past: Episode) -> list[int] | None:
+    def after(self, past: "Episode") -> list[int] | None:
         if not isinstance(past.seen, ChatSeen) or not isinstance(past.first, ChatSeen):
             return None
         length = len(past.seen.messages)
@@ -230,7 +227,7 @@ class Episode:
 class Turn:
     """A model segment that is about to be sampled."""
 
-    session: Session
+    session: "Session"
     episode: Episode
     added: list[int]
     """The environment's tokens before it; empty in a new episode."""
@@ -296,8 +293,7 @@ class Session:
         return not any(episode.busy for episode in self.episodes)
 
     def begin(self, prompt: Prompt, is_structured: bool = False) -> Turn:
-        """Continue the longest episode that the prompt extends, or open one, which begins with its
-        tokens.
+        """Continue the longest episode that the prompt extends, or open one with its tokens.
 
         Not continued are episodes that another request is extending or that ended at the token
         limit, and none by a turn that follows a grammar. Raises `ValueError` for a session with

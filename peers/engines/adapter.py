@@ -2,10 +2,9 @@
 
 A policy's folder may hold an adapter instead of weights: `adapter_config.json` and
 `adapter_model.safetensors`, beside the model's own `config.json` and tokenizer. Its base is another
-model folder. A target's weight W counts as W + alpha / rank · B · A (Hu et al. 2021, 2106.09685).
+folder. A target's weight W counts as W + alpha / rank · B · A (Hu et al. 2021, 2106.09685).
 
-An adapter comes from the network: names, shapes and size are checked in the file's header before
-any tensor is read."""
+An adapter comes from the network: its file's header is checked before any tensor is read."""
 
 import json
 import re

@@ -6,8 +6,6 @@ about once, its memory is at most twice its length, and no attention reads far b
 ends. In every row the column equals the position in the sequence, and the rows of a bucket are
 always its first ones, so that attention reads the cache where it lies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -37,7 +35,9 @@ class Shape:
     """Of each layer; the hidden states are on the last."""
 
     @classmethod
-    def of(cls, model: Architecture, dtype: torch.dtype, devices: Sequence[torch.device]) -> Shape:
+    def of(
+        cls, model: Architecture, dtype: torch.dtype, devices: Sequence[torch.device]
+    ) -> "Shape":
         sizes = model.kv_heads, model.head_size, model.hidden_size
         return cls(*sizes, dtype, tuple(devices))
 
@@ -59,7 +59,7 @@ class Cached:
 
     length: int = 0
     """Positions filled."""
-    bucket: Bucket[Any] | None = None
+    bucket: "Bucket[Any] | None" = None
     index: int = -1
     """The row's index in the bucket."""
 
@@ -95,8 +95,8 @@ class Bucket(Generic[R]):
 
     @property
     def caches(self) -> list[Tensor]:
-        """Keys and values per layer [capacity, H_kv, columns, D], and last the hidden states
-        [capacity, columns, hidden]."""
+        """Keys, values per layer [capacity, H_kv, columns, D]; last hidden states [capacity,
+        columns, hidden]."""
         return [*self.keys, *self.values, self.states]
 
     @property

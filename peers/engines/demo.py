@@ -1,7 +1,6 @@
 """The demo's policy: a Qwen2 of 0.23 M parameters over 64 characters, with random weights.
 
-Imports torch lazily, only to create the weights, so that a process that needs just the tokenizer
-starts at once."""
+Imports torch only to create the weights, so that the tokenizer alone is there at once."""
 
 import string
 from pathlib import Path

@@ -48,8 +48,7 @@ def use_hardware(hardware: Hardware) -> None:
 def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """A tensor of Python numbers on a device, without waiting for the device's queue.
 
-    A GPU copies from page-locked memory, which torch gives to no other tensor before the copy is
-    done."""
+    A GPU copies from page-locked memory, which torch reuses only when the copy is done."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)

@@ -44,9 +44,8 @@ class Request:
     continues: int | None = None
     """A finished request whose kept cache holds a prefix of `tokens`."""
     keep: bool = False
-    """Keep the cache after this segment for the episode's next turn. It is kept until a request
-    continues it or `cancel` releases it, and may be dropped when memory is short; the episode is
-    then computed again."""
+    """Keep the cache for the episode's next turn, until a request continues it or `cancel` releases
+    it. It may be dropped when memory is short; the episode is then computed again."""
     mask: Mask | None = None
     """Forbids tokens: then no validator would accept the segment, whose noise might have chosen
     another. Only for an engine whose capability `masks` is true."""
@@ -159,9 +158,9 @@ class Engine(Protocol):
     def submit(self, request: Request) -> None:
         """Queue a request. Its row gets the same tokens whatever else the engine generates.
 
-        Raises `ValueError` for an empty prompt, an id outside the vocabulary, a limit that leaves
-        no token, a temperature that is not above 0, more positions than the model's context
-        length, or an id already in use."""
+        Raises `ValueError` for an empty prompt, an id outside the vocabulary or in use, a limit
+        that leaves no token, a temperature not above 0, or more positions than the model's
+        context."""
 
     def step(self) -> list[Piece]:
         """Advance all live requests by one or more tokens; return those that finished."""

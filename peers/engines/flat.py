@@ -3,8 +3,6 @@
 The tokens of all rows lie in one dimension, so that the layers' matrix products see one batch,
 whatever mixture of prompts and decoding rows it holds. Only attention tells the rows apart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,7 +78,7 @@ class FlatAttention:
         for part in self._on(hidden.device):
             part.write_states(hidden)
 
-    def _on(self, device: torch.device) -> list[_Ready]:
+    def _on(self, device: torch.device) -> "list[_Ready]":
         """The parts, ready for the layers on a device."""
         if device not in self._ready:
             self._ready[device] = [

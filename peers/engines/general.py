@@ -1,9 +1,8 @@
 """The general engine: transformers' own module for models that the native engine does not know.
 
-Prompts of equal length are generated together, in batches that end when their last row ends. No
-row is padded, so recurrent and linear-attention layers see what they would see alone. A check at
-the start compares token-by-token generation with one plain forward pass; a model that fails it is
-refused with the figure."""
+Prompts of equal length are generated together, in batches that end when their last row ends. No row
+is padded, so recurrent and linear-attention layers see what they would see alone. A check at the
+start compares generation with one plain forward pass, and refuses a model with the figure."""
 
 import copy
 from collections.abc import Sequence

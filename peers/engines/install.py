@@ -2,9 +2,8 @@
 
 A library of environments (`peers.environments.verifiers.installed`) is installed in the same way.
 
-An interrupted installation continues. Packages come from the package index that pip is configured
-with. Swarm itself is linked, not copied: the child runs the
-same code as its peer."""
+An interrupted installation continues. Packages come from pip's configured index. Swarm itself is
+linked, not copied: the child runs its peer's code."""
 
 import fcntl
 import os

@@ -34,8 +34,7 @@ def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
 def load_policy(folder: Path, dtype: torch.dtype | None = None) -> Any:
     """As `load`, of a policy: an adapter is merged into its base, and no tokenizer is needed.
 
-    Raises `UserError`, also for a model that lacks tensors, because transformers would make them
-    up."""
+    Raises `UserError`, also where tensors are missing: transformers would make them up."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would fill the kept end of a child's stderr

@@ -1,7 +1,6 @@
 """A policy is a plain Hugging Face folder: config.json, tokenizer.json, safetensors weights.
 
-Or an adapter's folder (`peers.engines.adapter`): then its weights are read from its base, and the
-adapter is merged into them."""
+Or an adapter's (`peers.engines.adapter`), whose base's weights are read with it merged in."""
 
 import copy
 import json
@@ -33,10 +32,9 @@ PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder, or of an adapter's base, sorted.
 
-    They are `model.safetensors` or those that the index names, as in transformers; any other file
-    beside them is left alone. Without either, all are the model's. Raises `UserError` when there
-    are none, or one is missing. Pickled weights are never opened, because they can run any code
-    while they load."""
+    They are `model.safetensors` or those that the index names, as in transformers; without either,
+    all. Raises `UserError` when there are none, or one is missing. Pickled weights, which can run
+    any code while they load, are never opened."""
     folder = base_of(folder)
     whole, index = folder / "model.safetensors", folder / INDEX_FILE
     if whole.exists():
@@ -86,10 +84,9 @@ def read_weights(
 ) -> dict[str, torch.Tensor]:
     """All tensors of a model folder by name, on the CPU, in their stored dtype.
 
-    The experts of a layer are one tensor (`fuse_experts`), as in transformers' models. Of an
-    adapter they are its base's, with the adapter merged unless `merge` is false: the sums are in
-    `dtype`, in which they will be computed with, or in the stored one. Raises `UserError` when a
-    file is missing or broken."""
+    The experts of a layer are one tensor (`fuse_experts`). Of an adapter they are its base's, with
+    the adapter merged unless `merge` is false, in `dtype` or the stored one. Raises `UserError`
+    when a file is missing or broken."""
     adapter = read_adapter(folder) if merge else None
     weights: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):

@@ -1,9 +1,8 @@
 """Teacher-forced hidden states of whole sequences: what a validator recomputes.
 
 The tokens of many sequences lie in one dimension, so that the layers' products see one batch
-without padding. Only attention tells sequences apart: it reads each sequence's own keys and no
-others. Rows with the same prompt share one computation of it. The tokens of a pass are bounded,
-and halved when memory is short."""
+without padding. Only attention tells sequences apart. Rows with the same prompt share one
+computation of it. The tokens of a pass are bounded, and halved when memory is short."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -16,9 +16,8 @@ ROWS = 8
 def packed(weight: Tensor) -> Tensor:
     """The same matrix [out, in], on a CPU in oneDNN's layout for products with few rows.
 
-    With two to 64 rows and one thread, products are 1.3 to 1.7 times as fast as with the plain
-    matrix, in fp32 (MKL) as in bf16, where each product would lay it out anew. Only `linear`
-    multiplies with it."""
+    Products with two to 64 rows and one thread are 1.3 to 1.7 times as fast, in fp32 (MKL) as in
+    bf16, where each would lay it out anew. Only `linear` multiplies with it."""
     onednn = torch.ops.mkldnn
     takes = weight.dtype == torch.float32 or (
         weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()

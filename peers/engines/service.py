@@ -38,9 +38,8 @@ class EngineService:
     """Implements `swarm.jobs.inference.InferenceService`.
 
     The call of the oldest submission drives the engine, in the job thread, until its completions
-    are finished; then the next call drives. Completions of two submissions share the batch if
-    `sharing` says so (`peers.engines.episodes.Player`). Proofs and files are made beside, in
-    another thread."""
+    are finished; then the next call drives. Two submissions share the batch if `sharing` says so
+    (`peers.engines.episodes.Player`). Another thread makes proofs and files."""
 
     reads_in_home = ("checkpoints", "outbox")
     before_keys_close = staticmethod(start_launcher)
@@ -191,8 +190,8 @@ class EngineService:
     def _swap_to(self, offered: Load) -> None:
         """Load another policy for all submissions in the batch.
 
-        If that fails, all of them are given up: weights are replaced in place, so the engine may
-        hold some of either policy."""
+        If that fails, all are given up: weights are replaced in place, and may be of either
+        policy."""
         try:
             self._load(offered)
         except Exception as error:

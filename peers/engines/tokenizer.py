@@ -23,8 +23,7 @@ def check_tokenizer(folder: Path, vocabulary_size: int) -> None:
     """Raise `UserError` if the tokenizer in `folder`, if any, has more tokens than the model.
 
     A smaller one is common, because sizes are rounded up: the ids above decode to nothing. Special
-    tokens may lie above, as Gemma 3's image token does; a text that contains one is refused where
-    it is encoded."""
+    tokens may lie above (Gemma 3's image token); a text with one is refused where it is encoded."""
     path = folder / "tokenizer.json"
     if not path.exists():
         return

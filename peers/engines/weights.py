@@ -1,7 +1,5 @@
 """A checkpoint's tensors, taken one by one for the decoder, each with its shape checked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,7 +26,7 @@ class Weights:
     device: torch.device
     _dtype: torch.dtype | None
 
-    def on(self, device: torch.device) -> Weights:
+    def on(self, device: torch.device) -> "Weights":
         """The same tensors, for another device."""
         return Weights(self.model, self._stored, self._source, device, self._dtype)
 

@@ -1,7 +1,7 @@
 """The child processes of an environment peer, and the turns that it has signed.
 
-Each child plays one call at a time. A call that hangs, crashes or takes too much memory ends its
-child alone, which is replaced."""
+Each child plays one call at a time; one that hangs, crashes or takes too much memory ends it
+alone."""
 
 import sqlite3
 from collections import Counter, deque
@@ -166,8 +166,8 @@ class EnvironmentSettings(RoleSettings):
     """Most disk space of the turns that this peer has signed and must repeat until their step is
     old. One worker may take an eighth, one network half of it; then they are asked to wait."""
     requests_per_second: float = pydantic.Field(default=20.0, gt=0)
-    """Average number of requests per second that one worker is answered. It may send as many at
-    once as in 20 seconds."""
+    """Requests per second that one worker is answered on average; at once, as many as in 20
+    seconds."""
 
 
 class CallFailed(SwarmError):

@@ -47,8 +47,7 @@ from swarm.wire.turns import (
 from swarm.world import ChildError
 
 ATTEMPTS_MAX = 2
-"""Failed calls over one episode. Then the episode is over, or its prompt cannot be rendered, or its
-grade cannot be known."""
+"""Failed calls over one episode, after which it is over, or has no prompt, or no grade."""
 
 FAILURES_KEPT = 4096
 """Episodes whose failed calls are counted."""
@@ -57,8 +56,7 @@ WORKERS_REMEMBERED_MAX = 4096
 """Workers whose requests are counted."""
 
 BURST_SECONDS = 20.0
-"""A worker may send as many requests at once as it may send in this time: all samples of a batch
-may end their turn together."""
+"""Requests at once are those of this time: all samples of a batch may end their turn together."""
 
 
 class _Refused(SwarmError):
@@ -95,8 +93,8 @@ class EnvironmentRole:
         peer.gossip.listen(StepOrder, self._orders.take)
 
     def _take_shown(self, shown: Envelope | None) -> None:
-        """Take note of a trainer's order that stands beside a request: this peer may have been
-        offline when it was published."""
+        """Note a trainer's order beside a request: this peer may have been offline when it was
+        published."""
         if shown is not None and self._run.may_be_shown(shown):
             self._orders.take(shown)
 

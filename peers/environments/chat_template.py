@@ -4,8 +4,6 @@ The templates are rendered by Jinja's sandbox with the settings of transformers,
 process (`peers.environments.template_service`). Unlike there, the date is not that of the day,
 because a prompt must be the same on every machine."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +66,7 @@ class ChatTemplate:
             ) from error
 
     @classmethod
-    def of_files(cls, files: Mapping[str, bytes], where: str) -> ChatTemplate | None:
+    def of_files(cls, files: Mapping[str, bytes], where: str) -> "ChatTemplate | None":
         """The template in the `FILES` of the model folder `where`, or None; raises `UserError`."""
         config = _config(files.get(FILES[1], b"{}"), f"{where}/{FILES[1]}")
         mapped = _config(files.get(FILES[2], b"{}"), f"{where}/{FILES[2]}")
@@ -201,7 +199,7 @@ class ChatTokens:
     @classmethod
     def of_files(
         cls, files: Mapping[str, bytes], tokenizer: tokenizers.Tokenizer, where: str
-    ) -> ChatTokens:
+    ) -> "ChatTokens":
         """The template in the files of the model folder `where`; raises `UserError`."""
         if (template := ChatTemplate.of_files(files, where)) is None:
             raise UserError(

@@ -114,10 +114,9 @@ def flat(conditions: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 def matches(value: Any, wanted: Any) -> bool:
     """Whether a value meets a condition.
 
-    The condition is a value; `LOW:HIGH` for numbers from LOW to HIGH, either of which may be left
-    out; `*` for anything but null; any of these after `!` for what does not meet it; or a list: one
-    must be met, and all that begin with `!`. Text also means a number, true, false or null that is
-    written like it."""
+    The condition is a value; `LOW:HIGH` for numbers, either of which may be left out; `*` for
+    anything but null; `!` before any of these for what does not meet it; or a list: one must be
+    met, and all with `!`. Text also means a number, true, false or null that is written like it."""
     if isinstance(wanted, list):
         excluded = [each for each in wanted if isinstance(each, str) and each.startswith("!")]
         others = [each for each in wanted if each not in excluded]

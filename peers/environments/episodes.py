@@ -41,11 +41,10 @@ class Replies:
     def next(self, segments: Sequence[Segment]) -> list[int] | None:
         """The token ids of the environment's answer to the last of `segments`, a model segment.
 
-        Must be called after each model segment of the episode, in order. None means that the
-        episode is over: the environment gives no answer or an empty one, the last segment ended at
-        or used up the token limit, the episode has `TURNS_MAX` model segments, or the answer would
-        leave fewer positions than the model may still sample. Raises `UserError` for an environment
-        whose code fails."""
+        Must be called after each model segment, in order. None: the episode is over, because the
+        environment gives no answer or an empty one, the last segment reached the token limit, there
+        are `TURNS_MAX` model segments, or the answer would leave too few positions. Raises
+        `UserError` for an environment whose code fails."""
         if not self._several_turns or segments[-1].finish == "length":
             return None
         limits = self._limits

@@ -1,8 +1,8 @@
 """The environment `genesys`: problem records as SYNTHETIC-1 and INTELLECT-2 used them.
 
 A record has `problem_id`, `source`, `task_type`, `prompt`, `gold_standard_solution`,
-`verification_info` and `metadata`, the last two as tables or as JSON text. Graders are chosen by
-the record's `task_type`."""
+`verification_info` and `metadata`, the last two as tables or JSON text. `task_type` chooses
+graders."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,8 +38,8 @@ class GenesysOptions(DataOptions, frozen=True, kw_only=True):
     """Which records, and who verifies them."""
 
     verifiers: Pairs = msgspec.field(default_factory=list)
-    """Graders of more task types, or others for those of `VERIFIERS`: each a name, or a table of
-    `grader` and its options."""
+    """Graders of more task types, or other ones: each a name, or a table of `grader` and its
+    options."""
 
 
 class Genesys(OfRows):

@@ -34,8 +34,8 @@ def kind_of(problem: str) -> str:
 
 
 class Ungradable:
-    """Rows of which no task can be made, and samples that nobody can grade: counted by kind, listed
-    in a file, bounded by a share."""
+    """Rows without a task and samples without a grade: counted by kind, listed in a file,
+    bounded."""
 
     def __init__(self, path: Path, share_max: float) -> None:
         """`path`: the file that lists them, made only if there are any."""

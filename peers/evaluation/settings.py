@@ -14,5 +14,4 @@ class EvaluationSettings(ComputeSettings):
     evaluate_tasks: int = pydantic.Field(default=128, ge=1, le=1 << 20)
     """Held-out tasks of each environment in such an evaluation; one sample each."""
     evaluate_device: str = "cpu"
-    """Device of these evaluations. One that nothing else uses, such as a GPU apart from the role's
-    own, costs the role nothing."""
+    """Device of these evaluations. One that nothing else uses costs the role nothing."""

@@ -16,8 +16,8 @@ ASKED_AT_ONCE = 2
 proofs of the first, or before, where they share the batch."""
 
 UNDELIVERED_MAX = 4
-"""Submissions that no validator has yet, those in generation included: a peer whose deliveries
-stall soon generates no more."""
+"""Submissions that no validator has yet, so that a peer whose deliveries stall generates no
+more."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -452,8 +452,8 @@ class InferenceRole:
     async def _generate(
         self, engine: inference.InferenceService, pending: PendingSubmission
     ) -> inference.Generated | None:
-        """Generate a submission, or give it up if its environment peers cannot render a prompt or
-        nobody wants it once they answer."""
+        """Generate a submission, or give it up if no prompt can be rendered or nobody wants it by
+        then."""
         seed = pending.asked.seed()
         try:
             prompts = await self._turns.prompts(pending)

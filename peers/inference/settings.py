@@ -20,11 +20,10 @@ class InferenceSettings(ComputeSettings):
     """Share of memory for caches: native and on a CPU, of what is free once the weights are
     loaded; vLLM on a GPU, of the device's memory, weights included."""
     slots: int = pydantic.Field(default=0, ge=0)
-    """Most completions generated at once. 0: native 256; vLLM 64 on a CPU, its own default on a
-    GPU."""
+    """Completions generated at once. 0: native 256; vLLM 64 on a CPU, its default on a GPU."""
     length_max: int = pydantic.Field(default=0, ge=0)
-    """vLLM: longest sequence, for a model whose full length does not fit into the cache. 0: the
-    model's context length."""
+    """vLLM: longest sequence, where the model's full length does not fit the cache. 0: the
+    model's."""
     tensor_parallel: int = pydantic.Field(default=1, ge=1)
     """vLLM: devices that share each layer."""
     pipeline_parallel: int = pydantic.Field(default=1, ge=1)
@@ -38,8 +37,8 @@ class InferenceSettings(ComputeSettings):
     """vLLM: decode with CUDA graphs, which launch a step's kernels at once."""
 
     devices: list[str] = pydantic.Field(default=[])
-    """native: devices of this machine that share the layers of a model too large for one, for
-    example `["cuda:0", "cuda:1"]`."""
+    """native: devices that share the layers of a model too large for one, as `["cuda:0",
+    "cuda:1"]`."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
     """native: whether LoRA adapters become part of the weights, or are computed beside them:
     slower by two thin products per matrix, but exact in 16 bits, and a new policy is read in an

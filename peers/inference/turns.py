@@ -21,8 +21,7 @@ from swarm.world.observable import complain
 from swarm.world.tasks import open_guarded
 
 REQUESTS_AT_ONCE = 32
-"""Requests that one environment peer may have to answer for this worker at a time; the messenger
-allows 64."""
+"""Requests to one environment peer at a time; the messenger allows 64."""
 
 TURN_SECONDS = 60.0
 """Deadline of one request, longer than an environment peer's `seconds_max`."""

@@ -3,8 +3,6 @@
 No rank holds a whole batch. The sequences of each submission are divided over the ranks on their
 own, so that a submission can be scored before the rest of its batch has arrived."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Collection, Sequence
@@ -49,7 +47,7 @@ class Batch:
         """Values [B] of sequences → [n] of their completion tokens."""
         return values.repeat_interleave(self.completion_lengths)
 
-    def only(self, kept: Tensor) -> Batch:
+    def only(self, kept: Tensor) -> "Batch":
         """Some of the sequences, bool [B]."""
         here = kept.repeat_interleave(self.lengths)
         of_each = (self.lengths, self.completion_lengths, self.temperature)

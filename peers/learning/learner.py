@@ -226,12 +226,10 @@ class Learner:
         return {**self.policy.state(), **process, "generator": self._generator.get_state()}
 
     def load(self, folder: Path, policies: Mapping[int, Path]) -> None:
-        """Continue exactly from the state that `save` wrote to `folder`; raises `UserError` if it
-        does not fit.
+        """Continue exactly from a state that `save` wrote; raises `UserError` if it does not fit.
 
-        Another number of ranks may have written it. `policies` gives the exported folders, as far
-        as they are on this disk, of policies before that step. Rollouts of a policy that is not
-        held cannot be trained on."""
+        Another number of ranks may have written it. `policies`: the folders on this disk of
+        policies before that step; rollouts of others cannot be trained on."""
         self._wait_for_saving()
         facts = states.read_facts(folder)
         shapes = states.shapes(folder)

@@ -127,8 +127,7 @@ def empty_rows() -> Rows:
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Pack indices into `lengths` into bins, by first-fit decreasing.
 
-    No bin's sum exceeds `capacity`, except a bin of one longer length. The number of bins is at
-    most 11/9 of the minimum, + 1."""
+    No sum exceeds `capacity`, except of one longer length. At most 11/9 of the fewest bins, + 1."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     free = np.full(len(lengths), capacity)
     bins: list[list[int]] = []

@@ -4,8 +4,6 @@ Parameters, gradients, moments and held policies are those of a model on torch's
 pass is counted on fake tensors (`activations`). What FSDP gathers is computed from its grouping:
 two layers, and all parameters outside layers. The figures of the processes are estimates."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -110,7 +108,7 @@ class Workload:
     """Whether states and policies are copied, to be written beside the next step."""
     table: str = "trainer"
     """The table of the settings that would need less."""
-    teacher: Model | None = None
+    teacher: "Model | None" = None
     """A teacher that is a model of its own."""
 
 

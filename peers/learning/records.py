@@ -1,8 +1,7 @@
 """Examples to learn from, as the rows of a data set have them.
 
 A row is a prompt with an answer, a chat, a prompt with a chosen and a rejected answer, a response
-in the form of SYNTHETIC-1, which `swarm synthesize` writes, or a rollout that `swarm rollouts
-export` wrote."""
+of SYNTHETIC-1 (`swarm synthesize`), or a rollout (`swarm rollouts export`)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -21,8 +21,7 @@ from swarm.errors import UserError
 
 LOGITS_MAX = {"cpu": 1 << 25, "cuda": 1 << 28}
 """Logits held at once, fp32 (128 MiB, 1 GiB), by device: the head takes more tokens in pieces.
-Small pieces do not fill a GPU. In 16 bits the head's gradient, a sum over pieces, is rounded once
-per piece."""
+Small ones do not fill a GPU, and in 16 bits each rounds the head's gradient once."""
 
 CHECK_LENGTHS = (24, 13, 9)
 """Tokens of the random sequences of `Scorer.find_layout`."""
@@ -34,8 +33,8 @@ APART_MAX = {False: 1e-4, True: 2e-2}
 class Scorer(torch.nn.Module):
     """Computes a model's log-probabilities and entropies of the completion tokens of `Rows`.
 
-    It is a module, so that sharding and compilation can wrap the whole pass. The head is applied at
-    completion positions only."""
+    A module, so that sharding and compilation wrap the pass. The head sees completion positions
+    only."""
 
     def __init__(self, model: Any) -> None:
         """Raises `UserError` for a model whose attention this would compute wrongly."""

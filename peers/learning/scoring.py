@@ -19,8 +19,7 @@ from peers.learning.ranks import Ranks
 from peers.learning.settings import LearnerSettings
 
 ENGINE_DIFFERENCE_MAX = 0.1
-"""A token counts as outside if the engine's log-probability differs from the trainer's by more
-than this, in nats."""
+"""A token is outside if the engine's log-probability differs from the trainer's by more nats."""
 
 Part = Sequence[tuple[AcceptedGroups, Sequence[int]]]
 """One optimiser step's part of a batch: some of the informative groups of each submission."""

@@ -47,11 +47,10 @@ class LearnerSettings:
 def learning_rate(optimiser: Optimiser, optimiser_steps: int, step: int) -> float:
     """The rate of optimiser step `step` (from 0) of `optimiser_steps` in the whole run.
 
-    It depends on the step alone, so a skipped step shifts nothing and a resumed run agrees. It
-    rises linearly over `warmup_steps`. Every decay ends at `final_learning_rate_share` of the rate
-    and stays there. Cosine: Loshchilov & Hutter 2017 (1608.03983), without restarts. WSD (warm-up,
-    stable, decay): Hu et al. 2024 (2404.06395), with the linear decay of Hägele et al. 2024
-    (2405.18392)."""
+    It depends on the step alone, rises linearly over `warmup_steps`, and every decay ends at
+    `final_learning_rate_share` of the rate. Cosine: Loshchilov & Hutter 2017 (1608.03983), without
+    restarts. WSD (warm-up, stable, decay): Hu et al. 2024 (2404.06395), with the linear decay of
+    Hägele et al. 2024 (2405.18392)."""
     if step < optimiser.warmup_steps:
         return optimiser.learning_rate * (step + 1) / optimiser.warmup_steps
     begin = optimiser.warmup_steps

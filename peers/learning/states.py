@@ -1,8 +1,7 @@
 """The trainer's own state on disk: torch's distributed checkpoint, in safetensors, without pickle.
 
 Every rank writes its part into one folder, which all ranks must see. Any number of ranks can read
-it again. `state.json` holds everything that is not a tensor. The folder gets its final name only
-when all of it is durable."""
+it again. `state.json` holds all but tensors. The folder gets its name once all is durable."""
 
 import json
 import warnings

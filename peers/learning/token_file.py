@@ -1,8 +1,7 @@
 """Text as token ids, made once and mapped into memory from then on.
 
 The hash of a source's files and of the tokenizer names the file in the cache, so that restarts,
-ranks and other trainings read the same one. An interrupted tokenization resumes at the document
-that it had come to."""
+ranks and other trainings share it. An interrupted tokenization resumes at its document."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

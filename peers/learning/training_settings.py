@@ -1,5 +1,4 @@
-"""Settings of all that trains, of a run's trainer and of one of several: how the model lies in
-memory and is computed."""
+"""Settings of all trainers: how the model lies in memory and is computed."""
 
 from typing import Literal
 
@@ -34,8 +33,8 @@ class TrainingSettings(ComputeSettings):
     activation_checkpointing: bool = False
     """Keep only the layers' inputs, and compute the rest again in the backward pass."""
     compile: bool = False
-    """Compile the layers with torch.compile. Off by default: INTELLECT-2's authors saw it lead to
-    collapse late in training."""
+    """Compile the layers with torch.compile. Off: INTELLECT-2's authors saw it end in a late
+    collapse."""
     attention: Attention = "fastest"
     """Attention implementation; set it for a device on which the fastest one fails."""
     cpu_offload: bool = False
@@ -48,8 +47,7 @@ class TrainingSettings(ComputeSettings):
     """Most tokens in one forward pass; fewer take less memory. A longer sequence has a pass of its
     own. 0: what the memory allows, at most 16,384."""
     memory_check: Literal["refuse", "report"] = "refuse"
-    """What happens at the start if the plan of the memory does not fit: the trainer stops, or it
-    only says so."""
+    """Whether the trainer stops if the plan of the memory does not fit, or only says so."""
     tensorboard: str = ""
     """Folder for TensorBoard's event files; empty: none."""
     wandb: str = ""

@@ -86,9 +86,8 @@ def token_advantages(
     """Advantages of a rollout's `length` model tokens, fp32 [length].
 
     `rewards` are the group's. Divided as the group's advantages are
-    (`peers.learning.advantages.divisor`), so that rollouts with and without values have one
-    scale. Values at positions outside 1 to `length` - 1 are ignored, and of several at one
-    position the last counts."""
+    (`peers.learning.advantages.divisor`), for one scale. Values outside 1 to `length` - 1 are
+    ignored; of several at one position the last counts."""
     # As a batch holds them, in fp32; then in fp64, or equal rewards would differ from their mean.
     group = torch.tensor([reward, *rewards]).double()
     known = {each.position: each.value for each in values if 0 < each.position < length}

@@ -7,8 +7,6 @@ makes by itself, they weigh nothing; nobody's claims weigh anything. Of equals t
 followed, then the one with the smaller digest. What the lighter branch has merged is lost.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -49,7 +47,7 @@ class Link:
     """Names of the contributions that cannot count again."""
 
     @staticmethod
-    def of(envelope: Envelope) -> Link:
+    def of(envelope: Envelope) -> "Link":
         record = envelope.expect(RoundRecord)
         counted = frozenset(name for each in record.contributions for name in names_of(each))
         return Link(envelope.digest, envelope.sender, record, envelope, counted)

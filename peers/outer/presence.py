@@ -1,8 +1,6 @@
 """What the tasks of the replica role share: the outer loop, and the other trainers' statuses and
 records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -37,7 +35,7 @@ class OuterLoop:
 
     peer: RunNode
     chain: Chain
-    presence: Presence
+    presence: "Presence"
     artifacts: Artifacts
     changed: Observable[None]
     """Touched at every news of a trainer, record, contribution and new outer state."""

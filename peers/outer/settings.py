@@ -3,8 +3,6 @@
 Settings of the whole run (rounds, inner steps, outer and inner optimiser) are in its manifest.
 """
 
-from __future__ import annotations
-
 import pydantic
 
 from peers.learning.training_settings import TrainingSettings
@@ -39,7 +37,7 @@ class ReplicaSettings(TrainingSettings):
     """Seed of the order of the data; the same for every trainer of the run."""
 
     @pydantic.model_validator(mode="after")
-    def _has_model(self) -> ReplicaSettings:
+    def _has_model(self) -> "ReplicaSettings":
         if not self.model:
             raise UserError(
                 "the replica needs a model: set model under [replica] in --config to a Hugging "

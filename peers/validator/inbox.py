@@ -2,8 +2,6 @@
 verdict. Only a complete file with the right hash gets its final name, of digest and worker; it is
 never written to, so the validator later serves the bytes that it judged."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -77,7 +75,7 @@ class _Arriving:
     key: Key
     client: Client
     path: str
-    _inbox: Inbox
+    _inbox: "Inbox"
 
     def __post_init__(self) -> None:
         self.size_bytes = self.sink.size_bytes

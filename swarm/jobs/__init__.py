@@ -8,8 +8,6 @@ For other rooms, by the names in docs/rooms.md: `__init__`, `averaging`, `enviro
 `evaluation`, `inference`, `memory`, `offline`, `outer`, `training`, `validation`
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -57,7 +55,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[str] = []
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
 
-    def in_run(self, measured_dtypes: Sequence[str]) -> Hardware:
+    def in_run(self, measured_dtypes: Sequence[str]) -> "Hardware":
         """The settings in a run, whose thresholds were measured for some dtypes: where bfloat16 is
         one, `auto` may be it on CPUs that compute in it, too."""
         if self.dtype == "auto" and "bfloat16" in measured_dtypes:

@@ -3,8 +3,6 @@
 An archive can be written to a table, one row for each manifest, head, entry and verdict. Each row
 has the bytes that were signed or hashed, so that whoever reads the table can check it again."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -130,7 +128,7 @@ class Archive:
             yield _row("", None, "credit", b"", {"peer": worker} | dataclasses.asdict(totals))
 
     @classmethod
-    def of_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Archive:
+    def of_rows(cls, rows: Iterable[Mapping[str, Any]]) -> "Archive":
         """Read a table that `rows` made; raises `ValueError`."""
         archive: Archive | None = None
         for row in rows:

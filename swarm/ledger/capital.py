@@ -8,8 +8,6 @@ the transaction that appends a verdict adds the difference to the balance of the
 then the sum of a hundred rows, and a restart has nothing to compute. When the owner changes the
 validators or rules (table `authority`), all balances are computed again."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -113,7 +111,7 @@ class Capitals:
         ]
 
     @classmethod
-    def unsealed(cls, sealed: Sequence[SealedCapital]) -> Capitals:
+    def unsealed(cls, sealed: Sequence[SealedCapital]) -> "Capitals":
         """Continue from a seal."""
         found = cls()
         for name, each in zip(PROCESSES, sealed, strict=False):

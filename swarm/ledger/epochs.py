@@ -4,8 +4,6 @@ A seal is a block of entries at the end of a log: the `Carried` entries of the e
 force, one `SealedWorker` for each worker, and `Sealed`. It follows from the entries before it, so
 whoever holds them finds the same bytes. Submissions are sealed once their credit is final."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -148,7 +146,7 @@ class Epoch:
         roots: Mapping[str, bytes],
         authority: Authority,
         base: Base,
-    ) -> Epoch:
+    ) -> "Epoch":
         """Compute an epoch from the sizes and entries of all logs, and the state of the last."""
         newest = (frontier.lineage, frontier.step + authority.rules.hold_steps)
         records = [record for _, log in logs.values() for record in log]
@@ -172,7 +170,7 @@ class Epoch:
         return cls(number, frontier, covered, rules_digest(authority), totals)
 
     @classmethod
-    def stated_by(cls, seal: entries.Sealed, base: Base) -> Epoch:
+    def stated_by(cls, seal: entries.Sealed, base: Base) -> "Epoch":
         """The epoch of a seal, with the totals of its block."""
         return cls(seal.epoch, base.frontier, seal.logs, seal.rules, base.totals)
 

@@ -5,8 +5,6 @@ that determine what the file should hold. It serves them to everyone (`swarm led
 runs the same checks again). The worker signed the digest of the file, so nobody can put another
 file in its place."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class FaultRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The owner's `RunManifest` that the order names; it has environments, sampling and limits."""
 
     @property
-    def opened(self) -> Fault:
+    def opened(self) -> "Fault":
         """The messages, with checked signatures; raises `ValueError` if they do not fit together.
 
         The caller checks that the manifest is the owner's and trusts the signer of the order."""

@@ -5,8 +5,6 @@ validator and an outsider with copies of the logs find the same figures. docs/pr
 and credit") has the rules. Decision 25 proves that no lie pays, and that little of what a saboteur
 makes is trained on."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ class Rules:
     bets were laid adds to the stake; afterwards it does not, since any text was accepted."""
 
     @classmethod
-    def of(cls, manifest: RunManifest) -> Rules:
+    def of(cls, manifest: RunManifest) -> "Rules":
         thresholds = manifest.thresholds
         return cls(
             stake_steps=thresholds.stake_steps,

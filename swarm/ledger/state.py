@@ -3,8 +3,6 @@
 The order of the entries and repeated entries do not change the state. So no trusted peer has to
 agree with another before it writes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +39,7 @@ class Authority:
     """The run's id, which signed evictions and reinstatements name."""
 
     @classmethod
-    def of(cls, owners: tuple[str, ...], manifest: RunManifest) -> Authority:
+    def of(cls, owners: tuple[str, ...], manifest: RunManifest) -> "Authority":
         """The authority that a manifest gives, in a run that had these owners."""
         return cls(
             owners,
@@ -193,7 +191,7 @@ def ledger_state(
 def _works(
     credits: Mapping[bytes, log_entries.Judged],
     refuted: Mapping[str, Sequence[log_entries.Judged]],
-    cases: _Cases,
+    cases: "_Cases",
 ) -> dict[str, Work]:
     by_worker: defaultdict[str, dict[bytes, log_entries.Judged]] = defaultdict(dict)
     for submission, final in credits.items():
@@ -223,7 +221,7 @@ def _works(
 
 def _standings(
     works: Mapping[str, Work],
-    found: _Sorted,
+    found: "_Sorted",
     authority: Authority,
     newest: tuple[int, int],
     sealed: Frontier,

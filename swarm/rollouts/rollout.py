@@ -5,8 +5,6 @@ environment answers each model segment except the last. The *position* of a samp
 index among the rollout's model tokens; noise, proofs and loss masks use this index. Masks,
 advantages and rewards are not stored in a rollout but computed from it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -72,7 +70,7 @@ class Rollout:
         finish: Finish = "stop",
         policy: int = 0,
         log_probabilities: Sequence[float] | None = None,
-    ) -> Rollout:
+    ) -> "Rollout":
         """Make a rollout of one prompt and one model segment, sampled from one policy."""
         model = Segment(
             "model", completion, finish, log_probabilities, (Span(policy, len(completion)),)

@@ -3,8 +3,6 @@
 The process that parses the hostile file writes them; the processes that recompute and train read
 them. Proof, reward and training therefore use the same token array."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -125,7 +123,7 @@ class Rollouts:
     proof_offsets: Offsets
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row]) -> Rollouts:
+    def from_rows(cls, rows: Sequence[Row]) -> "Rollouts":
         """Convert rows to arrays; raises `ValueError` for a row without log-probabilities."""
         segments = [row.rollout.segments for row in rows]
         flat = list(itertools.chain(*segments))
@@ -202,7 +200,7 @@ class Rollouts:
         return bytes(safetensors.numpy.save(arrays))
 
     @classmethod
-    def from_bytes(cls, raw: bytes) -> Rollouts:
+    def from_bytes(cls, raw: bytes) -> "Rollouts":
         """Decode the output of `to_bytes`; raises `ValueError` for anything else."""
         try:
             arrays = safetensors.numpy.load(raw)

@@ -5,8 +5,6 @@ after a whole frame; bytes that end otherwise were cut off. How much a sender ma
 reader is the carrier's affair (yamux: a window of 256 KiB), since bytes are read only when a frame
 is wanted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 
@@ -96,7 +94,7 @@ class FramedStream:
         peer: PeerId,
         protocol: str,
         frame_bytes_max: int = limits.FRAME_BYTES_MAX,
-        on_held: Callable[[FramedStream, int], None] = lambda stream, change_bytes: None,
+        on_held: "Callable[[FramedStream, int], None]" = lambda stream, change_bytes: None,
     ) -> None:
         self.peer = peer
         self.protocol = protocol

@@ -4,8 +4,6 @@ Files that must survive a power cut are written to a temporary file, synced and 
 operations run without a thread: a thread costs more (about 60 µs) than reading a few hundred
 kilobytes from the page cache. Large ones, and everything that syncs, run in threads."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import hashlib
@@ -63,7 +61,7 @@ class LocalPiece:
 class LocalSink:
     """A range of a file. Bytes are written in place, but count only once committed."""
 
-    def __init__(self, disk: LocalDisk, path: str, offset: int, size_bytes: int) -> None:
+    def __init__(self, disk: "LocalDisk", path: str, offset: int, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._disk = disk
         self._path = path

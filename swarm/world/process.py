@@ -5,8 +5,6 @@ Ctrl-C in a terminal reaches only its owner. A child holds what strangers wrote:
 rows, files. Whoever takes it over finds neither secrets in its variables nor the keys in its
 owner's memory."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -89,7 +87,7 @@ class Process:
         errors: int,
         environment: Mapping[str, str] | Mapping[bytes, bytes],
         keep_open: Sequence[int] = (),
-    ) -> Process:
+    ) -> "Process":
         """Start a command that writes to the pipes `output` and `errors`; raises `OSError`."""
         # Not trio's open_process: it starts children from a worker thread, and the kernel treats
         # the end of that thread as the parent's death (PR_SET_PDEATHSIG).
@@ -111,7 +109,7 @@ class Process:
         request: bytes,
         descriptors: Sequence[int],
         deadline_seconds: float,
-    ) -> Process:
+    ) -> "Process":
         """Ask a fork server for a process (see `swarm.world.fork_server`).
 
         `server` is a non-blocking connection, closed on failure. Raises `OSError`, `ValueError` or

@@ -5,8 +5,6 @@ The transport's tasks handle requests, and the transport outlives the component 
 error* is raised as it is: callers that treat one kind of error specially, such as a child's death,
 need the error itself."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -96,7 +94,7 @@ class Lifetime:
                     self._idle.set()
         return None
 
-    async def __aenter__(self) -> Lifetime:
+    async def __aenter__(self) -> "Lifetime":
         return self
 
     async def __aexit__(

@@ -57,17 +57,16 @@ class HarnessOptions(DataOptions, frozen=True, kw_only=True):
     """What becomes of fields such as `temperature` and `max_tokens` in its requests: the run's
     manifest decides how the policy is sampled."""
     calls: Literal["none", "hermes", "mistral", "llama"] = "none"
-    """How the model writes calls of tools, by the checkpoint's chat template; none: `tools` in a
-    request is refused."""
+    """How the checkpoint's chat template writes calls of tools; none: requests with `tools` are
+    refused."""
     seconds: Annotated[float, Meta(gt=0, le=3600)] = 25.0
-    """Deadline of a call: a prompt, an observation or a grade. Keep it below the `seconds_max` of
-    environment peers."""
+    """Deadline of a prompt, an observation or a grade; keep it below the environment peers'
+    `seconds_max`."""
     processes: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Harnesses that wait for the model at a time; the oldest is killed when another is needed, and
     its episode is played again from the texts."""
     cut_reward: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Reward of an episode that ends at the run's limits of tokens or turns, if the harness posts
-    none for it."""
+    """Reward of an episode that ends at the run's limits, if the harness posts none for it."""
 
 
 @dataclass

@@ -3,8 +3,6 @@
 Imports vLLM only where an engine is made: `prepare` must set its environment variables first.
 Never run on a GPU by its authors so far; on a CPU `make test-vllm` runs it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import itertools
 import os
@@ -78,7 +76,7 @@ class _Live:
         return [*self.spans, (policy, rest)] if rest else self.spans
 
 
-def vllm_engine(folder: Path, policy: int, hardware: Hardware) -> VllmEngine:
+def vllm_engine(folder: Path, policy: int, hardware: Hardware) -> "VllmEngine":
     """An `EngineFactory`: the engine, once it has proven that it agrees with the native one."""
     engine = VllmEngine(folder, policy, hardware)
     check_engine_agrees(engine, folder)

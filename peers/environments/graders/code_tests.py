@@ -1,7 +1,5 @@
 """Hidden tests in the one form that the sandbox knows, and whether results pass them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -56,7 +54,7 @@ class Tests(msgspec.Struct, frozen=True, dict=True):
         """Most bytes of all results together."""
         return max(1 << 20, 2 * sum(self._bytes) + 1024 * len(self._bytes))
 
-    def between(self, start: int, end: int) -> Tests:
+    def between(self, start: int, end: int) -> "Tests":
         return Tests(self.inputs[start:end], self.accepted[start:end], self.fn_name)
 
     def passed_by(self, results: Sequence[str]) -> bool:

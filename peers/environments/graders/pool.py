@@ -4,8 +4,6 @@ Each loads its library once and answers one request at a time. One that misses i
 is replaced by the next request. The functions are synchronous and may be called from several
 threads."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -116,12 +114,12 @@ class Pool:
         """End the process, unless it is at work."""
         _kill_all(self._idle)
 
-    def _taken(self) -> _Process:
+    def _taken(self) -> "_Process":
         if self._idle:
             return self._idle.pop()
         return _Process(self._setup, self._interpreter, self._start_seconds)
 
-    def _asked(self, process: _Process, request: Any, seconds: float) -> Any:
+    def _asked(self, process: "_Process", request: Any, seconds: float) -> Any:
         try:
             reply = process.ask(request, seconds)
             if reply.out_of_memory:
@@ -139,7 +137,7 @@ class Pool:
         return reply.value
 
 
-def _kill_all(processes: list[_Process]) -> None:
+def _kill_all(processes: "list[_Process]") -> None:
     while processes:
         processes.pop().kill()
 

@@ -1,7 +1,5 @@
 """The environment `terminal`: tasks that a model solves by the commands of a shell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,8 +44,7 @@ class TerminalOptions(msgspec.Struct, frozen=True, kw_only=True):
     hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     """BLAKE3 of that file; `swarm run create` fills it in."""
     statement: Literal["words", "bare"] = "words"
-    """bare: the prompt is the instruction alone and the result `ok` or `error`, for a policy of
-    characters."""
+    """bare: only the instruction, and the result `ok` or `error`, for a policy of characters."""
     calls: Annotated[int, Meta(ge=1, le=200)] = 16
     """Commands that are answered in an episode."""
     cpu_seconds: Annotated[float, Meta(gt=0, le=300)] = 5.0
@@ -112,8 +109,7 @@ class Terminal(Episodes):
     def step(self, state: _Played, text: str) -> str | None:
         """What the command that ends the text says; None without one or beyond `calls`.
 
-        Raises `NotGradable` where the commands before it say something else when they are played
-        again."""
+        Raises `NotGradable` where the commands before it say something else when played again."""
         command = _command(text)
         if command is None or len(state.commands) >= self.options.calls:
             return None

@@ -5,8 +5,6 @@ command before left, and nothing of it runs on. A shell's variables, functions a
 of those files. So a test starts with the machine's own programs and variables, whatever the model
 changed, and what a check expects never enters a sandbox."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from dataclasses import dataclass, replace

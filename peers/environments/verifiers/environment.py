@@ -20,8 +20,7 @@ from peers.environments.verifiers.installed import install_command, interpreter_
 from swarm.errors import UserError
 
 OPEN_SECONDS = 180.0
-"""Deadline to import the libraries and load the environment: 10 s of computing, on a busy machine,
-and longer for a large data set."""
+"""Deadline to import and load the environment: 10 s of computing, longer for a large data set."""
 
 SERVICE = "peers.environments.verifiers.child.service:Player"
 
@@ -50,8 +49,8 @@ class VerifiersOptions(interface.ScaledOptions, frozen=True, kw_only=True):
     memory_mib: Annotated[int, Meta(ge=256)] = 4096
     """Memory of the process that plays the package."""
     calls: Literal["none", "hermes", "mistral", "llama"] = "none"
-    """How the model writes calls of tools, by the checkpoint's chat template; none: a package with
-    tools is refused."""
+    """How the checkpoint's chat template writes calls of tools; none: packages with tools are
+    refused."""
 
 
 @dataclass

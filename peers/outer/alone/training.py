@@ -6,8 +6,6 @@ momentum they are plain training. Each round ends with a durable state, from whi
 continues. The child computes.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
@@ -41,7 +39,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     """The last complete round; its state is in the folder."""
     tokens: int
-    plan: Plan
+    plan: "Plan"
     data: str = ""
     """What the data held (`ReplicaStarted.data`)."""
 

@@ -4,8 +4,6 @@ The library answers everyone who reaches its port, and counts nothing. But all t
 through its client of the libp2p daemon, which has proven by its handshake who calls.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

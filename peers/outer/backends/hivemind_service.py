@@ -11,8 +11,6 @@ Otherwise all of them average once more. One whose votes got lost takes the aver
 have it. Not defended: a network that falls apart just as the votes are counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

@@ -5,8 +5,6 @@ from round to round. The pseudo-gradient is the difference of the weights before
 compression left out of the last one is added to it first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -242,7 +240,7 @@ class Replica:
         self._left = after
 
     @torch.no_grad()
-    def _write_contribution(self, state: StateFile, kept: _Feedback | None, folder: Path) -> None:
+    def _write_contribution(self, state: StateFile, kept: "_Feedback | None", folder: Path) -> None:
         trained = self.policy.trained()
         current, full = "", torch.empty(0)
 

@@ -3,8 +3,6 @@
 `Arriving` says how the newest checkpoint comes to this peer, for its heartbeat.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -43,7 +41,7 @@ class Arriving:
     _received: deque[Counter[str]] = field(default_factory=lambda: deque(maxlen=FETCHES_MAX))
     """Bytes by source: of the checkpoint itself, and of each delta fetched for it."""
 
-    def begin(self, job: Job, *, is_delta: bool) -> None:
+    def begin(self, job: "Job", *, is_delta: bool) -> None:
         """Note a fetch that begins; one of an older checkpoint leaves everything as it is."""
         if is_delta:
             self._received.append(job.bytes_by_source)

@@ -1,7 +1,5 @@
 """libp2p's connection table, host, upgrader and dialler, with their defects repaired (0.8.1)."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools
@@ -106,7 +104,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
     - There is no limit per remote address, and a full table refuses newcomers.
     - A peer cannot be refused by its id."""
 
-    def __init__(self, guard: Guard, tcp: TamedTCP, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, guard: Guard, tcp: "TamedTCP", *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, transports=[tcp], **kwargs)
         self.guard = guard
         self.tcp = tcp
@@ -161,7 +159,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         connection.leaving = True
         self._start(connection, connection.close)
 
-    def _make_room(self, connection: Connection) -> None:
+    def _make_room(self, connection: "Connection") -> None:
         """Make room for a connection; raises `SwarmException` if none can be made."""
         held = [c for c in self.get_connections() if not c.leaving]
         own = self.connections.get(connection.muxed_conn.peer_id, [])
@@ -187,7 +185,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
     async def notify_closed_stream(self, stream: Any) -> None:
         """Do nothing, for the same reason."""
 
-    async def add_conn(self, muxed_conn: Any, direction: str = "unknown") -> Connection:
+    async def add_conn(self, muxed_conn: Any, direction: str = "unknown") -> "Connection":
         """Add a connection to the table; the guard runs its tasks and those of its streams."""
         peer = PeerId(str(muxed_conn.peer_id))
         try:
@@ -216,7 +214,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
             raise
         return connection
 
-    def _start(self, connection: Connection, task: Callable[[], Any]) -> None:
+    def _start(self, connection: "Connection", task: Callable[[], Any]) -> None:
         peer = str(connection.muxed_conn.peer_id)
         self.background_nursery.start_soon(
             self.guard.run, "connection", peer, task, connection.close, name=f"connection {peer}"
@@ -228,7 +226,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         await self._notify("disconnected", conn)
         self.forget(conn.muxed_conn.peer_id)
 
-    def _tell(self, notice: Callable[[Connection], None], connection: Connection) -> None:
+    def _tell(self, notice: "Callable[[Connection], None]", connection: "Connection") -> None:
         """Call a notice. What it raises is our own defect, which libp2p would only log."""
         try:
             notice(connection)

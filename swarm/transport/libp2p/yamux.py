@@ -18,8 +18,6 @@ Small frames are read at a rate, those that open streams at a lower one, from ea
 from all strangers of one network. Beyond it nothing is read from them: a refusal would cost as much
 as the stream, and they would open the next one at once."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from collections.abc import Awaitable, Callable
@@ -122,7 +120,7 @@ class Shared:
 class YamuxStream(IMuxedStream):  # type: ignore[misc]
     """One stream; any number of tasks may read and write."""
 
-    def __init__(self, number: int, muxer: Yamux) -> None:
+    def __init__(self, number: int, muxer: "Yamux") -> None:
         self.number = number
         self.muxed_conn = muxer
         self.closed = False
@@ -251,7 +249,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
     def get_remote_address(self) -> Any:
         return self.muxed_conn.get_remote_address()
 
-    async def __aenter__(self) -> YamuxStream:
+    async def __aenter__(self) -> "YamuxStream":
         return self
 
 

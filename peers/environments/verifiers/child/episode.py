@@ -1,7 +1,5 @@
 """An episode in progress: the environment runs as a task and asks for the model's texts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -100,7 +98,7 @@ class Tasks(Protocol):
 
     count: int
 
-    async def play(self, task: int, episode: Episode) -> Graded | Ungradable:
+    async def play(self, task: int, episode: "Episode") -> Graded | Ungradable:
         """Run a task's episode to its end, asking `episode` for the texts, and grade it."""
 
     def answer(self, task: int) -> str:
@@ -110,7 +108,7 @@ class Tasks(Protocol):
 class Episode:
     """Connects an environment that runs by itself with an owner that gives one text at a time."""
 
-    def __init__(self, play: Callable[[Episode], Awaitable[Graded | Ungradable]]) -> None:
+    def __init__(self, play: "Callable[[Episode], Awaitable[Graded | Ungradable]]") -> None:
         """Start the environment; needs a running event loop."""
         self._conversations: dict[str, list[Said]] = {}
         """What was said in each run of an agent."""

@@ -5,8 +5,6 @@ scoring. Two parts are Swarm's. The harness runs in this process and sends the c
 interception server, where the usual ones start a program. The client behind that server waits for
 the next text instead of calling an endpoint."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json
@@ -156,7 +154,7 @@ class Tasksets:
         tasks_max: int,
         player: str,
         stack: AsyncExitStack,
-    ) -> Tasksets:
+    ) -> "Tasksets":
         """Load a package; what it serves closes with `stack`. Raises `Unplayable`."""
         module = types.ModuleType(HARNESS)
         module.InProcess, module.__all__ = InProcess, ["InProcess"]  # type: ignore[attr-defined]
