@@ -1,4 +1,5 @@
-"""The entries of a trusted peer's log, encoded as msgpack arrays `[tag, fields…]`."""
+"""The entries of a trusted peer's log, encoded as msgpack arrays `[tag, fields…]`. docs/protocol.md
+explains every field."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, TypeAlias
@@ -42,16 +43,11 @@ class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
     groups: messages.Count = 0
     samples: messages.Count = 0
     rewards_digest: messages.Digest
-    """BLAKE3-256 of the msgpack of the verdict's rewards."""
     size_bytes: messages.Count
     rollouts_digest: Annotated[bytes, Meta(max_length=32)] = b""
-    """`Verdict.rollouts_digest`: names the rollouts that the trainer may train on."""
     evidence: messages.Evidence = messages.Evidence()
-    """`Verdict.evidence`."""
     tokens: messages.Count = 0
-    """`Verdict.tokens`."""
     share: messages.Share = 1.0
-    """`Verdict.share`."""
 
     @property
     def recomputed(self) -> int:
@@ -65,9 +61,7 @@ class Redeemed(_Struct, frozen=True, kw_only=True, tag="redeemed"):
     invite: messages.InviteId
     peer: messages.Key
     redeemed_ms: messages.Count
-    """Wall time of this trusted peer, at least that of the invite."""
     envelope: _Raw = b""
-    """The owner's signed `Invite`, without which the entry does not count."""
 
 
 class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
@@ -85,7 +79,6 @@ class Reinstated(_Struct, frozen=True, kw_only=True, tag="reinstated"):
     peer: messages.Key
     reason: messages.Line = ""
     envelope: _Raw
-    """The owner's signed `Reinstatement`."""
 
 
 class TrainingFigures(_Struct, frozen=True, kw_only=True):
@@ -95,31 +88,20 @@ class TrainingFigures(_Struct, frozen=True, kw_only=True):
     """
 
     reward: messages.Finite | None = None
-    """Mean reward of the batch."""
     length: messages.Finite | None = None
-    """Mean model tokens per completion."""
     entropy: messages.Finite | None = None
-    """Mean over the tokens, in nats."""
     kl: messages.Finite | None = None
-    """From the policy that generated the tokens, in nats per token."""
     kl_reference: messages.Finite | None = None
-    """From the reference policy, where the run's objective has one."""
     clipped: messages.Finite | None = None
-    """Share of tokens that the objective clips or masks."""
     gradient_norm: messages.Finite | None = None
     learning_rate: messages.Finite | None = None
     loss: messages.Finite | None = None
     seconds: messages.Finite | None = None
-    """Wall time of the step."""
     repetition: messages.Finite | None = None
-    """Share of runs of four tokens that occurred in the same completion before."""
     truncated: messages.Finite | None = None
-    """Share of completions that the length limit cut off."""
     of_each: Annotated[
         list[list[messages.Finite | None]], Meta(max_length=messages.ENVIRONMENTS_MAX)
     ] = []
-    """Reward, length, entropy, KL, repetition and truncated of each of the run's environments, in
-    the manifest's order; empty: it has only one."""
 
 
 class RoundFigures(_Struct, frozen=True, kw_only=True):
@@ -127,22 +109,14 @@ class RoundFigures(_Struct, frozen=True, kw_only=True):
     state that its inner steps began from; for display, no rule rests on it."""
 
     loss: messages.Finite | None = None
-    """Mean over its inner steps, in nats per token."""
     validation_loss: messages.Finite | None = None
-    """Of the state, on data held back."""
     tokens_merged: messages.Count = 0
-    """Of all trainers and rounds that led to the state."""
     trainers_present: messages.Count = 0
-    """As its inner steps began."""
     trainers_merged: messages.Count = 0
-    """In the round that led to the state; 0: unknown."""
     bytes_sent: messages.Count = 0
-    """By this peer since its round before."""
     bytes_received: messages.Count = 0
     utilisation: messages.Finite | None = None
-    """Share of its round before that went into inner steps."""
     rounds_lost: messages.Count = 0
-    """Rounds of its branch that it gave up since its round before, for a heavier branch."""
     tokens_lost: messages.Count = 0
 
 
@@ -152,11 +126,8 @@ class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):
     lineage: messages.Count
     step: messages.Count
     manifest: messages.Digest
-    """BLAKE3-256 of the checkpoint manifest."""
     figures: TrainingFigures | None = None
-    """Figures of the step that made it; None for the first policy."""
     round: RoundFigures | None = None
-    """Of a contribution, whose reference has that lineage and step: of round lineage + 1."""
 
 
 class Consumed(_Struct, frozen=True, kw_only=True, tag="consumed"):
@@ -171,7 +142,6 @@ class Carried(_Struct, frozen=True, kw_only=True, tag="carried"):
     """An entry of a sealed epoch that stays in force: admissions, invites, expulsions."""
 
     position: messages.Count
-    """Its index in this log, where it may be pruned."""
     entry: _Raw
 
 
@@ -180,7 +150,6 @@ class SealedCapital(_Struct, frozen=True, kw_only=True):
 
     submissions: messages.Count
     entered: messages.Bets
-    """[bets] in thousandths of a nat."""
 
 
 class SealedWorker(_Struct, frozen=True, kw_only=True, tag="sealed_worker"):
@@ -194,11 +163,8 @@ class SealedWorker(_Struct, frozen=True, kw_only=True, tag="sealed_worker"):
     samples: messages.Count = 0
     verified: messages.Count = 0
     final: messages.Count = 0
-    """Tokens of credit."""
     void: messages.Count = 0
-    """Tokens whose credit was voided before they were sealed."""
     capitals: Annotated[list[SealedCapital], Meta(max_length=4)] = []
-    """Evidence against it in the entries before those kept; not in the totals' digest."""
 
 
 class SealedLog(_Struct, frozen=True, kw_only=True):
@@ -206,10 +172,8 @@ class SealedLog(_Struct, frozen=True, kw_only=True):
 
     owner: messages.Key
     size: messages.Count
-    """The totals follow from the first `size` entries of each log."""
     root: messages.Digest
     first: messages.Count
-    """Index of the first entry that is not about sealed submissions; earlier ones may be pruned."""
 
 
 class Sealed(_Struct, frozen=True, kw_only=True, tag="sealed"):
@@ -218,13 +182,9 @@ class Sealed(_Struct, frozen=True, kw_only=True, tag="sealed"):
     epoch: messages.Count
     lineage: messages.Count
     step: messages.Count
-    """Submissions of this lineage and earlier ones up to this step are sealed."""
     logs: Annotated[list[SealedLog], Meta(max_length=256)]
-    """Of all trusted peers, by owner."""
     rules: messages.Digest
-    """Digest of the manifest's validators and rules by which the totals were computed."""
     totals: messages.Digest
-    """Digest of the workers' totals."""
     block: messages.Count
 
     def log(self, owner: str) -> SealedLog | None:

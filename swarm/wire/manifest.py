@@ -1,6 +1,7 @@
 """The run manifest: every term of a run, as the owner signs it.
 
-Fields are bounded here; bounds that concern several fields are in `swarm.run.bounds`.
+Fields are bounded here, bounds that concern several fields in `swarm.run.bounds`. docs/protocol.md
+explains every field (decision 71).
 """
 
 import sys
@@ -46,26 +47,14 @@ class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only
     name: messages.Name
     version: messages.Name
     probe_hash: messages.Digest = bytes(32)
-    """BLAKE3 over the token ids of 64 rendered probe tasks, computed by `swarm run create`. A
-    worker with another hash renders tasks differently."""
     weight: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
-    """The environment's share of the groups is its weight divided by the sum of all weights."""
     options: Annotated[dict[OptionName, OptionValue], Meta(max_length=32)] = {}
-    """Options that the environment is constructed with; the environment defines them."""
     where: Literal["local", "served"] = "local"
-    """local: each worker renders its tasks. served: a trusted peer renders them."""
     spread: Literal["task", "total"] = "task"
-    """The rewards that must differ within a group: task: without the length penalty. total: with
-    it."""
     accuracy_min: messages.Finite = 0.0
-    """Groups with a lower mean task reward are left out."""
     accuracy_max: messages.Finite = 1.0
-    """Groups with a higher mean task reward are left out. (PRIME keeps 0.2 to 0.8.)"""
     max_staleness: Annotated[int, Meta(ge=-1, le=256)] = -1
-    """Groups of older policies are left out: the training step less the policy's number. −1: the
-    run's `schedule.max_staleness` alone counts."""
     temperature: Annotated[float, Meta(gt=0, le=10)] | None = None
-    """Of its rollouts; absent: `sampling.temperature`."""
 
     def sampled_at(self, temperature: float) -> float:
         """The temperature of its rollouts where others have this one."""
@@ -95,13 +84,9 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(gt=0, le=10)] = 1.0
     max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
     stop_ids: Annotated[list[messages.Count], Meta(min_length=1, max_length=16)]
-    """The tokenizer's stop ids; no default fits every model."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] = 16
     groups_per_submission: Annotated[int, Meta(ge=1, le=SUBMISSION_GROUPS_MAX)] = 1
     swaps_max: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Most swaps of weights while a submission is generated: a worker may go on with each newer
-    policy as it is published, and the file says which tokens each policy sampled. 0: every token of
-    a step comes from the policy that its order names."""
 
     def temperatures(self, environments: Sequence[EnvironmentReference]) -> list[float]:
         """The temperature of each environment's rollouts."""
@@ -117,7 +102,6 @@ class Schedule(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The number and size of the rollout steps, and how they overlap."""
 
     steps: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
-    """Rollout steps of the whole run; the run is over after the last."""
     groups_per_step: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     asynchrony: Annotated[int, Meta(ge=0, le=64)] = 2
     max_staleness: Annotated[int, Meta(ge=0, le=256)] = 4
@@ -136,17 +120,11 @@ class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     beta2: BelowOne = 0.99
     weight_decay: NotNegative = 0.0
     gradient_norm_max: Positive = 0.1
-    """Larger gradients are scaled down to this norm."""
     warmup_steps: messages.Count = 25
-    """Optimiser steps over which the learning rate rises."""
     learning_rate_schedule: Literal["constant", "cosine", "linear", "wsd"] = "linear"
-    """Schedule after the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
     decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
-    """Share of all optimiser steps over which wsd decays."""
     final_learning_rate_share: Fraction = 1.0
-    """Share of the learning rate at the end of the decay; 1 keeps the rate constant."""
     optimiser_steps: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Optimiser steps per rollout step."""
 
 
 class ProcessRewards(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -154,14 +132,9 @@ class ProcessRewards(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     2502.01456)."""
 
     weight: NotNegative = 0.0
-    """Factor of these rewards' advantages, which are added to those of the outcomes. 0: no second
-    model."""
     beta: Positive = 0.05
-    """A token's reward is beta times the log-ratio of the second model to the base."""
     learning_rate: messages.Share = 1e-6
-    """AdamW's rate for the second model, constant over the run."""
     outcome_min: messages.Finite = 0.5
-    """A completion with at least this reward is one that the second model learns as right."""
 
 
 FormulaName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,39}\Z")]
@@ -318,11 +291,7 @@ class Filters(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     `spread`, `accuracy_min` and `accuracy_max`)."""
 
     fill: Literal["drop", "refill"] = "drop"
-    """drop: a batch is `groups_per_step` accepted groups minus the groups left out. refill: more
-    groups are requested until `groups_per_step` remain."""
     refill_seconds: Annotated[float, Meta(gt=0, le=sys.float_info.max)] = 1800.0
-    """refill: after this, a batch that is not empty is trained on even if it is not full (in the
-    INTELLECT-2 run a step's rollouts took 22 to 29 minutes)."""
 
 
 ADAPTER_RANK_MAX = 512
@@ -340,10 +309,8 @@ class Adapter(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """
 
     rank: Annotated[int, Meta(ge=0, le=ADAPTER_RANK_MAX)] = 0
-    """0: the whole model is trained, and published."""
     alpha: Annotated[float, Meta(gt=0, le=1e6)] = 32.0
     targets: Annotated[list[messages.Name], Meta(max_length=7)] = []
-    """The adapted matrices of every layer; empty: `ADAPTER_TARGETS`."""
 
     @property
     def scale(self) -> float:
@@ -373,48 +340,25 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """
 
     proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 113
-    """Exponents, of a proof's 128, that must agree."""
     proof_mantissa_mean_max: NotNegative = 10.0
     proof_mantissa_median_max: NotNegative = 4.0
     proof_chunks_share_min: Fraction = 1.0
-    """Share of a submission's checked chunks that must pass."""
     honest_margin: WithinOne = 0.0002
-    """Upper bound on an honest peer's mean of min(margin, 1) over all tokens."""
     margin_max: Positive = 1.4
-    """Upper bound on every single margin, the stop token's included."""
     honest_proof_error: WithinOne = 0.03
-    """Upper bound on an honest peer's mean error of proofs. An entry's error is 1 if its exponent
-    or sign differs, else the distance of the mantissas over 128."""
     eviction_p_value: BelowOne = 1e-9
-    """Upper bound on the probability that an honest worker is ever evicted for its statistics."""
     recompute_safety: OneOrMore = 3.0
-    """Expected loss from a fake submission, in multiples of what it would earn, plus 1."""
     recompute_share_min: messages.Share = 0.05
-    """Smallest share of a worker's submissions that are recomputed."""
     audit_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    """Share of the accepted submissions that were not recomputed at once to recompute later."""
     stake_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
-    """Steps whose recomputed work is a worker's stake."""
     proven_tokens: messages.Count = 4096
-    """Stake from which a worker is proven: it needs no slot."""
     honest_outliers: WithinOne = 1e-5
-    """Upper bound on an honest peer's share of tokens with a margin above `margin_max`."""
     refusal_p_value: WithinOne = 1e-6
-    """Upper bound on the probability that one of the pooled checks refuses an honest submission."""
     second_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
-    """Share of judged submissions that a second validator recomputes, drawn after the verdict."""
     reserved: Annotated[list[str], Meta(max_length=0)] = []
-    """Nothing reads it; it keeps the place of a field that is gone."""
     measured_tokens: messages.Count = 0
-    """Honest tokens of the run's own model that the thresholds were measured on. 0: they were not,
-    and validators *observe*: they recompute and report, and neither refuse, quarantine nor evict
-    for statistics."""
     measured_dtypes: Annotated[list[messages.Name], Meta(max_length=16)] = []
-    """Precisions of workers and validators whose honest work was measured, in every pair."""
     log_difference_max: Annotated[float, Meta(gt=0, le=20)] = 0.5
-    """Upper bound, in nats, on the difference between two honest engines' log-probabilities of a
-    sampled token. With `objective.behaviour = "engine"` nobody's report moves a token's importance
-    weight by more than this factor e^…, since beyond it the trainer's own value counts."""
 
     @property
     def observes(self) -> bool:
@@ -428,22 +372,11 @@ class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     policy: Literal["open", "allow-list", "invite"] = "open"
     allowed: Annotated[list[messages.Key], Meta(max_length=1000)] = []
     unproven_max: messages.Count = 100
-    """Most unproven peers with the role `inference` admitted at a time. A quarter of these, and of
-    `helpers_max`, is kept free for peers of networks (/24, IPv6: /48) that hold no slot."""
     further_roles: Annotated[list[messages.Role], Meta(max_length=32)] = []
-    """Roles that peers may be admitted with in addition to `swarm.run.admission.ROLES`."""
     helpers_max: messages.Count = 250
-    """Most peers admitted at a time without the role `inference`."""
     range_max: messages.Count = 32
-    """Most peers of either sort within one /24 (IPv6: /48); private and loopback ranges have no
-    bound."""
     trial: bool = True
-    """Whether a worker without verified work may have only one unjudged submission. Its first
-    submission thus is its trial: a generation with proofs under the run's policy, recomputed
-    completely."""
     trial_seconds: messages.Seconds = 600.0
-    """Time without a further accepted submission after which an unproven worker loses its slot to
-    a waiting one. Only time in which a step wants work counts."""
 
 
 class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -451,18 +384,10 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     submission_bytes_max: messages.Count = 64 << 20
     submissions_unjudged_max: Annotated[int, Meta(ge=1, le=1 << 53)] = 8
-    """Most submissions of one worker that wait for a verdict."""
     acknowledgement_seconds: Positive = 5.0
-    """Without an acknowledgement by then, the worker asks the next validator in rank."""
     verdict_seconds: Positive = 30.0
-    """Without a verdict by then, the worker announces its file again to the validator that has it;
-    after the fourth time it asks the next in rank."""
     epoch_entries: messages.Count = 20_000
-    """New entries of all logs together after which they are sealed, and pruned; 0: never."""
     grading_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 120.0
-    """Time that a validator spends on the replays and grades of one submission, and on asking
-    environment peers for them: a restarted one is back within this time. Then the groups that
-    remain are quarantined: credited, and not trained on."""
 
 
 TRAINERS_MAX = 64
@@ -483,45 +408,22 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The outer loop of several trainers (DiLoCo; defaults: the INTELLECT-1 recipe)."""
 
     rounds: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
-    """Rounds of the whole run; 0: the run has no outer loop."""
     inner_steps: Annotated[int, Meta(ge=1, le=1 << 20)] = 100
-    """Optimiser steps of each trainer in a round."""
     momentum: BelowOne = 0.9
-    """Nesterov momentum of the outer optimiser."""
     learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
-    """Learning rate of the outer optimiser."""
     quorum: Annotated[int, Meta(ge=1, le=TRAINERS_MAX)] = 2
-    """Contributions with which the grace window of a round begins; fewer if fewer trainers are
-    present."""
     grace_seconds: messages.Seconds = 120.0
-    """Time that a round with a quorum waits for the other trainers that are present."""
     deadline_seconds: Positive = 3600.0
-    """Longest wait for a quorum; then the round closes with the contributions that it has."""
     staleness_max: Annotated[int, Meta(ge=0, le=16)] = 1
-    """Rounds by which the base of a contribution may be older than the newest outer state."""
     compression: Compression = "int8"
     step_tokens_max: Annotated[int, Meta(ge=1, le=1 << 32)] = 1 << 22
-    """Most tokens of one inner step, however large a trainer's batch: a contribution that claims
-    more than `inner_steps` of these does not count."""
     join: Literal["free", "blocking"] = "free"
-    """free: a trainer that comes begins its inner steps at once. blocking: with the next round, for
-    which the others wait until it holds the outer state."""
     join_seconds: Positive = 600.0
-    """Longest such wait."""
     admission: Literal["named", "scored"] = "named"
-    """named: only trainers contribute. scored: so do strangers, peers that the run admits with the
-    role `replica`. A trainer measures what their contributions are worth, and they weigh by it."""
     strangers_max: Annotated[int, Meta(ge=0, le=STRANGERS_MAX)] = 32
-    """Most strangers whose contributions a trainer fetches, and a record lists, in a round."""
     strangers_share: Annotated[float, Meta(ge=0, le=0.9)] = 0.5
-    """Largest part of a round's mean that strangers have together."""
     shards: Annotated[int, Meta(ge=1, le=SHARDS_MAX)] = 1
-    """Parts in which a round is merged. 1: every trainer fetches and merges every contribution.
-    More: each part is merged by one trainer, from whom the others fetch the result, so the bytes do
-    not grow with the number of trainers; as many as there are trainers divide the work evenly."""
     audit_share: Annotated[float, Meta(ge=0, le=1)] = 0.02
-    """Share of the parts merged by others that each trainer merges again, drawn at random, to
-    compare the result."""
 
     @property
     def is_scored(self) -> bool:
@@ -546,20 +448,11 @@ class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """How the values of states within a rollout are estimated (VinePPO, arXiv 2410.01679)."""
 
     estimate: Literal["group", "continuations"] = "group"
-    """group: every token has its rollout's advantage. continuations: workers continue rollouts of
-    the step before from states within them; the tokens between two states have the difference of
-    the states' mean rewards as advantage."""
     share: Annotated[float, Meta(gt=0, le=0.9)] = 0.5
-    """Share of all groups that continue a state, each with `sampling.group_size` continuations."""
     segment_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 64
-    """A state follows every so many tokens of a rollout."""
     boundary_ids: Annotated[list[messages.Count], Meta(max_length=64)] = []
-    """Instead, a state follows the first of these tokens after `segment_tokens` tokens, such as
-    those that end a line; empty: any token."""
     states_max: Annotated[int, Meta(ge=1, le=4096)] = 1024
-    """Most states of one step."""
     wait_seconds: messages.Seconds = 600.0
-    """Longest wait of a batch for its continuations."""
 
     def problem(self, sampling: Sampling, schedule: Schedule, objective: Objective) -> str | None:
         """One sentence about the first setting that continuations cannot work with, or None."""
@@ -612,26 +505,18 @@ class RunManifest(messages.StateMessage, frozen=True, kw_only=True):
     checkpoints_kept: Annotated[int, Meta(ge=2, le=1000)] = 5
     filters: Filters = Filters()
     broadcast_mode: Literal["open", "relay-only"] = "open"
-    """open: every peer serves pieces. relay-only: only relays and trusted peers serve pieces, and
-    other peers connect only to them (`swarm.run.run.Run.serves`)."""
     adapter: Adapter = Adapter()
     environment_peers: Annotated[list[TrustedKey], Meta(max_length=64)] = msgspec.field(
         default_factory=list
     )
-    """Peers that render, play and grade the environments that are `served`."""
     outer: Outer = Outer()
     values: Values = Values()
     needs: ProtocolVersion = 1
-    """Protocol version that peers of this run need at least: that of the build that signed it."""
     standbys: Annotated[list[TrustedKey], Meta(max_length=8)] = msgspec.field(default_factory=list)
-    """Peers that hold copies of the trainer's state, and may take its place."""
     successors: Annotated[list[messages.Key], Meta(max_length=8)] = msgspec.field(
         default_factory=list
     )
-    """Keys that may own the run next. Once named, only a successor can name others."""
     delegation: Annotated[bytes, Meta(max_length=48 << 10)] = b""
-    """The signed manifest that entitles the signer (`swarm.wire.succession`); empty: the signer
-    is the run's first owner."""
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)

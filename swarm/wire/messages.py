@@ -3,7 +3,8 @@
 A message is the payload of a signed envelope (`swarm.wire.envelope`). *State* messages are monotone
 per sender and kind: only the highest is valid. Each *event* message is valid by itself; events are
 deduplicated by hash, and their durable effects are keyed by content. Sizes are bounded here, at
-decoding, so that no later code meets a list longer than it expects."""
+decoding, so that no later code meets a list longer than it expects. docs/protocol.md explains every
+field (decision 71)."""
 
 import sys
 from typing import Annotated, Literal
@@ -63,9 +64,7 @@ class PeerRecord(StateMessage, frozen=True, kw_only=True):
 
     roles: Roles
     addresses: Addresses
-    """Multiaddrs."""
     bulk_addresses: Addresses = []
-    """`http://host:port` roots."""
     agent: Name = ""
 
 
@@ -86,13 +85,9 @@ class Arrival(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     policy: Count
     held: Permille
-    """Pieces on its disk."""
     source: Annotated[bytes, Meta(max_length=SOURCE_BYTES)] = b""
-    """The first bytes of BLAKE3 over the id of the peer that sent most of it; empty: none did."""
     source_share: Permille = 0
-    """Share of the received bytes that came from there."""
     sources: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """Sources that sent any of it."""
 
 
 class Heartbeat(StateMessage, frozen=True, kw_only=True):
@@ -100,21 +95,17 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
 
     roles: Roles
     policy: Annotated[int, Meta(ge=-1, le=2**53)] = -1
-    """Step of the newest policy held; -1: none."""
     step: Annotated[int, Meta(ge=-1, le=2**53)] = -1
-    """Step being worked on; -1: none."""
     doing: Annotated[str, Meta(max_length=DOING_CHARACTERS_MAX)] = ""
     tokens_per_second: Speed = 0.0
     bytes_sent: Count = 0
     bytes_received: Count = 0
     protocol: ProtocolVersion = 1
-    """Protocol version of the peer's build (`swarm.wire.protocol`)."""
     build: Build = ""
     region: Region = ""
     arrival: Arrival | None = None
     reached: Reached = ""
     leaving: Literal["", "left", "finished"] = ""
-    """Set in a peer's last heartbeat: it leaves, or its run is over."""
 
 
 Entry = Annotated[bytes, Meta(max_length=16)]
@@ -129,14 +120,10 @@ class Slot(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """A member's slot, which every trusted peer knows."""
 
     network: Annotated[str, Meta(max_length=50)] = ""
-    """Its /24 (IPv6: /48); empty if unknown."""
     admitted_ms: Count = 0
-    """Wall time at which a trusted peer first admitted it."""
     entry: Entry = b""
     idle_seconds: Seconds = 0.0
-    """Seconds of work in the run since its admission or since its stake last grew."""
     stake: Count = 0
-    """Its stake in tokens (`swarm.ledger.record`)."""
 
 
 PeerState = Literal["live", "suspected", "gone", "left", "finished", "evicted"]
@@ -147,11 +134,9 @@ class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     peer: Key
     heartbeat: Heartbeat
-    """`doing` is cut to `DOING_REPEATED_MAX` characters."""
     age_seconds: Seconds
     standing: Literal["live", "suspected", "gone", "evicted"]
     slot: Slot | None = None
-    """None for a trusted peer."""
 
     @property
     def state(self) -> PeerState:
@@ -165,7 +150,6 @@ class Presence(StateMessage, frozen=True, kw_only=True):
 
     peers: Annotated[list[Present], Meta(max_length=200)]
     lost: Annotated[list[Key], Meta(max_length=LOST_MAX)] = []
-    """Peers whose slot was taken in the last 60 s."""
 
 
 # --- admission -------------------------------------------------------------------------------
@@ -176,7 +160,6 @@ class AdmissionRequest(Message, frozen=True, kw_only=True):
 
     roles: Roles
     protocol: ProtocolVersion = 1
-    """As in the heartbeat."""
     build: Build = ""
 
 
@@ -198,11 +181,8 @@ class Admission(Message, frozen=True, kw_only=True):
     peer: Key
     roles: Roles
     admitted_ms: Count = 0
-    """Wall time at which a trusted peer first admitted it, the same in every renewal."""
     entry: Entry = b""
-    """The same in every renewal."""
     trial: bool = False
-    """Whether it may have only one unjudged submission, because none was verified yet."""
 
 
 class AdmissionRefused(Message, frozen=True, kw_only=True):
@@ -213,7 +193,6 @@ class AdmissionRefused(Message, frozen=True, kw_only=True):
     peer: Key
     reason: Line
     later: bool = False
-    """Whether a later request may succeed, because the run is full now."""
 
 
 # --- the trainer's messages ------------------------------------------------------------------
@@ -225,9 +204,7 @@ class CheckpointReference(msgspec.Struct, array_like=True, frozen=True, kw_only=
     lineage: Count
     step: Count
     digest: Digest
-    """BLAKE3-256 of the checkpoint manifest."""
     size_bytes: Annotated[int, Meta(ge=1, le=256 << 20)]
-    """Size of the checkpoint manifest."""
 
     def __str__(self) -> str:
         return f"policy {self.step} of lineage {self.lineage}"
@@ -239,9 +216,7 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
     reference: CheckpointReference
     total_bytes: Count
     reward: Finite = 0.0
-    """Mean reward of the batch that the policy was trained on."""
     base_bytes: Count = 0
-    """Of an adapter: the size of all files of its base, which is fetched with it."""
 
     @property
     def lineage(self) -> int:
@@ -264,27 +239,16 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
 
     step: Count
     revision: Count
-    """Increases with each change of the order for the same step."""
     checkpoint: CheckpointReference
-    """The policy to use. A new peer needs no older announcement to fetch it."""
     nonce: Digest
     groups_wanted: Count
-    """Groups still wanted when the order was signed; 0 closes the step."""
     submissions_max: Count
-    """Most submissions of one worker for this step."""
     final: bool = False
-    """The run is over: no further step will be opened."""
     run_version: Count = 0
-    """Version of the run manifest that governs this step."""
     run_digest: RunDigest = b""
-    """Digest of that manifest (`swarm.run.manifest.content_digest`), the same in all revisions."""
     reserved: Annotated[list[Count], Meta(max_length=0)] = []
-    """Empty: earlier builds named levels of a curriculum here."""
     states: RunDigest = b""
-    """BLAKE3-256 of the blob of states (`swarm.rollouts.continuations`) that a share of the step's
-    groups continues, the same in all revisions; empty: none does."""
     states_bytes: Annotated[int, Meta(ge=0, le=8 << 20)] = 0
-    """Size of that blob."""
 
     @property
     def lineage(self) -> int:
@@ -302,14 +266,10 @@ class EnvironmentEvaluation(msgspec.Struct, array_like=True, frozen=True, kw_onl
     """Figures of a policy on the held-out tasks of one environment."""
 
     label: Name
-    """The environment's name; of two versions also that."""
     reward: Finite
-    """Mean reward."""
     low: Finite
-    """Lower end of its 95 % confidence interval."""
     high: Finite
     tokens: Annotated[float, Meta(ge=0, le=1e9)]
-    """Mean length of a sample."""
 
 
 class Evaluation(StateMessage, frozen=True, kw_only=True):
@@ -317,11 +277,8 @@ class Evaluation(StateMessage, frozen=True, kw_only=True):
 
     reference: CheckpointReference
     state: Literal["begun", "done", "failed"]
-    """Older builds announce what they begin, too."""
     tasks: Count = 0
-    """Tasks of all environments, one sample each; 0 unless done."""
     reward: Finite = 0.0
-    """Mean over the environments, by their weights."""
     environments: Annotated[list[EnvironmentEvaluation], Meta(max_length=ENVIRONMENTS_MAX)] = []
 
     def order(self) -> tuple[int, ...]:
@@ -338,14 +295,11 @@ class Submission(Message, frozen=True, kw_only=True):
     step: Count
     policy: Count
     number: Count
-    """Consecutive from 0 within the step."""
     digest: Digest
     size_bytes: Count
     groups: Annotated[int, Meta(ge=1, le=4096)]
     run_digest: RunDigest = b""
-    """`StepOrder.run_digest` of the order that the worker followed."""
     entry: Entry = b""
-    """Entry of the worker's admission; empty for a trusted peer."""
 
 
 class Acknowledgement(Message, frozen=True, kw_only=True):
@@ -392,17 +346,11 @@ class Evidence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     (`peers.validator.evidence`)."""
 
     tokens: Count = 0
-    """Recomputed tokens; 0: the submission was not recomputed."""
     mismatches: Count = 0
-    """Tokens among them that are not the recomputed sample."""
     sampler: Bets = []
-    """Bets on another sampler: on min(margin, 1) of every token."""
     policy: Bets = []
-    """Bets on other weights: on the error of every proof."""
     text: Bets = []
-    """Bets on another text: on the tokens with a margin above `margin_max`."""
     selection: Bets = []
-    """Bets that mismatches depend on the rollout's reward, ending and length."""
 
 
 REWARD_PARTS_MAX = 16
@@ -416,9 +364,7 @@ class RewardParts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """What a submission's rewards are made of; for display only."""
 
     names: Annotated[list[Name], Meta(max_length=REWARD_PARTS_MAX)] = []
-    """Ascending."""
     values: Annotated[bytes, Meta(max_length=4 * REWARD_VALUES_MAX)] = b""
-    """[names][rollouts] float32, little endian; NaN for a rollout without that part."""
 
 
 class Verdict(Message, frozen=True, kw_only=True):
@@ -435,41 +381,24 @@ class Verdict(Message, frozen=True, kw_only=True):
     number: Count
     outcome: Literal["accepted", "refused", "quarantined"]
     failed: Annotated[str, Meta(max_length=40)] = ""
-    """Name of the check that failed; empty when accepted."""
     detail: Line = ""
     proven_fault: bool = False
-    """Whether anyone can recompute the fault exactly from signed bytes."""
     checks: Annotated[list[Check], Meta(max_length=32)] = []
     rewards: Rewards = []
-    """[groups][group size] Computed by the validator; empty unless accepted or quarantined."""
     log_index: int = -1
-    """Index of this verdict in the validator's log; -1 if it is in no log."""
     task_means: Annotated[list[Reward], Meta(max_length=4096)] = []
-    """[groups] Mean reward without the length penalty; empty if there is no penalty."""
     task_spreads: Annotated[list[Reward], Meta(max_length=4096)] = []
-    """[groups] Largest minus smallest reward without the penalty; empty if there is none."""
     environments: Annotated[list[EnvironmentIndex], Meta(max_length=4096)] = []
-    """[groups] Index among the run's environments; empty if all are the first's."""
     rollouts_digest: Annotated[bytes, Meta(max_length=32)] = b""
-    """BLAKE3-256 of the rollouts in canonical form, which the validator serves and the trainer
-    trains on; empty unless accepted."""
     rollouts_bytes: Count = 0
     evidence: Evidence = Evidence()
     tokens: Count = 0
-    """Sampled tokens of the submission; 0 if its file could not be read."""
     share: Share = 1.0
-    """The probability with which the submission was drawn for recomputation."""
     policies: Annotated[list[Count], Meta(max_length=65)] = []
-    """Policies that its tokens were sampled from, ascending; empty: `policy` alone."""
     quarantined: Annotated[list[GroupIndex], Meta(max_length=4096)] = []
-    """Groups that could not be graded, ascending: they are credited, and never trained on. Their
-    rewards are 0, so that a peer that does not know this field finds no spread in them."""
     parts: RewardParts = RewardParts()
     continued: Annotated[list[StateIndex], Meta(max_length=4096)] = []
-    """[groups] Index of the state, of those that the step's order names, that each group continues,
-    -1: none; empty if no group does. Such a group estimates a value, and is never trained on."""
     seed: RunDigest = b""
-    """The submission's seed, if the trainer draws tasks again: for continuations or a teacher."""
 
     def continues(self, group: int) -> bool:
         """Whether a group continues a state, and so is not to be trained on."""

@@ -2,7 +2,7 @@
 
 A *round record* names its parent, so records form chains, and the outer state after a record is a
 function of its chain alone (`swarm.wire.manifest.Outer`). A record is named by the digest of its
-envelope.
+envelope. docs/protocol.md explains every field.
 """
 
 from typing import Annotated, ClassVar, Literal, Self
@@ -52,14 +52,10 @@ class Contribution(_Signed, array_like=True, frozen=True, kw_only=True):
 
     purpose = b"contribution"
     base: Digest
-    """Record whose outer state the inner steps began from."""
     base_round: Count
-    """Number of that record; 0: the state before the first round."""
     artifact: CheckpointReference
     total_bytes: Count
-    """Size of its files."""
     tokens: Annotated[int, Meta(ge=1, le=CONTRIBUTION_TOKENS_MAX)]
-    """Tokens that the inner steps trained on: its weight in the merge, which has bounds."""
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
 
 
@@ -79,7 +75,6 @@ class MergedShard(_Signed, array_like=True, frozen=True, kw_only=True):
     artifact: CheckpointReference
     total_bytes: Count
     values: Digest
-    """BLAKE3-256 of what its file decompresses to: equal for all who merged rightly."""
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
 
 
@@ -87,7 +82,6 @@ class HeldShards(msgspec.Struct, array_like=True, frozen=True):
     """Shards of a contribution that a trainer has fetched and checked."""
 
     contribution: Digest
-    """Of its artifact."""
     shards: Annotated[list[Shard], Meta(max_length=SHARDS_MAX)]
 
 
@@ -111,11 +105,8 @@ class Rated(msgspec.Struct, array_like=True, frozen=True):
 
     trainer: Key
     gain: Score = 0
-    """How far the loss of sequences that it did not know falls by its contribution."""
     own: Score = 0
-    """How much further that of the sequences falls that it was assigned."""
     gain_rating: Score = 0
-    """The exponential mean of all scores (`peers.outer.rating`), from which its weight follows."""
     own_rating: Score = 0
 
     @property
@@ -129,7 +120,6 @@ class Measured(msgspec.Struct, array_like=True, frozen=True):
 
     trainer: Key
     artifact: Digest
-    """Of its contribution: a stranger may offer several."""
     gain: Score = 0
     own: Score = 0
 
@@ -147,39 +137,26 @@ class OuterStatus(StateMessage, frozen=True, kw_only=True):
     """
 
     round: Count
-    """Number of the newest record that it has merged."""
     record: Digest
-    """That record."""
     tokens: Count
-    """Tokens of all rounds of that record's chain, which other trainers compare."""
     state: Digest
-    """Digest of the outer state after that record."""
     published: CheckpointReference | None = None
-    """The newest outer state of the chain that can be fetched; its lineage is the round."""
     contribution: Contribution | None = None
     leaving: bool = False
-    """Whether the trainer leaves, so that nobody waits for it."""
     stage: Stage = "training"
-    """Where joins are blocking. joining: it has not trained since its start. waiting: it holds the
-    state, for whose inner steps it waits for others. training: it has begun them."""
     held: Annotated[list[HeldShards], Meta(max_length=2 * TRAINERS_MAX)] = msgspec.field(
         default_factory=list
     )
-    """Shards of other trainers' contributions that it could merge now."""
     merged: Annotated[list[MergedShard], Meta(max_length=MERGED_MAX)] = msgspec.field(
         default_factory=list
     )
-    """Shards of the newest rounds that it has merged."""
     disputed: Annotated[list[MergedShard], Meta(max_length=DISPUTED_MAX)] = msgspec.field(
         default_factory=list
     )
-    """Shards of others that it has found wrong, newest last."""
     measured: Annotated[list[Measured], Meta(max_length=STRANGERS_MAX)] = msgspec.field(
         default_factory=list
     )
-    """What it measured last of strangers' contributions."""
     measured_from: Digest | None = None
-    """The record from whose outer state these contributions began."""
 
 
 class RoundRecord(Message, frozen=True, kw_only=True):
@@ -187,15 +164,9 @@ class RoundRecord(Message, frozen=True, kw_only=True):
 
     round: Annotated[int, Meta(ge=1, le=2**53)]
     parent: Digest
-    """The record before; for round 1, 32 zero bytes."""
     state: Digest
-    """Digest of the outer state after the parent."""
     contributions: Annotated[
         list[Contribution], Meta(min_length=1, max_length=TRAINERS_MAX + STRANGERS_MAX)
     ]
-    """By trainer id."""
     tokens: Count
-    """Tokens of all rounds of the chain, this one included."""
     rated: Annotated[list[Rated], Meta(max_length=RATED_MAX)] = msgspec.field(default_factory=list)
-    """The strangers of a scored run, by peer id. Each of their contributions weighs what follows
-    from its rating; all that it does not name are of trainers."""

@@ -3,7 +3,7 @@
 An environment peer renders a run's prompts and answers the model. It signs every turn, so that a
 submission shows which tokens came from it. An episode is named by the seed of its submission
 (`swarm.rollouts.seeds.submission_seed`), which no other worker, step or number has, its group and
-its sample."""
+its sample. docs/protocol.md explains every field."""
 
 from __future__ import annotations
 
@@ -50,18 +50,13 @@ class Turn(Message, frozen=True, kw_only=True):
     Turn 0 is the prompt of a whole group (`sample` 0); turn i answers the model's i-th segment."""
 
     seed: Digest
-    """The submission's."""
     group: Group
     sample: Sample
     index: TurnIndex
     before: Digest
-    """`tokens_digest` of all tokens of the episode before this turn."""
     tokens: Packed = b""
-    """Empty if the episode is over."""
     last: bool = False
-    """Whether the model's next segment ends the episode: nobody is asked for a turn after it."""
     failed: Line = ""
-    """Why the environment cannot go on with the episode, which is then over and has no grade."""
 
     @property
     def over(self) -> bool:
@@ -97,8 +92,6 @@ class TurnRequest(EpisodeRequest, frozen=True, kw_only=True):
     The environment's last signed turn, if it is not the prompt, stands beside the request."""
 
     omitted: Count = 0
-    """Tokens at the beginning that are left out: the environment peer that gave the last turn has
-    them, so that a worker's bytes grow with the tokens and not with the square of the turns."""
 
 
 class TurnRefused(Message, frozen=True, kw_only=True):
@@ -106,9 +99,7 @@ class TurnRefused(Message, frozen=True, kw_only=True):
 
     reason: Line
     later: bool = False
-    """Whether a later request, or one to another environment peer, may succeed."""
     incomplete: bool = False
-    """Whether the same request with no token omitted may succeed."""
 
 
 class GradeRequest(EpisodeRequest, frozen=True, kw_only=True):
@@ -122,15 +113,11 @@ class EpisodeGrade(Message, frozen=True, kw_only=True):
 
     reward: Annotated[float, Meta(ge=0, le=1)]
     penalty: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Length penalty, which is subtracted from the reward."""
     has_target: bool = False
-    """Whether the prompt asks for a length, so that there may be a penalty."""
     not_gradable: Line = ""
-    """Why the reward cannot be known; empty if it is."""
     parts: Annotated[dict[Name, Finite], Meta(max_length=REWARD_PARTS_MAX)] = msgspec.field(
         default_factory=dict
     )
-    """Parts of the reward, for display."""
 
 
 def pack(tokens: Iterable[int]) -> bytes:
