@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from benchmarks.recipe import run
 from peers.agents.servers import FOLDER_VARIABLE
 from peers.demo.recipes import RECIPES, Recipe, Warmup
-from peers.environments.verifiers.installed import OPENENV
+from peers.environments.verifiers.installed import recipe_of
 from swarm.terminal.output import print_json
 from swarm.terminal.tables import option_texts
 from swarm.wire.manifest import EnvironmentReference
@@ -194,7 +194,8 @@ def main() -> None:
             write_server(folder, "tools", TOOLS, Path(sys.executable), is_stateless=True)
             made = recipe("mcp", mcp_options(folder), tokens=64)
         else:
-            python = OPENENV.folder(arguments.home.absolute()) / "bin" / "python"
+            home = arguments.home.absolute()
+            python = recipe_of("", "openenv").folder(home) / "bin" / "python"
             write_server(folder, "programs", PROGRAMS, python, "{port}", sessions=32)
             made = recipe("openenv", OPENENV_OPTIONS, tokens=12)
         seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)

@@ -17,20 +17,11 @@ from peers.environments.renderer import stop_ids_of
 from swarm.errors import UserError
 from swarm.jobs import TrainingJob
 from swarm.terminal.tables import read_toml, struct_from_mapping
-from swarm.wire.manifest import (
-    Adapter,
-    EnvironmentReference,
-    Objective,
-    Optimiser,
-    OptionValue,
-    Sampling,
-    Schedule,
-    Thresholds,
-)
+from swarm.wire import manifest
 
 MODEL = "demo/qwen2-0.23m"
-OBJECTIVE = Objective(epsilon=0.2, delta=4.0, kl_coefficient=0.0, entropy_coefficient=0.0)
-THRESHOLDS = Thresholds(measured_tokens=2_229_646, measured_dtypes=["bfloat16", "float32"])
+OBJECTIVE = manifest.Objective(epsilon=0.2, delta=4.0, kl_coefficient=0.0, entropy_coefficient=0.0)
+THRESHOLDS = manifest.Thresholds(measured_tokens=2_229_646, measured_dtypes=["bfloat16", "float32"])
 """The defaults, which are this model's (docs/benchmarks.md, "Honest workers and cheats")."""
 
 
@@ -53,12 +44,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """What one demo trains on."""
 
     title: str
-    environments: list[EnvironmentReference]
-    sampling: Sampling
-    schedule: Schedule
-    optimiser: Optimiser
-    adapter: Adapter = Adapter()
-    thresholds: Thresholds = THRESHOLDS
+    environments: list[manifest.EnvironmentReference]
+    sampling: manifest.Sampling
+    schedule: manifest.Schedule
+    optimiser: manifest.Optimiser
+    adapter: manifest.Adapter = manifest.Adapter()
+    thresholds: manifest.Thresholds = THRESHOLDS
     """Those of a model that is given are measured."""
     positions: int = LENGTH_MAX
     """The context length of a policy that is made."""
@@ -86,7 +77,7 @@ class PreparationService(Protocol):
     async def warm_up(self, job: Prepare) -> int:
         """Write the policy to `folder`, warmed up; return the steps."""
 
-    async def calibrate(self, job: Prepare) -> Thresholds:
+    async def calibrate(self, job: Prepare) -> manifest.Thresholds:
         """Measure the thresholds by which validators tell honest work from fakes."""
 
 
@@ -124,7 +115,7 @@ TOKENS_MAX = 64
 
 def recipe_of(
     name: str,
-    options: Mapping[str, OptionValue] | None = None,
+    options: Mapping[str, manifest.OptionValue] | None = None,
     model: Path | None = None,
     tokenizer: Path | None = None,
 ) -> Recipe:
@@ -133,7 +124,9 @@ def recipe_of(
     known = RECIPES.get(name)
     if known is not None and model is None and not options:
         return known
-    environments = known.environments if known else [EnvironmentReference(name=name, version="")]
+    environments = (
+        known.environments if known else [manifest.EnvironmentReference(name=name, version="")]
+    )
     given = dict(options or {})
     if model is not None and given.get("chat") is not False:
         try:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from peers.endpoint import requests
 from peers.endpoint.errors import ApiError, deadline_error
 from peers.endpoint.gate import SESSION_HEADER, Gate, Keys, error_response
 from peers.endpoint.generating import Begun, Generator
@@ -23,14 +24,6 @@ from peers.endpoint.jobs import Job, chat_job, completion_job, responses_job
 from peers.endpoint.policy import Policy
 from peers.endpoint.recording import Sessions
 from peers.endpoint.replies import LAST_EVENT, Delta, Reply, as_event, encode
-from peers.endpoint.requests import (
-    NAME_MAX,
-    ChatRequest,
-    CompletionRequest,
-    ResponsesRequest,
-    RewardRequest,
-    parse,
-)
 from peers.endpoint.sessions import Session
 from swarm.world.tasks import alongside
 
@@ -69,9 +62,9 @@ class Endpoint:
     def app(self) -> Starlette:
         """The ASGI application."""
         post = ["POST"]
-        completion = self._generate(CompletionRequest, completion_job)
-        chat = self._generate(ChatRequest, chat_job)
-        responses = self._generate(ResponsesRequest, responses_job)
+        completion = self._generate(requests.CompletionRequest, completion_job)
+        chat = self._generate(requests.ChatRequest, chat_job)
+        responses = self._generate(requests.ResponsesRequest, responses_job)
         return Starlette(
             routes=[
                 Route("/v1/completions", completion, methods=post),
@@ -95,11 +88,11 @@ class Endpoint:
         self, kind: type[Any], job_of: Callable[[Any, str | None, Policy], Job]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            asked = parse(await self._body(request), kind)
+            asked = requests.parse(await self._body(request), kind)
             name = request.headers.get(SESSION_HEADER)
-            if name is not None and not 1 <= len(name) <= NAME_MAX:
+            if name is not None and not 1 <= len(name) <= requests.NAME_MAX:
                 told = f"the header X-Session-ID has {len(name)} characters"
-                raise ApiError(f"{told}; 1 to {NAME_MAX} are allowed")
+                raise ApiError(f"{told}; 1 to {requests.NAME_MAX} are allowed")
             job = job_of(asked, name, self.policy)
             begun = self.generator.begin(job)
             if job.stream:
@@ -163,7 +156,7 @@ class Endpoint:
 
     async def _reward(self, request: Request) -> Response:
         """Take a session's reward, write the session and close it."""
-        asked = parse(await self._body(request), RewardRequest)
+        asked = requests.parse(await self._body(request), requests.RewardRequest)
         session = self.sessions.find(request.path_params["session"])
         if self.sessions.folder is None:
             raise ApiError(

@@ -5,23 +5,17 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
+from peers.endpoint import requests
 from peers.endpoint.errors import ApiError
 from peers.endpoint.replies import Delta, Event, Reply, log_probabilities
-from peers.endpoint.requests import (
-    CalledFunction,
-    ChatMessage,
-    ChatRequest,
-    ResponsesRequest,
-    ToolCall,
-)
 
 LOG_PROBABILITIES = "message.output_text.logprobs"
 """The value of `include` that asks for them."""
 
 
-def as_chat(asked: ResponsesRequest) -> ChatRequest:
+def as_chat(asked: requests.ResponsesRequest) -> requests.ChatRequest:
     """The request in the form of a chat; raises `ApiError`."""
-    return ChatRequest(
+    return requests.ChatRequest(
         messages=list(_messages(asked)),
         model=asked.model,
         max_completion_tokens=asked.max_output_tokens,
@@ -35,13 +29,13 @@ def as_chat(asked: ResponsesRequest) -> ChatRequest:
     )
 
 
-def _messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
+def _messages(asked: requests.ResponsesRequest) -> Iterator[requests.ChatMessage]:
     if asked.instructions:
-        yield ChatMessage("system", asked.instructions)
+        yield requests.ChatMessage("system", asked.instructions)
     if isinstance(asked.input, str):
-        yield ChatMessage("user", asked.input)
+        yield requests.ChatMessage("user", asked.input)
         return
-    turn: ChatMessage | None = None
+    turn: requests.ChatMessage | None = None
     """The model's: its text, then its calls."""
     for item in asked.input:
         is_call = item.type == "function_call"
@@ -49,17 +43,17 @@ def _messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
             yield turn
             turn = None
         if is_call:
-            turn = turn or ChatMessage("assistant", "")
+            turn = turn or requests.ChatMessage("assistant", "")
             turn.tool_calls = [
                 *(turn.tool_calls or []),
-                ToolCall(CalledFunction(item.name, item.arguments), item.call_id),
+                requests.ToolCall(requests.CalledFunction(item.name, item.arguments), item.call_id),
             ]
         elif item.type == "function_call_output":
-            yield ChatMessage("tool", item.output, tool_call_id=item.call_id)
+            yield requests.ChatMessage("tool", item.output, tool_call_id=item.call_id)
         elif item.role == "assistant":
-            turn = ChatMessage("assistant", item.content)
+            turn = requests.ChatMessage("assistant", item.content)
         else:
-            yield ChatMessage(item.role, item.content)
+            yield requests.ChatMessage(item.role, item.content)
     if turn is not None:
         yield turn
 
@@ -85,7 +79,7 @@ def _choice(given: Any) -> Any:
 class ResponsesForm:
     """`/v1/responses`: the reply to one request. It has one choice."""
 
-    asked: ResponsesRequest
+    asked: requests.ResponsesRequest
     _number: int = 0
     """Events so far."""
     _text: str = ""

@@ -27,12 +27,12 @@ class Recipe:
 
     name: str
     """Name of the folder; for an engine, what `swarm engine install` takes."""
-    engine: str
-    """Value of the setting `engine` that uses it; empty for another library."""
     steps: tuple[tuple[str, ...], ...]
     """Requirements that pip installs, step by step: the first step pins what later ones pull in."""
     disk_bytes: int
     """Free disk that the installation needs, downloads included."""
+    engine: str = ""
+    """Value of the setting `engine` that uses it; empty for another library."""
     check: tuple[str, ...] = ("-m", "peers.engines.vllm.selftest")
     """Arguments of the environment's Python that prove that the engine works."""
     unwanted: tuple[str, ...] = ()

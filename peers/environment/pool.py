@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import pydantic
 import trio
 
+from swarm.data import statements
 from swarm.errors import SwarmError
 from swarm.jobs.environment import EnvironmentService, EnvironmentSetup
 from swarm.node.node import Node
@@ -59,15 +60,7 @@ class SignedTurns:
         """Bytes in all (`""`), and of each worker and network."""
 
     async def open(self) -> None:
-        table = (
-            "CREATE TABLE IF NOT EXISTS turns (seed BLOB NOT NULL, grp INTEGER NOT NULL,"
-            " sample INTEGER NOT NULL, idx INTEGER NOT NULL, before BLOB NOT NULL,"
-            " lineage INTEGER NOT NULL, step INTEGER NOT NULL, envelope BLOB NOT NULL,"
-            " worker TEXT NOT NULL, network TEXT NOT NULL,"
-            f" PRIMARY KEY ({_COLUMNS})) WITHOUT ROWID"
-        )
-        index = "CREATE INDEX IF NOT EXISTS by_step ON turns (lineage, step)"
-        await execute(self._database, table, index)
+        await execute(self._database, *statements(__file__))
         self._count()
 
     def has_room(self, asker: Asker) -> bool:

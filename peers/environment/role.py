@@ -26,24 +26,12 @@ from swarm.rollouts.signed_turns import BadTurn, has_room, open_turn
 from swarm.run.admission import check_admission, is_worker
 from swarm.run.work import OrderBook, check_rendering, submission_order
 from swarm.transport.rates import TokenBuckets
+from swarm.wire import turns
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import EnvironmentReference
 from swarm.wire.messages import Admission, Message, StepOrder
 from swarm.wire.messenger import first
-from swarm.wire.turns import (
-    PACKED_BYTES_MAX,
-    EpisodeGrade,
-    EpisodeRequest,
-    EpisodeTokens,
-    GradeRequest,
-    Turn,
-    TurnRefused,
-    TurnRequest,
-    pack,
-    packed_digest,
-    segments_of,
-)
 from swarm.world import ChildError
 
 ATTEMPTS_MAX = 2
@@ -120,7 +108,7 @@ class EnvironmentRole:
             )
             self._peer.status.doing = "ready to serve"
             async with self._peer.messenger.answering(
-                {TurnRequest: self._on_turn, GradeRequest: self._on_grade}
+                {turns.TurnRequest: self._on_turn, turns.GradeRequest: self._on_grade}
             ):
                 await self._pool.run(setup, lambda service: check_rendering(service.probe, served))
 
@@ -128,7 +116,7 @@ class EnvironmentRole:
         self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
         """Answer a worker with a signed turn; a stranger or a flood gets nothing."""
-        worker, request = envelope.sender, envelope.expect(TurnRequest)
+        worker, request = envelope.sender, envelope.expect(turns.TurnRequest)
         if cause := self._unwelcome(worker, request, first(supporting, Admission)):
             self._dropped.emit("environment.request_dropped", remote=worker, cause=cause)
             return []
@@ -137,7 +125,7 @@ class EnvironmentRole:
         except _Refused as refusal:
             return [await self._refusal(refusal)]
 
-    def _unwelcome(self, worker: str, request: TurnRequest, shown: Envelope | None) -> str:
+    def _unwelcome(self, worker: str, request: turns.TurnRequest, shown: Envelope | None) -> str:
         """Why a request is dropped without an answer; empty if it is answered."""
         if not self._run.trusts(worker):
             wall_time = self._node.world.wall_time()
@@ -151,7 +139,7 @@ class EnvironmentRole:
         return ""
 
     async def _turn(
-        self, worker: str, request: TurnRequest, supporting: Sequence[Envelope]
+        self, worker: str, request: turns.TurnRequest, supporting: Sequence[Envelope]
     ) -> Envelope:
         self._take_shown(first(supporting, StepOrder))
         order = await self._order_of(worker, request)
@@ -164,17 +152,17 @@ class EnvironmentRole:
             raise _Refused("an episode must end with a segment of the model")
         if not has_room(segments[1::2], order.sampling.max_new_tokens):
             raise _Refused("the episode is over: it is as long as the run allows")
-        before = pack(token for segment in segments for token in segment)
-        turn = Turn(
+        before = turns.pack(token for segment in segments for token in segment)
+        turn = turns.Turn(
             seed=seed,
             group=request.group,
             sample=request.sample,
             index=len(segments) // 2,
-            before=packed_digest(before),
+            before=turns.packed_digest(before),
         )
         if (known := self._signed.find(turn)) is not None:
             if segments:
-                self._texts.keep(known.expect(Turn), before)
+                self._texts.keep(known.expect(turns.Turn), before)
             return known
         asker = pool.Asker(worker, self._node.transport.network_of(PeerId(worker)))
         if not self._signed.has_room(asker):
@@ -188,7 +176,7 @@ class EnvironmentRole:
                 turn = await self._prompt(order, turn)
             else:
                 if turn.index > 1:
-                    self._check_shown(request, turn, segments, first(supporting, Turn))
+                    self._check_shown(request, turn, segments, first(supporting, turns.Turn))
                 turn = await self._answer(order, turn, segments)
         except pool.TooBusy as error:
             raise _Refused(str(error), later=True) from error
@@ -213,7 +201,7 @@ class EnvironmentRole:
                 reason = f"environment peer {peer} is there, and answers this submission's episodes"
                 raise _Refused(reason, later=True)
 
-    def _after_failure(self, turn: Turn, error: pool.CallFailed | ChildError) -> Turn:
+    def _after_failure(self, turn: turns.Turn, error: pool.CallFailed | ChildError) -> turns.Turn:
         """The failed turn after a call that failed; raises `_Refused` if the worker may ask again.
 
         A child's `UserError` about a turn is the environment's, and final; other errors about turns
@@ -236,12 +224,14 @@ class EnvironmentRole:
         if self._failures[key] < ATTEMPTS_MAX:
             raise _Refused(str(error)[:500], later=True) from error
 
-    async def _prompt(self, order: SubmissionOrder, turn: Turn) -> Turn:
+    async def _prompt(self, order: SubmissionOrder, turn: turns.Turn) -> turns.Turn:
         job = DrawPrompt(order=order, group=turn.group)
         drawn = await self._pool.call(order.worker, lambda service: service.draw(job))
         return _with_tokens(turn, drawn.tokens, last=drawn.last)
 
-    async def _answer(self, order: SubmissionOrder, turn: Turn, segments: list[list[int]]) -> Turn:
+    async def _answer(
+        self, order: SubmissionOrder, turn: turns.Turn, segments: list[list[int]]
+    ) -> turns.Turn:
         job = PlayTurn(order=order, group=turn.group, sample=turn.sample, segments=segments)
         played = await self._pool.call(order.worker, lambda service: service.play(job))
         if played.differs:
@@ -253,7 +243,11 @@ class EnvironmentRole:
         return _with_tokens(turn, played.tokens)
 
     def _check_shown(
-        self, request: EpisodeRequest, turn: Turn, segments: list[list[int]], shown: Envelope | None
+        self,
+        request: turns.EpisodeRequest,
+        turn: turns.Turn,
+        segments: list[list[int]],
+        shown: Envelope | None,
     ) -> None:
         """Raise `_Refused` unless an environment peer signed the turns so far: the hash in `shown`,
         the last of them, covers all others."""
@@ -277,20 +271,20 @@ class EnvironmentRole:
             )
         except BadTurn as error:
             raise _Refused(str(error)) from error
-        if last.tokens != pack(segments[-2]):
+        if last.tokens != turns.pack(segments[-2]):
             raise _Refused("the environment's last turn has other tokens than the request")
 
     async def _on_grade(
         self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
         """Answer a validator with a grade. The gate lets nobody else ask."""
-        request = envelope.expect(GradeRequest)
+        request = envelope.expect(turns.GradeRequest)
         try:
             return [await self._grade(request, supporting)]
         except _Refused as refusal:
             return [await self._refusal(refusal)]
 
-    async def _grade(self, request: GradeRequest, supporting: Sequence[Envelope]) -> Envelope:
+    async def _grade(self, request: turns.GradeRequest, supporting: Sequence[Envelope]) -> Envelope:
         self._take_shown(first(supporting, StepOrder))
         order = await self._order_of(request.worker, request)
         segments = self._segments(request, supporting)
@@ -311,10 +305,10 @@ class EnvironmentRole:
         except pool.CallFailed as error:
             self._count_failure(key, error)
             self._failures[key] -= 1  # a later request is tried once
-            grade = EpisodeGrade(reward=0.0, not_gradable=str(error)[:500])
+            grade = turns.EpisodeGrade(reward=0.0, not_gradable=str(error)[:500])
         return await self._peer.seal(grade, STATE_LIFETIME_SECONDS)
 
-    async def _order_of(self, worker: str, request: EpisodeRequest) -> SubmissionOrder:
+    async def _order_of(self, worker: str, request: turns.EpisodeRequest) -> SubmissionOrder:
         """What the step's order asks of a worker; raises `_Refused` for work that none wants."""
         found = await self._orders.wait_for(request.lineage, request.step)
         manifest = self._run.manifest_of(found) if found is not None else None
@@ -341,32 +335,34 @@ class EnvironmentRole:
         return order
 
     def _segments(
-        self, request: EpisodeRequest, supporting: Sequence[Envelope], omitted: bytes = b""
+        self, request: turns.EpisodeRequest, supporting: Sequence[Envelope], omitted: bytes = b""
     ) -> list[list[int]]:
         """The segments of a request; raises `_Refused`."""
-        further = [each.message for each in supporting if isinstance(each.message, EpisodeTokens)]
+        further = [
+            each.message for each in supporting if isinstance(each.message, turns.EpisodeTokens)
+        ]
         try:
-            return segments_of(request, further, omitted)
+            return turns.segments_of(request, further, omitted)
         except ValueError as error:
             raise _Refused(str(error)) from error
 
     async def _refusal(self, refusal: _Refused) -> Envelope:
-        message: Message = TurnRefused(
+        message: Message = turns.TurnRefused(
             reason=str(refusal)[:500], later=refusal.later, incomplete=refusal.incomplete
         )
         return await self._peer.seal(message, STATE_LIFETIME_SECONDS)
 
 
-def _with_tokens(turn: Turn, tokens: Sequence[int], *, last: bool = False) -> Turn:
+def _with_tokens(turn: turns.Turn, tokens: Sequence[int], *, last: bool = False) -> turns.Turn:
     """A turn with its tokens; one that is too long for a message has failed."""
-    packed = pack(tokens)
-    if len(packed) > PACKED_BYTES_MAX:
+    packed = turns.pack(tokens)
+    if len(packed) > turns.PACKED_BYTES_MAX:
         return _failed(
             turn, f"the environment's turn has {len(tokens)} tokens, more than a message can carry"
         )
     return msgspec.structs.replace(turn, tokens=packed, last=last)
 
 
-def _failed(turn: Turn, reason: str) -> Turn:
+def _failed(turn: turns.Turn, reason: str) -> turns.Turn:
     """The turn that ends an episode because the environment cannot go on with it."""
     return msgspec.structs.replace(turn, failed=reason[:500])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from swarm.data import statements
 from swarm.node.node import Node
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.messages import Submission
@@ -40,13 +41,7 @@ class Outbox:
         self._run = run
 
     async def open(self) -> None:
-        await self._change(
-            "CREATE TABLE IF NOT EXISTS made (run TEXT NOT NULL, lineage INTEGER NOT NULL, "
-            "step INTEGER NOT NULL, number INTEGER NOT NULL, entry BLOB NOT NULL, "
-            "submission BLOB NOT NULL, nonce BLOB NOT NULL, ordered BLOB, "
-            "judged INTEGER NOT NULL DEFAULT 0, receipt BLOB, policies BLOB, "
-            "PRIMARY KEY (run, lineage, step, number)) WITHOUT ROWID"
-        )
+        await execute(self._node.database, *statements(__file__))
 
     async def sweep(self) -> None:
         """Remove files that no row names: they were not finished, or are not wanted any more."""

@@ -4,6 +4,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from swarm.data import statements
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.outer import Contribution, RoundRecord
@@ -11,15 +12,7 @@ from swarm.world import Database, execute
 
 T = TypeVar("T")
 
-_TABLES = (
-    "CREATE TABLE IF NOT EXISTS records (round INTEGER, digest BLOB, envelope BLOB NOT NULL, "
-    "PRIMARY KEY (round, digest)) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS states (record BLOB PRIMARY KEY, round INTEGER NOT NULL, "
-    "digest BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY, record BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS own (number INTEGER PRIMARY KEY, base BLOB NOT NULL, "
-    "contribution BLOB NOT NULL)",
-)
+_TABLES = statements(__file__)
 
 OWN_KEPT = 100
 """Own contributions remembered, so that no restart makes a second one from the same base."""

@@ -10,16 +10,8 @@ from peers.validator.checks.history import speed
 from peers.validator.inbox import Key
 from swarm.jobs.validation import Graded, Inspected, Report, UngradedGroup
 from swarm.rollouts.rollouts import parts_of
+from swarm.wire import messages
 from swarm.wire.envelope import Envelope
-from swarm.wire.messages import (
-    Acknowledgement,
-    Evidence,
-    RewardParts,
-    Rewards,
-    StepOrder,
-    Submission,
-    Verdict,
-)
 
 
 class Slot(NamedTuple):
@@ -36,12 +28,14 @@ class Slot(NamedTuple):
         return self._replace(number=self.number - 1)
 
 
-def slot_of(worker: str, named: Submission | Acknowledgement | Verdict) -> Slot:
+def slot_of(
+    worker: str, named: messages.Submission | messages.Acknowledgement | messages.Verdict
+) -> Slot:
     """The slot of a worker's submission, or of the one that a validator's message names."""
     return Slot(worker, named.lineage, named.step, named.number)
 
 
-def fields_naming(worker: str, named: Submission) -> dict[str, Any]:
+def fields_naming(worker: str, named: messages.Submission) -> dict[str, Any]:
     """The fields of an event that say which submission it is about."""
     return {
         "submission": named.digest,
@@ -64,12 +58,12 @@ class Case:
     """Signed once, and repeated while the worker asks again; None after a restart."""
 
     @property
-    def submission(self) -> Submission:
-        return self.announced.expect(Submission)
+    def submission(self) -> messages.Submission:
+        return self.announced.expect(messages.Submission)
 
     @property
-    def order(self) -> StepOrder:
-        return self.ordered.expect(StepOrder)
+    def order(self) -> messages.StepOrder:
+        return self.ordered.expect(messages.StepOrder)
 
     @property
     def worker(self) -> str:
@@ -96,7 +90,7 @@ class Case:
 class Outcome(Inspected, kw_only=True):
     """The results of all checks of a submission, and those for training."""
 
-    rewards: Rewards = msgspec.field(default_factory=list)
+    rewards: messages.Rewards = msgspec.field(default_factory=list)
     """[groups][G] 0 for an ungraded group; empty if no group has grades."""
     task_means: list[float] = msgspec.field(default_factory=list)
     """[groups] Mean reward without the length penalty; empty if there is no penalty."""
@@ -104,8 +98,8 @@ class Outcome(Inspected, kw_only=True):
     """[groups] Largest minus smallest reward without the penalty; empty if there is none."""
     ungraded: list[UngradedGroup] = msgspec.field(default_factory=list)
     """By group. The sampling checks decide whether the worker is at fault."""
-    parts: RewardParts = RewardParts()
-    evidence: Evidence = Evidence()
+    parts: messages.RewardParts = messages.RewardParts()
+    evidence: messages.Evidence = messages.Evidence()
     share: float = 1.0
     """The probability with which it was drawn for recomputation."""
     continued: list[int] = msgspec.field(default_factory=list)
@@ -180,9 +174,11 @@ def quarantine_ungraded(outcome: Outcome) -> None:
     outcome.detail, outcome.quarantined = first.reason, True
 
 
-def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index: int) -> Verdict:
+def verdict_on(
+    worker: str, submission: messages.Submission, outcome: Outcome, log_index: int
+) -> messages.Verdict:
     """The verdict that states an outcome; `log_index` is -1 for a verdict in no log."""
-    verdict = Verdict(
+    verdict = messages.Verdict(
         submission=submission.digest,
         size_bytes=submission.size_bytes,
         worker=worker,
@@ -215,7 +211,7 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
     return verdict if credited else without_training(verdict)
 
 
-def without_training(verdict: Verdict) -> Verdict:
+def without_training(verdict: messages.Verdict) -> messages.Verdict:
     """A verdict on a submission that earns nothing and is not trained on."""
     return msgspec.structs.replace(
         verdict,
@@ -226,5 +222,5 @@ def without_training(verdict: Verdict) -> Verdict:
         rollouts_digest=b"",
         rollouts_bytes=0,
         quarantined=[],
-        parts=RewardParts(),
+        parts=messages.RewardParts(),
     )

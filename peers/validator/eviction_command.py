@@ -1,29 +1,22 @@
 """`swarm ledger check-eviction`."""
 
 from swarm.commands.ledger_checks import readable, report
+from swarm.terminal import options
 from swarm.terminal.exit import exits
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import (
-    AsJson,
-    Bootstrap,
-    LedgerSource,
-    TokenizerFolder,
-    WhichRun,
-    explained,
-)
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
 
 @exits
-@explained(__file__)
+@options.explained(__file__)
 def check_eviction(
     peer: str,
-    source: LedgerSource = None,
-    bootstrap: Bootstrap = None,
-    run: WhichRun = None,
-    tokenizer: TokenizerFolder = None,
-    as_json: AsJson = False,
+    source: options.LedgerSource = None,
+    bootstrap: options.Bootstrap = None,
+    run: options.WhichRun = None,
+    tokenizer: options.TokenizerFolder = None,
+    as_json: options.AsJson = False,
 ) -> int:
     """Compute the reason of an eviction again. Exit status 1: not confirmed.
 

@@ -31,26 +31,7 @@ PANELS = {
 """Heads of the help, each with its commands in order; those of other packages follow."""
 OTHERS = "Of other packages"
 
-FIRST_LINES = """\
-See it work:     swarm demo                        a whole swarm on this machine, in two minutes
-                 swarm demo --model OWNER/NAME     the same with a model that you name
-Contribute:      swarm doctor                      whether this machine can, and what to change
-                 swarm join LINK                   the run of an invite link, or by an address:
-                 swarm peer --role inference --bootstrap MULTIADDR
-                 swarm status                      how far the run is
-                 swarm ledger                      your receipts, each proven
-Run:             swarm trainer plan                the memory that a trainer needs
-                 swarm run create run.toml         measure thresholds, sign the run
-                 swarm peer --role trainer …       and a validator, each with its --home
-                 swarm dashboard                   the run as a live page
-                 swarm run update run.toml         change it while it runs
-Research:        swarm environment new NAME        an environment of your own
-                 swarm demo --environment NAME     train on it
-                 swarm eval CHECKPOINT             measure a policy on held-out tasks
-                 swarm rollouts show FOLDER        read what was generated, with rewards
-                 python -m simnet list             whole networks in virtual time
-All commands:    swarm -h
-"""
+FIRST_LINES = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 """What `swarm` alone shows."""
 
 

@@ -12,15 +12,6 @@ from swarm.kademlia.contacts import Contacts, Emit
 from swarm.kademlia.publishing import Publisher
 from swarm.kademlia.records import Held, Validator
 from swarm.kademlia.routing_table import BUCKET_SIZE
-from swarm.kademlia.wire import (
-    ADDRESSES_PER_PEER_MAX,
-    MESSAGE_BYTES_MAX,
-    PEERS_PER_MESSAGE_MAX,
-    Message,
-    MessageType,
-    Neighbour,
-    Record,
-)
 from swarm.transport import ConnectError, Stream, Transport
 from swarm.transport.rates import TokenBucket, TokenBuckets
 from swarm.wire.identity import InvalidPeerId, PeerId, peer_id_bytes, public_key_of
@@ -79,7 +70,7 @@ class Kademlia(Publisher):
         self._bootstrap_addresses = tuple(dict.fromkeys([*others, *addresses]))
         reasons: list[str] = []
 
-        async def check(neighbour: Neighbour) -> None:
+        async def check(neighbour: wire.Neighbour) -> None:
             try:
                 await self._contacts.check(neighbour, proven=neighbour.addresses)
             except PeerError as error:
@@ -102,7 +93,7 @@ class Kademlia(Publisher):
         own_word: list[tuple[str, ...]] = []
         said: Counter[str] = Counter()
 
-        def hear(source: Neighbour, answer: Message) -> None:
+        def hear(source: wire.Neighbour, answer: wire.Message) -> None:
             for neighbour in answer.closer_peers:
                 if neighbour.peer == peer:
                     said.update(neighbour.addresses)
@@ -112,12 +103,15 @@ class Kademlia(Publisher):
                 own_word.append(source.addresses)
 
         await self._contacts.lookup(
-            MessageType.FIND_NODE, peer_id_bytes(peer), hear=hear, enough=lambda: bool(own_word)
+            wire.MessageType.FIND_NODE,
+            peer_id_bytes(peer),
+            hear=hear,
+            enough=lambda: bool(own_word),
         )
         for addresses in own_word:
             if addresses:
                 return addresses
-        return tuple(address for address, _ in said.most_common(ADDRESSES_PER_PEER_MAX))
+        return tuple(address for address, _ in said.most_common(wire.ADDRESSES_PER_PEER_MAX))
 
     async def get(self, key: bytes) -> bytes | None:
         """The best record of the peers nearest to the key, asked until `QUORUM` gave a valid one or
@@ -126,7 +120,7 @@ class Kademlia(Publisher):
         copies: dict[PeerId, Held | None] = {}
         valid = 0
 
-        def hear(source: Neighbour, answer: Message) -> None:
+        def hear(source: wire.Neighbour, answer: wire.Message) -> None:
             nonlocal valid
             copies[source.peer] = self.believe(source.peer, key, answer.record)
             valid += copies[source.peer] is not None
@@ -134,7 +128,9 @@ class Kademlia(Publisher):
         def enough() -> bool:
             return valid >= QUORUM
 
-        result = await self._contacts.lookup(MessageType.GET_VALUE, key, hear=hear, enough=enough)
+        result = await self._contacts.lookup(
+            wire.MessageType.GET_VALUE, key, hear=hear, enough=enough
+        )
         opinions = [copy for copy in (*copies.values(), self.own_copy(key)) if copy is not None]
         if not opinions:
             return None
@@ -152,14 +148,14 @@ class Kademlia(Publisher):
         return best.value
 
     async def find_providers(
-        self, key: bytes, limit: int = PEERS_PER_MESSAGE_MAX
-    ) -> list[Neighbour]:
+        self, key: bytes, limit: int = wire.PEERS_PER_MESSAGE_MAX
+    ) -> list[wire.Neighbour]:
         """At most `limit` providers, those named by most holders first. The lookup ends early only
         if two holders each named `limit`, so that one liar cannot fill the answer."""
-        named: dict[PeerId, Neighbour] = {}
+        named: dict[PeerId, wire.Neighbour] = {}
         votes: Counter[PeerId] = Counter()
 
-        def count(providers: Sequence[Neighbour]) -> None:
+        def count(providers: Sequence[wire.Neighbour]) -> None:
             for provider in providers:
                 held = named.get(provider.peer)
                 if held is None or not held.addresses:
@@ -167,9 +163,9 @@ class Kademlia(Publisher):
                 votes[provider.peer] += 1
 
         now = self._world.now()
-        count(self.providers.sample(key, PEERS_PER_MESSAGE_MAX, now, self._world.random))
+        count(self.providers.sample(key, wire.PEERS_PER_MESSAGE_MAX, now, self._world.random))
         await self._contacts.lookup(
-            MessageType.GET_PROVIDERS,
+            wire.MessageType.GET_PROVIDERS,
             key,
             hear=lambda source, answer: count(answer.provider_peers),
             enough=lambda: sum(vote >= 2 for vote in votes.values()) >= limit,
@@ -234,22 +230,22 @@ class Kademlia(Publisher):
             self._explored = now
             # It has the form of a peer id, because some nodes parse the key of a request.
             key = peer_id_bytes(self.peer_id)[:6] + self._world.random.randbytes(32)
-            await self._contacts.lookup(MessageType.FIND_NODE, key)
+            await self._contacts.lookup(wire.MessageType.FIND_NODE, key)
 
     async def _look_around(self) -> None:
         """Look up our own id: that finds our neighbourhood, and makes us known in it."""
         self._looked_around = self._world.now()
-        await self._contacts.lookup(MessageType.FIND_NODE, peer_id_bytes(self.peer_id))
+        await self._contacts.lookup(wire.MessageType.FIND_NODE, peer_id_bytes(self.peer_id))
 
 
-def _parse(address: str) -> Neighbour:
+def _parse(address: str) -> wire.Neighbour:
     """Parse a multiaddr that ends in a peer id; raises `ValueError`."""
     peer = address.rpartition("/p2p/")[2] if "/p2p/" in address else ""
     try:
         public_key_of(peer)
     except InvalidPeerId as error:
         raise ValueError(f"the address {address!r} does not end in /p2p/<peer id>") from error
-    return Neighbour(PeerId(peer), (address,))
+    return wire.Neighbour(PeerId(peer), (address,))
 
 
 INBOUND_STREAMS_MAX = 256
@@ -282,7 +278,7 @@ class Server:
     def start(self) -> None:
         """Serve the protocol from now on."""
         self._contacts.transport.serve(
-            wire.PROTOCOL, self._serve, frame_bytes_max=MESSAGE_BYTES_MAX
+            wire.PROTOCOL, self._serve, frame_bytes_max=wire.MESSAGE_BYTES_MAX
         )
 
     async def _serve(self, stream: Stream) -> None:
@@ -306,7 +302,7 @@ class Server:
                         break
                     await self._rate_of(stream.peer).spend(1)
                     answer = self.answer(stream.peer, wire.decode(frame))
-                    self._contacts.consider(Neighbour(stream.peer))
+                    self._contacts.consider(wire.Neighbour(stream.peer))
                     if answer is not None:
                         raw = wire.encode(answer)
                         self._rate_of(stream.peer).borrow(
@@ -320,39 +316,39 @@ class Server:
     def _rate_of(self, peer: PeerId) -> TokenBucket:
         return self._rates.of(self._contacts.transport.network_of(peer) or peer)
 
-    def answer(self, sender: PeerId, message: Message) -> Message | None:
+    def answer(self, sender: PeerId, message: wire.Message) -> wire.Message | None:
         """The answer to one request; None for a request without an answer."""
         kind, key = message.type, message.key
         match kind:
-            case MessageType.PING:
-                return Message(MessageType.PING)
-            case MessageType.FIND_NODE if key == peer_id_bytes(self._contacts.peer_id):
-                return Message(kind, key, closer_peers=(self._contacts.itself(),))
-            case MessageType.FIND_NODE:
-                return Message(kind, key, closer_peers=self._contacts.closer(sender, key))
-            case MessageType.GET_VALUE:
+            case wire.MessageType.PING:
+                return wire.Message(wire.MessageType.PING)
+            case wire.MessageType.FIND_NODE if key == peer_id_bytes(self._contacts.peer_id):
+                return wire.Message(kind, key, closer_peers=(self._contacts.itself(),))
+            case wire.MessageType.FIND_NODE:
+                return wire.Message(kind, key, closer_peers=self._contacts.closer(sender, key))
+            case wire.MessageType.GET_VALUE:
                 held = self._publisher.records.get(key)
-                record = Record(key, held.value) if held is not None else None
-                return Message(kind, key, record, self._contacts.closer(sender, key))
-            case MessageType.PUT_VALUE:
-                return Message(kind, key, self._accept_record(sender, message))
-            case MessageType.GET_PROVIDERS:
+                record = wire.Record(key, held.value) if held is not None else None
+                return wire.Message(kind, key, record, self._contacts.closer(sender, key))
+            case wire.MessageType.PUT_VALUE:
+                return wire.Message(kind, key, self._accept_record(sender, message))
+            case wire.MessageType.GET_PROVIDERS:
                 providers = self._publisher.providers.sample(
-                    key, PEERS_PER_MESSAGE_MAX, self._world.now(), self._world.random
+                    key, wire.PEERS_PER_MESSAGE_MAX, self._world.now(), self._world.random
                 )
-                return Message(
+                return wire.Message(
                     kind,
                     key,
                     closer_peers=self._contacts.closer(sender, key),
                     provider_peers=tuple(providers),
                 )
-            case MessageType.ADD_PROVIDER:
+            case wire.MessageType.ADD_PROVIDER:
                 for neighbour in message.provider_peers:
                     if neighbour.peer == sender:
                         self._publisher.providers.add(key, neighbour, self._world.now())
                 return None
 
-    def _accept_record(self, sender: PeerId, message: Message) -> Record | None:
+    def _accept_record(self, sender: PeerId, message: wire.Message) -> wire.Record | None:
         """Store a record unless a better one is held; returns the one then held, as the answer
         shows it: Go and JavaScript nodes compare it with what they sent."""
         record = message.record
@@ -360,4 +356,4 @@ class Server:
             self._emit("dht.record_refused", other=sender, reason="the record has another key")
             return None
         held = self._publisher.keep(sender, record.key, record.value)
-        return None if held is None else Record(held.key, held.value)
+        return None if held is None else wire.Record(held.key, held.value)

@@ -14,6 +14,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
+from swarm.data import statements
 from swarm.errors import DECODE_ERRORS
 from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
 from swarm.wire.manifest import RunManifest
@@ -127,12 +128,7 @@ class FaultStore:
 
     async def create(self) -> None:
         """Create the table if it does not exist, and remove files that it does not list."""
-        await execute(
-            self._database,
-            "CREATE TABLE IF NOT EXISTS proven_faults "
-            "(position INTEGER PRIMARY KEY, submission BLOB NOT NULL, worker TEXT NOT NULL, "
-            "record BLOB NOT NULL, UNIQUE (submission, worker))",
-        )
+        await execute(self._database, *statements(__file__))
         listed = {f"{FOLDER}/{name}" for name in self._disk.list(FOLDER)}
         kept = {path_of(digest) for (digest,) in self._database.read(_ALL)}
         for path in sorted(listed - kept):

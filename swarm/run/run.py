@@ -7,25 +7,9 @@ from swarm.errors import UserError
 from swarm.run.bounds import check_batch
 from swarm.run.changes import NEVER, changes, values_listed
 from swarm.run.manifest import content_digest, manifest_in, run_id
+from swarm.wire import messages
 from swarm.wire.envelope import Envelope
 from swarm.wire.manifest import RunManifest
-from swarm.wire.messages import (
-    Acknowledgement,
-    Admission,
-    AdmissionRefused,
-    AdmissionRequest,
-    Checkpoint,
-    Evaluation,
-    Eviction,
-    Heartbeat,
-    Invite,
-    LogHead,
-    Message,
-    Presence,
-    Reinstatement,
-    StepOrder,
-    Verdict,
-)
 from swarm.wire.outer import OuterStatus, RoundRecord
 from swarm.wire.succession import NotAuthorised, Ownership, ownership, ownership_of
 from swarm.wire.turns import EpisodeGrade, GradeRequest, Turn
@@ -118,7 +102,7 @@ class Run:
         """Return the version with this content digest, if it is remembered."""
         return self._versions.get(digest)
 
-    def manifest_of(self, order: StepOrder) -> RunManifest | None:
+    def manifest_of(self, order: messages.StepOrder) -> RunManifest | None:
         """Return the manifest that an order's step follows, if it is remembered.
 
         An order without a digest comes from an older Swarm, in which the newest version counted.
@@ -209,8 +193,8 @@ class Run:
     def expel(self, envelope: Envelope) -> None:
         """Accept a trusted peer's eviction or the owner's reinstatement. The newest counts."""
         message = envelope.message
-        assert isinstance(message, (Eviction, Reinstatement))
-        held = self._evictions if isinstance(message, Eviction) else self._reinstatements
+        assert isinstance(message, (messages.Eviction, messages.Reinstatement))
+        held = self._evictions if isinstance(message, messages.Eviction) else self._reinstatements
         old = held.get(message.peer)
         if old is None or old.body.issued_ms < envelope.body.issued_ms:
             held.pop(message.peer, None)  # the newest comes last
@@ -223,7 +207,7 @@ class Run:
             del self._evictions[peer]
             self.revision += 1
 
-    def evicted(self, peer: str) -> Eviction | None:
+    def evicted(self, peer: str) -> messages.Eviction | None:
         """Return the eviction in force against a peer, if any. Trusted peers are never evicted."""
         eviction = self._evictions.get(peer)
         if eviction is None or peer in self._trusted:
@@ -231,7 +215,7 @@ class Run:
         reinstatement = self._reinstatements.get(peer)
         if reinstatement and reinstatement.body.issued_ms > eviction.body.issued_ms:
             return None
-        return eviction.expect(Eviction)
+        return eviction.expect(messages.Eviction)
 
     def expulsions_of(self, peer: str) -> list[Envelope]:
         """List the newest eviction and the newest reinstatement of a peer, if there are any."""
@@ -251,7 +235,7 @@ class Run:
         """Whether a peer is the owner, or one that the newest version names."""
         return peer == self.owner or peer in self._trusted
 
-    def environment_peers(self, order: StepOrder) -> list[str]:
+    def environment_peers(self, order: messages.StepOrder) -> list[str]:
         """The environment peers that a step's version names and the newest has not removed."""
         manifest = self.manifest_of(order)
         named = manifest.environment_ids() if manifest is not None else []
@@ -265,7 +249,7 @@ class Run:
         """Whether a message that another peer presents is this run's, from a permitted sender."""
         return shown.body.run == self.id and self.permits(shown.sender, shown.message) is None
 
-    def permits(self, sender: str, message: Message) -> str | None:
+    def permits(self, sender: str, message: messages.Message) -> str | None:
         """Return why this sender may not send this message, or None. `envelope.Gate` calls it."""
         manifest = self.manifest
         allowed = True
@@ -273,22 +257,33 @@ class Run:
             allowed = message.name == manifest.name and self._entitles(sender, message)
             if allowed and self.refusal(sender, message) is not None:
                 return VERSION_REFUSED
-        elif isinstance(message, (Checkpoint, StepOrder, OuterStatus, RoundRecord)):
+        elif isinstance(
+            message, (messages.Checkpoint, messages.StepOrder, OuterStatus, RoundRecord)
+        ):
             allowed = manifest.is_trainer(sender)
-        elif isinstance(message, Evaluation):
+        elif isinstance(message, messages.Evaluation):
             allowed = manifest.is_trainer(sender) or manifest.is_validator(sender)
-        elif isinstance(message, (Verdict, Acknowledgement)):
+        elif isinstance(message, (messages.Verdict, messages.Acknowledgement)):
             allowed = manifest.is_validator(sender)
         elif isinstance(message, (Turn, EpisodeGrade)):
             allowed = manifest.is_environment_peer(sender)
         elif isinstance(message, GradeRequest):
             allowed = manifest.is_validator(sender)
-        elif isinstance(message, (Reinstatement, Invite)):
+        elif isinstance(message, (messages.Reinstatement, messages.Invite)):
             allowed = sender == self.owner
-        elif isinstance(message, (Presence, LogHead, Eviction, Admission, AdmissionRefused)):
+        elif isinstance(
+            message,
+            (
+                messages.Presence,
+                messages.LogHead,
+                messages.Eviction,
+                messages.Admission,
+                messages.AdmissionRefused,
+            ),
+        ):
             allowed = sender in manifest.trusted_ids()
         if not allowed:
             return "not_permitted"
-        if isinstance(message, (Heartbeat, AdmissionRequest)):
+        if isinstance(message, (messages.Heartbeat, messages.AdmissionRequest)):
             return None  # the registrar answers an evicted sender with the reason
         return "evicted" if self.evicted(sender) is not None else None

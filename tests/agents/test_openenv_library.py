@@ -19,13 +19,14 @@ from peers.demo.recipes import OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.engines.demo import make_policy
 from peers.environments import Environment, Transcript, grade, load, task_of
 from peers.environments.play import Episode
-from peers.environments.verifiers.installed import OPENENV
+from peers.environments.verifiers.installed import recipe_of
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 
 pytestmark = pytest.mark.openenv
 
-PYTHON = OPENENV.folder(Path(__file__).parents[2] / "build" / "openenv") / "bin" / "python"
+HOME = Path(__file__).parents[2] / "build" / "openenv"
+PYTHON = recipe_of("", "openenv").folder(HOME) / "bin" / "python"
 
 
 @pytest.fixture

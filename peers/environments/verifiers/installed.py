@@ -7,58 +7,40 @@ one for servers of OpenEnv, which import nothing of Swarm."""
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from peers.engines.install import install as install_recipe
 from peers.engines.install import pip
 from peers.engines.installed import Installed, Recipe, python_of, why_unusable
+from swarm.data import beside
 from swarm.errors import UserError
 from swarm.world.process import HOME_VARIABLE, INSTALLED_VARIABLE
 
 DEFAULT_HOME = Path("~/.swarm")
 
-LATEST = "0.4.0"
-VERSIONS = {LATEST: "tasksets", "0.3.1": "legacy"}
-"""Versions of `verifiers`, and which module of `child` plays their interface: the first has that of
-1.x, the second `load_environment`."""
 
-CHILD_NEEDS = (
-    "trio==0.35.0",
-    "msgspec==0.22.0",
-    "pynacl==1.6.2",
-    "blake3>=1.0",
-    "zstandard>=0.25",
-    "tokenizers>=0.22",
-)
+class _Data(msgspec.Struct):
+    child_needs: tuple[str, ...]
+    verifiers: dict[str, Recipe]
+    openenv: dict[str, Recipe]
+
+
+_DATA = beside(__file__, _Data)
+
+CHILD_NEEDS = _DATA.child_needs
 """The packages that the child imports; the versions are those of pyproject.toml."""
 
 RECIPES = {
-    version: Recipe(
-        name=f"verifiers-{version}",
-        engine="",
-        steps=((f"verifiers=={version}",), CHILD_NEEDS),
-        unwanted=(),
-        check=("-c", f"import peers.environments.verifiers.child.{interface}; print('it loads')"),
-        disk_bytes=2 << 30,
-        kind="environment",
-        arguments="verifiers" if version == LATEST else f"verifiers --version {version}",
-    )
-    for version, interface in VERSIONS.items()
+    version: replace(each, steps=(*each.steps, CHILD_NEEDS))
+    for version, each in _DATA.verifiers.items()
 }
 
+LATEST = next(iter(RECIPES))
 
-OPENENV = Recipe(
-    name="openenv-0.10.0",
-    engine="",
-    steps=(("openenv==0.10.0",),),
-    unwanted=(),
-    check=("-c", "import openenv.core.env_server; print('it loads')"),
-    disk_bytes=2 << 30,
-    kind="environment",
-    arguments="openenv",
-)
-
-LIBRARIES = {"verifiers": RECIPES, "openenv": {"0.10.0": OPENENV}}
+LIBRARIES = {"verifiers": RECIPES, "openenv": _DATA.openenv}
 """Recipes by library and version, the default first."""
 
 

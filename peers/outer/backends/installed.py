@@ -14,9 +14,7 @@ SERVICES = {"hivemind": "peers.outer.backends.hivemind_service:HivemindService"}
 RECIPES = {
     "hivemind": Recipe(
         name="hivemind",
-        engine="",
         steps=(("torch==2.13.0",), ("hivemind==1.1.12", *CHILD_NEEDS)),
-        unwanted=(),
         check=("-m", "peers.outer.backends.selftest", "hivemind"),
         disk_bytes=6 << 30,
         kind="backend",
