@@ -143,24 +143,13 @@ class EnvironmentSettings(RoleSettings):
     """`[environment]`: how this peer runs served environments."""
 
     interpreter: str = ""
-    """Path of the Python interpreter of the children, in which Swarm and the environments are
-    installed. Empty: the peer's own interpreter."""
     environments: list[str] = pydantic.Field(default=[])
-    """As the peer's `environments`."""
     children: int = pydantic.Field(default=2, ge=1, le=256)
-    """Processes that play and grade, each one call at a time."""
     memory_mb: int = pydantic.Field(default=2048, ge=64)
-    """Most memory that each of them may write. One that needs more is killed and replaced."""
     seconds_max: float = pydantic.Field(default=30.0, gt=0, le=3600)
-    """Most seconds of one call of an environment. A process that takes longer is killed."""
     waiting_max: int = pydantic.Field(default=4096, ge=1)
-    """Requests that may wait for a process; more are refused, and repeated later."""
     turns_mb: int = pydantic.Field(default=4096, ge=16)
-    """Most disk space of the turns that this peer has signed and must repeat until their step is
-    old. One worker may take an eighth, one network half of it; then they are asked to wait."""
     requests_per_second: float = pydantic.Field(default=20.0, gt=0)
-    """Requests per second that one worker is answered on average; at once, as many as in 20
-    seconds."""
 
 
 class CallFailed(SwarmError):

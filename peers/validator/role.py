@@ -59,14 +59,8 @@ class ValidatorSettings(EvaluationSettings):
     """`[validator]`: how this peer recomputes submissions and evaluates policies."""
 
     lanes: int = pydantic.Field(default=2, ge=1, le=64)
-    """Submissions judged at a time. Each lane has a process that reads files and grades; all share
-    the one that recomputes. A worker occupies one lane at most."""
     devices: list[str] = pydantic.Field(default=[])
-    """Devices of this machine that share the layers of a model too large for one, for example
-    `["cuda:0", "cuda:1"]`."""
     adapters: Literal["auto", "merged", "unmerged"] = "auto"
-    """Whether LoRA adapters become part of the weights, or are computed beside them. auto: part of
-    them in fp32, beside them in bf16."""
 
     @property
     def hardware(self) -> Hardware:

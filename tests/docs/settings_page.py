@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
-import textwrap
 from importlib.metadata import entry_points
 from typing import Any, get_args, get_origin
 
 import pydantic
 from pydantic_core import PydanticUndefined
 
+from swarm.data import beside
 from swarm.settings import ROLE_GROUP, AlarmSettings, PeerSettings, RoleSettings
 from tests.docs.pages import ROOT
 
@@ -66,17 +65,16 @@ def _table(model: type[pydantic.BaseModel]) -> str:
 
 
 def _meanings(model: type[pydantic.BaseModel]) -> dict[str, str]:
-    """The string under each field, by name, on one line."""
+    """What each field means, by name: from the TOML files beside the modules of the models."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, pydantic.BaseModel) and base is not pydantic.BaseModel:
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-            assert isinstance(body, ast.ClassDef)
-            for field, below in zip(body.body, body.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    assert isinstance(below, ast.Expr), f"{base.__name__}.{field.target.id}: why?"
-                    assert isinstance(below.value, ast.Constant)
-                    found[field.target.id] = " ".join(str(below.value.value).split())
+            own = inspect.get_annotations(base).keys()
+            if not own:
+                continue
+            tables = beside(inspect.getfile(base), dict[str, dict[str, str]])
+            assert tables[base.__name__].keys() == own, base.__name__
+            found |= tables[base.__name__]
     return found
 
 
