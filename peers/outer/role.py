@@ -236,10 +236,9 @@ class ReplicaRole:
 
     def _start(self) -> jobs.StartReplica:
         manifest, settings = self._run.manifest, self._settings
-        return jobs.StartReplica(
-            model=settings.model,
+        return settings.filled(
+            jobs.StartReplica,
             trainer=self._peer.peer_id,
-            seed=settings.seed,
             inner=settings.inner(manifest.optimiser),
             inner_steps=self._outer.inner_steps,
             rounds=self._outer.rounds,
@@ -247,11 +246,6 @@ class ReplicaRole:
             compression=self._outer.compression,
             shards=self._outer.shards,
             sharding=settings.sharding,
-            dtype=settings.dtype,
-            attention=settings.attention,
-            memory_check=settings.memory_check,
-            tensorboard=settings.tensorboard,
-            wandb=settings.wandb,
             run=f"{self._run.id}-{self._peer.peer_id[-6:]}",
             folder=self._loop.artifacts.local(FOLDER),
         )

@@ -1,7 +1,7 @@
 """Adversaries: malicious peers, each a role like the honest roles, on the same seam.
 
-An adversary runs the production code until it makes one attack; its class's docstring, or the
-comment at its kind, says how that ends. The `KINDS` of each file register them.
+An adversary runs the production code until it makes one attack. docs/attacks.md says how each
+ends. The `KINDS` of each file register them.
 
 For other rooms, by the names in docs/rooms.md: `__init__`
 """

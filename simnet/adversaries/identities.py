@@ -23,8 +23,7 @@ CROWD = BUCKET_SIZE
 
 class Sybil(Adversary):
     """One machine with many identities in one /24 that serve the DHT, accept every record, return
-    none and name only each other. *Harmless*: a bucket, and the answer of a lookup, has room for
-    two peers of a /24."""
+    none and name only each other."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -89,9 +88,8 @@ IDLE_CROWD = 40
 
 
 class IdleIdentities(Adversary):
-    """A crowd of identities on one machine that say heartbeats to every trusted peer, as long
-    words as they may, and deliver nothing. *Harmless*: a network has few slots, and idle
-    identities lose theirs."""
+    """A crowd of identities on one machine that say heartbeats to every trusted peer, as long words
+    as they may, and deliver nothing."""
 
     roles: ClassVar[list[str]] = ["inference"]
     admitted: ClassVar[set[str]] = set()

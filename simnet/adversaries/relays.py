@@ -23,8 +23,7 @@ from swarm.wire.messages import PeerRecord, StepOrder
 
 
 class CorruptRelay(RelayRole):
-    """Fetches every checkpoint and serves corrupted pieces. *Caught*: every piece is hashed; each
-    attempt wastes one piece, and the relay loses its standing as a source."""
+    """Fetches every checkpoint and serves corrupted pieces."""
 
     async def run(self) -> None:
         await beside(super().run, self._corrupt, 1.0)
@@ -39,8 +38,7 @@ class CorruptRelay(RelayRole):
 
 
 class EquivocatingRelay(RelayRole):
-    """Claims to hold every piece, and serves none. *Caught*: a source that claims a piece and
-    refuses it has failed, and is asked ever more rarely."""
+    """Claims to hold every piece, and serves none."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -77,8 +75,7 @@ FLOOD_FRAMES = 200
 
 
 class Flooder(Adversary):
-    """Sends hundreds of valid announcements at once, and opens streams without end. *Harmless*:
-    senders' rates and streams are limited, and the run continues."""
+    """Sends hundreds of valid announcements at once, and opens streams without end."""
 
     async def attack(self) -> None:
         record = PeerRecord(roles=["relay"], addresses=[])
@@ -97,7 +94,7 @@ class Flooder(Adversary):
 
 class Forger(Adversary):
     """Announces its own weights as the trainer's next policy, in the trainer's name, and orders
-    work with them. *Caught*: bad signatures; its neighbours ban it."""
+    work with them."""
 
     async def attack(self) -> None:
         orders = [heard for heard in self._heard if isinstance(heard.message, StepOrder)]
@@ -128,8 +125,7 @@ class Forger(Adversary):
 
 class Poisoner(Adversary):
     """Answers every DHT request with lies: itself as the closest peer and as a provider of
-    everything, and unsigned records. *Harmless*: records are verified, lookups take disjoint paths,
-    and peers drop a provider that sends nothing."""
+    everything, and unsigned records."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -148,7 +144,7 @@ class Poisoner(Adversary):
 
 class Replayer(Adversary):
     """Replays old messages of trusted peers, and sends its own messages dated in the future or of
-    another run. *Harmless*: dropped as old state, issued in the future, or wrong run."""
+    another run."""
 
     async def attack(self) -> None:
         record = PeerRecord(roles=["relay"], addresses=[])
@@ -165,8 +161,7 @@ class Replayer(Adversary):
 
 
 class Silent(Adversary):
-    """Keeps connections and streams open and never answers the DHT. *Harmless*: each request has
-    a deadline, and a peer that misses it twice is dropped from the contacts."""
+    """Keeps connections and streams open and never answers the DHT."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -178,9 +173,7 @@ BYTES_PER_SECOND = 0.2
 
 
 class SlowLoris(RelayRole):
-    """Fetches and offers every checkpoint, accepts every request, and sends a byte now and then.
-    *Harmless*: late pieces are requested from other peers as well, and a transfer below the minimum
-    rate is cancelled."""
+    """Fetches and offers every checkpoint, accepts every request, and sends a byte now and then."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -196,6 +189,6 @@ KINDS = {
     "replayer": Kind(Replayer),
     "silent": Kind(Silent),
     "slow-loris": Kind(SlowLoris),
-    # Serves at 1 kB/s. *Harmless*: the last pieces are requested from other peers as well.
+    # Serves at 1 kB/s.
     "slow-source": Kind(RelayRole, uplink_bytes_per_second=1000.0),
 }

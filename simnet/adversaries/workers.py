@@ -29,8 +29,7 @@ from swarm.wire.messages import Acknowledgement, Presence, StepOrder, Submission
 
 class Copier(InferenceRole):
     """Hands in another worker's files as its own, byte for byte, while that worker delivers them.
-    The files follow from the seed, so any peer with the weights can make them. *Caught*: by
-    `header`, which names the maker, and evicted; the other worker is credited."""
+    The files follow from the seed, so any peer with the weights can make them."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
 
@@ -59,8 +58,7 @@ class Copier(InferenceRole):
 
 
 class Claimant(Copier):
-    """Announces another worker's files as its own and delivers none. *Caught*: refused by check
-    `file`; the other worker's file is not affected."""
+    """Announces another worker's files as its own and delivers none."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -68,9 +66,8 @@ class Claimant(Copier):
 
 
 class DoubleDeliverer(InferenceRole):
-    """Sends the last validator in rank a second file under every number. It differs in rounding,
-    so that it hashes differently and passes every check. *Harmless*: a trainer takes one file per
-    number, and only that file is credited."""
+    """Sends the last validator in rank a second file under every number. It differs in rounding, so
+    that it hashes differently and passes every check."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -96,9 +93,8 @@ class DoubleDeliveries(Deliveries):
 
 
 class NonceGrinder(InferenceRole):
-    """Draws its submissions with an entry that it ground after it knew the nonce, not with that
-    of its admission. *Caught* by check `entry`. Grinding identities does not help either: a trusted
-    peer's secret gives each its entry."""
+    """Draws its submissions with an entry that it ground after it knew the nonce, not with that of
+    its admission."""
 
     def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
         lease = self._peer.lease
@@ -108,8 +104,7 @@ class NonceGrinder(InferenceRole):
 
 
 class NumberSkipper(InferenceRole):
-    """Keeps back the files that it does not like, every other one, and hands in the next numbers.
-    *Caught* by check `file`: a number without its file settles nothing, and no later one counts."""
+    """Keeps back every other file, as if it did not like it, and hands in the next numbers."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -133,8 +128,7 @@ AT_ONCE = 10
 
 
 class Pusher(InferenceRole):
-    """Pushes files that it never announces, ten at once. *Harmless*: an identity may have eight
-    unjudged files, and one that is not announced is removed after a minute."""
+    """Pushes files that it never announces, ten at once."""
 
     async def run(self) -> None:
         await beside(super().run, self._push)
@@ -165,8 +159,7 @@ TIMES = 30
 
 
 class Reannouncer(InferenceRole):
-    """Announces every submission thirty times, each time signed anew. *Harmless*: a waiting
-    submission's acknowledgement is signed and gossiped once."""
+    """Announces every submission thirty times, each time signed anew."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -192,8 +185,7 @@ def refusing_validator_fabricates(order: SubmissionOrder) -> str:
 
 
 class Shortener(InferenceRole):
-    """Leaves the last group out of every submission, as if it had not liked it. *Caught* by check
-    `groups`: every submission has the groups that the run asks for."""
+    """Leaves the last group out of every submission, as if it had not liked it."""
 
     def _asked(self, order: StepOrder, manifest: RunManifest) -> SubmissionOrder:
         asked = super()._asked(order, manifest)
@@ -201,8 +193,7 @@ class Shortener(InferenceRole):
 
 
 class Staller(InferenceRole):
-    """Leaves out every even number, so that the odd ones wait for what never comes. *Harmless*:
-    only the next number is acknowledged, and a trainer counts on nothing else."""
+    """Leaves out every even number, so that the odd ones wait for what never comes."""
 
     def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
         self._pending.number |= 1
@@ -210,8 +201,7 @@ class Staller(InferenceRole):
 
 
 class SubmissionFlooder(InferenceRole):
-    """Also delivers every submission under numbers that no order asked for. *Caught*: refused by
-    check `number`; its quota of unjudged files bounds the cost."""
+    """Also delivers every submission under numbers that no order asked for."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -243,7 +233,7 @@ def validator_shopper_fabricates(order: SubmissionOrder) -> str:
 
 class ValidatorShopper(InferenceRole):
     """Shows every submission to all validators at once, in the hope that one of them does not
-    recompute it. *Caught* by `proofs`: a refusal that was recomputed beats any acceptance."""
+    recompute it."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -266,8 +256,7 @@ EVERY_SECONDS = 1.0
 
 
 class VerdictFlooder(InferenceRole):
-    """Announces invented files all the time, to have refusals signed, logged and gossiped.
-    *Harmless*: a refused announcement enters no log and no gossip, and answers have a quota."""
+    """Announces invented files all the time, to have refusals signed, logged and gossiped."""
 
     async def run(self) -> None:
         await beside(super().run, self._flood, EVERY_SECONDS)
@@ -303,8 +292,7 @@ class VerdictFlooder(InferenceRole):
 
 
 class Withholder(InferenceRole):
-    """Announces submissions and never delivers their files. *Caught* by check `file`: answered
-    nothing, and none of its numbers counts."""
+    """Announces submissions and never delivers their files."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -316,48 +304,39 @@ KINDS = {
     "claimant": Kind(Claimant, "inference"),
     "double-deliverer": Kind(DoubleDeliverer, "inference"),
     # Replaces 2 % of its tokens by ones that suit it, each within the bound on a single token.
-    # *Caught* by its evidence, and evicted, though single submissions pass.
     "editor": Kind(InferenceRole, "inference", fabricates="edits"),
     # Hands in files that cannot be parsed, and returns with a new key whenever it is evicted.
-    # *Caught* by `schema` each time: a file costs a read, and an identity its admission.
     "garbage-returner": Kind(InferenceRole, "inference", fabricates="garbage", returns=True),
-    # Delivers files that cannot be parsed. *Caught*: by check `schema`, and evicted.
+    # Delivers files that cannot be parsed.
     "malformed-files": Kind(InferenceRole, "inference", fabricates="garbage"),
     "nonce-grinder": Kind(NonceGrinder, "inference"),
     "number-skipper": Kind(NumberSkipper, "inference"),
-    # Lies in every eighth submission. *Caught* by `proofs`, as soon as one of these is recomputed.
+    # Lies in every eighth submission.
     "occasional-liar": Kind(InferenceRole, "inference", fabricates=occasional_liar_fabricates),
-    # Delivers rollouts that its seed does not give. *Caught*: by check `header`, and evicted.
+    # Delivers rollouts that its seed does not give.
     "other-prompts": Kind(InferenceRole, "inference", fabricates="prompts"),
-    # A validator that accepts everything. *Harmless* while workers are honest; its verdicts differ
-    # from another validator's on whatever both judge.
+    # A validator that accepts everything.
     "permissive-validator": Kind(ValidatorRole, "validator", fabricates="approval"),
     "pusher": Kind(Pusher, "inference"),
     "reannouncer": Kind(Reannouncer, "inference"),
     # A validator that refuses all work of one worker, and claims to have recomputed it.
-    # *Undefended* where the worker asks it first: it is trusted. Its log shows whom it refuses and
-    # why, each figure can be recomputed, and the owner removes it.
     "refusing-validator": Kind(
         ValidatorRole, "validator", fabricates=refusing_validator_fabricates, undefended=True
     ),
-    # Lies in everything, and returns with a new key whenever it is evicted. *Caught* by `proofs`
-    # each time: a new identity's work is all recomputed, and nothing of it is credited.
+    # Lies in everything, and returns with a new key whenever it is evicted.
     "returner": Kind(InferenceRole, "inference", fabricates="weights", returns=True),
     "shortener": Kind(Shortener, "inference"),
-    # Has no model: hands in programs that sleep, which take long to grade. *Caught*: by check
-    # `proofs` before anything is graded, and evicted.
+    # Has no model: hands in programs that sleep, which take long to grade.
     "sleepers": Kind(InferenceRole, "inference", fabricates="sleepers"),
     "staller": Kind(Staller, "inference"),
     "submission-flooder": Kind(SubmissionFlooder, "inference"),
-    # Earns a record with honest work, then hands in other weights' rollouts. *Caught* by `proofs`,
-    # at once or by an audit: the share that is recomputed follows what a fake could gain, and the
-    # eviction voids the credit it holds.
+    # Earns a record with honest work, then hands in other weights' rollouts.
     "turncoat": Kind(InferenceRole, "inference", fabricates=turncoat_fabricates),
     "validator-shopper": Kind(
         ValidatorShopper, "inference", fabricates=validator_shopper_fabricates
     ),
     "verdict-flooder": Kind(VerdictFlooder, "inference"),
     "withholder": Kind(Withholder, "inference"),
-    # Generates with other weights. *Caught*: by check `proofs`, and evicted.
+    # Generates with other weights.
     "wrong-weights": Kind(InferenceRole, "inference", fabricates="weights"),
 }

@@ -253,22 +253,10 @@ def rewards_digest(rewards: messages.Rewards) -> bytes:
 
 def judged(verdict: messages.Verdict) -> Judged:
     """The log entry of a verdict."""
+    same = (name for name in Judged.__struct_fields__ if name in verdict.__struct_fields__)
     return Judged(
-        submission=verdict.submission,
-        worker=verdict.worker,
-        lineage=verdict.lineage,
-        step=verdict.step,
-        policy=verdict.policy,
-        number=verdict.number,
-        outcome=verdict.outcome,
-        failed=verdict.failed,
-        proven_fault=verdict.proven_fault,
+        **{name: getattr(verdict, name) for name in same},
         groups=len(verdict.rewards),
         samples=sum(len(group) for group in verdict.rewards),
         rewards_digest=rewards_digest(verdict.rewards),
-        size_bytes=verdict.size_bytes,
-        rollouts_digest=verdict.rollouts_digest,
-        evidence=verdict.evidence,
-        tokens=verdict.tokens,
-        share=verdict.share,
     )

@@ -113,17 +113,11 @@ def train(
         decay_share=decay_share,
         final_learning_rate_share=0.0,
     )
-    job = StartReplica(
-        model=folder,
+    job = own.filled(
+        StartReplica,
         trainer="alone",
-        seed=seed,
         inner=own.inner(optimiser),
         sharding=own.sharding,
-        dtype=own.dtype,
-        attention=own.attention,
-        memory_check=own.memory_check,
-        tensorboard=own.tensorboard,
-        wandb=own.wandb,
         run=out.name,
         inner_steps=inner_steps,
         rounds=rounds_of(steps, inner_steps),
