@@ -105,18 +105,15 @@ def _rule(title: str, aside: Text, width: int) -> Text:
 def _header(state: SwarmState, now: float, width: int) -> list[Text]:
     done, wanted = state.step, state.steps_wanted
     left = state.seconds_left()
-    right = Text()
+    doing = PHASES.get(state.phase, state.phase)
     if state.phase == "training" and left is not None:
-        right.append(f"{readable_seconds(left)} left", style="bold")
-    else:
-        right.append(PHASES.get(state.phase, state.phase), style="bold")
-    right.append(f" · {readable_seconds(now - state.started)} so far", style=DIM)
-    line = Text(" swarm demo", style="bold cyan")
-    line.append("  step ", style=DIM)
-    line.append(f"{done}", style="bold")
-    line.append(f"/{wanted}", style=DIM)
-    line.append(" " * max(2, width - len(line.plain) - len(right.plain) - 1))
-    line.append_text(right)
+        doing = f"{readable_seconds(left)} left"
+    right = Text.assemble(
+        (doing, "bold"), (f" · {readable_seconds(now - state.started)} so far", DIM)
+    )
+    step = ("  step ", DIM), (str(done), "bold"), (f"/{wanted}", DIM)
+    line = Text.assemble(" swarm demo", *step, style="bold cyan")
+    line.append(" " * max(2, width - len(line.plain) - len(right.plain) - 1)).append_text(right)
 
     speed = Text(f" {state.tokens_per_second(now):,.0f} tokens/s ", style="bold")
     share = done / wanted if wanted else 0.0
@@ -124,12 +121,9 @@ def _header(state: SwarmState, now: float, width: int) -> list[Text]:
     room = max(4, width - 2 - len(percent) - len(speed.plain))
     full, part = divmod(round(share * room * 8), 8)
     bar = "█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part and full < room else "")
-    progress = Text(" ")
-    progress.append(bar, style="green" if state.phase == "ending" else "cyan")
-    progress.append("░" * (room - len(bar)), style=DIM)
-    progress.append(percent, style="bold")
-    progress.append_text(speed)
-    return [line, progress]
+    colour = "green" if state.phase == "ending" else "cyan"
+    rest = ("░" * (room - len(bar)), DIM)
+    return [line, Text.assemble(" ", (bar, colour), rest, (percent, "bold"), speed)]
 
 
 def _reward(state: SwarmState, width: int, height: int) -> list[Text]:
@@ -137,18 +131,15 @@ def _reward(state: SwarmState, width: int, height: int) -> list[Text]:
     aside = Text()
     if rewards:
         recent = [reward for _, reward in rewards[-10:]]
-        aside.append(f"{rewards[0][1]:.2f}", style=DIM)
-        aside.append(" → ", style=DIM)
-        aside.append(f"{sum(recent) / len(recent):.2f}", style="bold green")
+        now = f"{sum(recent) / len(recent):.2f}"
+        aside = Text.assemble((f"{rewards[0][1]:.2f} → ", DIM), (now, "bold green"))
     lines = [_rule("reward", aside, width)]
     for row, dots in enumerate(plot(rewards, state.steps_wanted, width - 7, height)):
         label = "1.0" if row == 0 else "0.0" if row == height - 1 else "   "
         if row == height // 2 and height >= 5:
             label = "0.5"
-        line = Text(f" {label} ", style=DIM)
-        line.append("┤" if label.strip() else "│", style=DIM)
-        line.append(dots, style="green")
-        lines.append(line)
+        axis = f" {label} {'┤' if label.strip() else '│'}"
+        lines.append(Text.assemble(axis, (dots, "green"), style=DIM))
     return lines
 
 
@@ -208,9 +199,8 @@ def _verdict(verdict: VerdictLine, state: SwarmState) -> Text:
 
 
 def _note(note: Note, state: SwarmState) -> Text:
-    line = Text(f" {readable_seconds(note.at - state.started):>7}  ", style=DIM)
-    line.append(note.text, style="bold yellow" if note.grave else "")
-    return line
+    at = f" {readable_seconds(note.at - state.started):>7}  "
+    return Text.assemble(at, (note.text, "bold yellow" if note.grave else ""), style=DIM)
 
 
 def _log(state: SwarmState, rows: int) -> list[Text]:
@@ -241,10 +231,9 @@ def _log(state: SwarmState, rows: int) -> list[Text]:
 
 
 def _answer(answer: ShownAnswer) -> Text:
-    line = Text(f" {answer.policy:>9}  ", style=DIM)
-    line.append(f"{_one_line(answer.question)}  ")
-    line.append(_one_line(answer.text), style="green" if answer.right else "red")
-    return line
+    asked = f" {answer.policy:>9}  {_one_line(answer.question)}  "
+    colour = "green" if answer.right else "red"
+    return Text.assemble(asked, (_one_line(answer.text), colour), style=DIM)
 
 
 def _one_line(words: str) -> str:
