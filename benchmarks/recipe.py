@@ -196,6 +196,7 @@ def run(
         "engine_log_probability_difference": max(
             each.get("engine_log_probability_difference", 0.0) for each in metrics
         ),
+        "trained_tokens": sum(each.get("trained_tokens", 0.0) for each in metrics),
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - cpu,
     }

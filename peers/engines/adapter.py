@@ -71,9 +71,8 @@ class Adapter:
         if pair is None or not name.endswith(".weight"):
             return weight
         a, b = pair
-        return (weight.float() + self.config.scale * (b.float() @ a.float())).to(
-            dtype or weight.dtype
-        )
+        total = torch.addmm(weight.float(), b.float(), a.float(), alpha=self.config.scale)
+        return total.to(dtype or weight.dtype)
 
 
 def expected_shapes(

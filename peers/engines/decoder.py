@@ -64,6 +64,8 @@ class Decoder:
         ]
         self._dtype = self.dtype  # later policies may be stored in another
         weights.check_all_taken()
+        self._base: Path | None = base_of(folder).resolve()
+        """The folder of all weights but the adapter's."""
         if not merge:
             self._adapt(read_adapter(folder))
 
@@ -76,16 +78,18 @@ class Decoder:
         """See `Engine.load_weights`; raises `UserError`."""
         check_same(vars(self.model), folder)
         adapter = read_adapter(folder)
-        if not self.merge and base_of(folder).resolve() == self._base:
-            self._adapt(adapter)
-            return
-        check_shapes(self.model, folder)
-        weights = self._weights(folder)
-        # Layer by layer: a device need not hold both policies.
-        self._embedding_and_head = EmbeddingAndHead(weights)
-        for stage in self._stages:
-            stage.replace(weights.on(stage.device))
-        weights.check_all_taken()
+        base, held = base_of(folder).resolve(), self._base
+        if base != held or self.merge:
+            check_shapes(self.model, folder)
+            weights = self._weights(folder)
+            self._base = None  # until all are replaced
+            # Layer by layer: a device need not hold both policies.
+            for stage in self._stages:
+                stage.replace(weights.on(stage.device))
+            if base != held:  # adapters are of layers only
+                self._embedding_and_head = EmbeddingAndHead(weights)
+                weights.check_all_taken()
+            self._base = base
         if not self.merge:
             self._adapt(adapter)
 
@@ -110,7 +114,6 @@ class Decoder:
 
     def _weights(self, folder: Path) -> Weights:
         stored = read_weights(folder, merge=self.merge, dtype=self._dtype)
-        self._base = base_of(folder).resolve()
         return Weights(self.model, stored, str(folder), self.device, self._dtype)
 
 

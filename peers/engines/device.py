@@ -23,6 +23,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BF16_SINCE = (8, 0)
 """Compute capability of GPUs that compute in bfloat16 (Ampere); older ones only emulate it."""
 
+BF16_FEATURES = ("amx_bf16", "avx512_bf16")
+"""Of CPUs whose products in bfloat16 take at most half the time of those in float32."""
+
 GPU_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/kfd")
 """Files that exist where the kernel has a driver of NVIDIA's or AMD's GPUs."""
 
@@ -79,9 +82,10 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype for a setting: `auto` is bfloat16 on a GPU that computes in it, else float32;
-    `fastest` is bfloat16 on such a CPU (AMX), too."""
+    `fastest` is bfloat16 on a CPU with products in it, too."""
     if name in ("auto", "fastest"):
-        half = name == "fastest" and torch.cpu.get_capabilities().get("amx_bf16", False)
+        features = torch.cpu.get_capabilities()
+        half = name == "fastest" and any(features.get(each, False) for each in BF16_FEATURES)
         if device.type == "cuda":
             half = torch.cuda.get_device_capability(device) >= BF16_SINCE
         name = "bfloat16" if half else "float32"

@@ -1,8 +1,9 @@
 """Teacher-forced hidden states of whole sequences: what a validator recomputes.
 
 The tokens of many sequences lie in one dimension, so that the layers' products see one batch
-without padding. Only attention tells sequences apart. Rows with the same prompt share one
-computation of it. The tokens of a pass are bounded, and halved when memory is short."""
+without padding. Only attention tells sequences apart: it reads each sequence's own keys and no
+others. Rows with the same prompt share its computation, equal rows all of theirs. The tokens of a
+pass are bounded, and halved when memory is short."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -103,6 +104,9 @@ class Prefiller:
             _Row(index, list(tokens[:-1]), list(indices))
             for index, (tokens, indices) in enumerate(zip(sequences, sampled, strict=True))
         ]
+        first: dict[tuple[tuple[int, ...], tuple[int, ...]], _Row] = {}
+        twins = [first.setdefault((tuple(r.tokens), tuple(r.sampled)), r).index for r in rows]
+        rows = list(first.values())
         prompts = Counter(tuple(row.tokens[: row.prompt]) for row in rows)
         rows.sort(key=lambda row: _place(row, prompts))
         states: dict[int, Tensor] = {}
@@ -121,11 +125,10 @@ class Prefiller:
             for row in part.rows:
                 states[row.index], before[row.index] = _take(row, hidden)
             done += len(part.rows)
-        order = range(len(rows))
         return Prefill(
-            [states[index].to(STATE_DTYPE) for index in order],
-            [states[index] for index in order],
-            [before[index] for index in order],
+            [states[index].to(STATE_DTYPE) for index in twins],
+            [states[index] for index in twins],
+            [before[index] for index in twins],
         )
 
     def _halve(self, part: _Pass, error: Exception) -> None:

@@ -32,6 +32,10 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor of that name; raises `UserError` unless it exists and has this shape."""
+        # A copy on a CPU, too: the checkpoint's mapped file may be deleted.
+        return self._find(name, shape).to(self.device, self._dtype, copy=True)
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> Tensor:
         found = self._stored.pop(name, None)
         if found is None:
             raise UserError(f"the weights in {self._source} lack {name}")
@@ -39,8 +43,7 @@ class Weights:
             raise UserError(
                 f"{name} in {self._source} has shape {list(found.shape)}, not {list(shape)}"
             )
-        # A copy on a CPU, too: the checkpoint's mapped file may be deleted.
-        return found.to(self.device, self._dtype, copy=True)
+        return found
 
     def mlp(self, at: str) -> Dense | Mixture:
         """The MLP of a layer, whose tensors' names begin with `at`."""
@@ -56,7 +59,10 @@ class Weights:
         self, modules: Mapping[str, int], inputs: int, *, bias: bool = False
     ) -> Projection:
         """The stacked matrices of some modules, each with its number of outputs."""
-        weights = [self.take(f"{name}.weight", size, inputs) for name, size in modules.items()]
+        weights = [
+            self._find(f"{name}.weight", (size, inputs)).to(self.device, self._dtype)
+            for name, size in modules.items()
+        ]
         biases = [self.take(f"{name}.bias", size) for name, size in modules.items() if bias]
         return Projection(
             packed(torch.cat(weights)), torch.cat(biases) if bias else None, tuple(modules.items())

@@ -37,8 +37,8 @@ submission of long rollouts has millions."""
 
 class PrefillService:
     """Implements `swarm.jobs.validation.PrefillService`, with the weights of as many policies as
-    memory allows: submissions of the current and the previous one alternate. One that gives way is
-    dropped before the next one is read."""
+    memory allows: submissions of the current and the previous one alternate. The next one takes
+    the place of the oldest, tensor by tensor."""
 
     reads_in_home = ("checkpoints", "incoming")
 
@@ -62,12 +62,13 @@ class PrefillService:
     def _load(self, job: Load) -> Engine:
         needed = need_of(Path(job.folder), self._setup.hardware).weights_bytes
         self._engines.pop(job.policy, None)
-        while len(self._engines) >= self._setup.policies_kept or not self._has_room(needed):
-            if not self._engines:
-                break
-            self._engines.popitem(last=False)  # free memory before loading
+        is_full = len(self._engines) >= self._setup.policies_kept
         try:
-            engine = self._make(job)
+            if self._engines and (is_full or not self._has_room(needed)):
+                _, engine = self._engines.popitem(last=False)
+                engine.load_weights(Path(job.folder), job.policy.step)
+            else:
+                engine = self._make(job)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -92,7 +92,17 @@ def test_swaps_between_base_and_adapters_leave_no_trace(
         for seed, targets in ((1, ATTENTION), (2, ("down_proj",)))
     )
     engine = NativeEngine(first, merge=merge)
-    for step, folder in enumerate((second, base, first)):
+    broken = tmp_path / "broken"
+    shutil.copytree(base, broken)
+    weights = safetensors.torch.load_file(base / "model.safetensors")
+    for name in ("model.norm.weight", "model.layers.1.mlp.down_proj.weight"):
+        some = {each: value for each, value in weights.items() if each != name}
+        safetensors.torch.save_file(some, broken / "model.safetensors")
+        with pytest.raises(UserError, match=name):
+            engine.load_weights(broken, 1)
+    halved = {name: value / 2 for name, value in weights.items()}
+    safetensors.torch.save_file(halved, broken / "model.safetensors")  # mended, in its old place
+    for step, folder in enumerate((broken, second, base, first)):
         engine.load_weights(folder, step)
         swapped = complete(engine, PROMPTS, range(3), (1, 2), 1.0, [49], 8)
         fresh = complete(NativeEngine(folder, merge=merge), PROMPTS, range(3), (1, 2), 1.0, [49], 8)

@@ -29,7 +29,8 @@ def test_auto_takes_what_the_machine_has() -> None:
 
 def test_a_cpu_computes_in_bf16_where_a_run_measured_thresholds_for_it() -> None:
     cpu, flags = torch.device("cpu"), Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    half = torch.bfloat16 if " amx_bf16 " in flags else torch.float32
+    has_products = " amx_bf16 " in flags or " avx512_bf16 " in flags
+    half = torch.bfloat16 if has_products else torch.float32
     auto = Hardware()
     assert find_dtype(auto.in_run(["bfloat16", "float32"]).dtype, cpu) is half
     assert auto.in_run(["float32"]) == auto.in_run([]) == auto

@@ -16,7 +16,7 @@ from tests.engines.families import SUPPORTED, save_random
 
 
 def episodes() -> tuple[list[list[int]], list[list[int]]]:
-    """Groups on shared prompts, rows of their own, a rollout of two turns, one-token completions.
+    """Groups on shared prompts, rows of their own and equal ones, a rollout of two turns.
 
     Returns the sequences, shuffled, and the indices of their sampled tokens.
     """
@@ -34,6 +34,8 @@ def episodes() -> tuple[list[list[int]], list[list[int]]]:
         whole = tokens(prompt_length + length)
         sequences.append((whole, list(range(prompt_length, len(whole)))))
     sequences.append((tokens(12), [3, 4, 9, 10, 11]))
+    again, _ = sequences[-1]
+    sequences += [sequences[0], sequences[8], (again, [10, 11])]  # equal rows; other turns
     drawn.shuffle(sequences)
     return [each for each, _ in sequences], [indices for _, indices in sequences]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 import trio
+from safetensors.torch import load_file, save_file
 
 from peers.engines.engine import Engine
 from peers.engines.registry import make_engine
@@ -37,33 +38,41 @@ def load(service: PrefillService, folder: Path, step: int) -> list[int]:
 def test_as_many_policies_stay_as_memory_allows(
     policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = PrefillService(PrefillSetup(policies_kept=2))
+    service = PrefillService(PrefillSetup(policies_kept=3))
     free = 1 << 40
     monkeypatch.setattr(module, "available_bytes", lambda _: free)
     assert load(service, policy, 1) == [1]
     assert load(service, policy, 2) == [1, 2]
-    assert load(service, policy, 3) == [2, 3]
     free = 1000
-    assert load(service, policy, 4) == [4]
+    assert load(service, policy, 3) == [2, 3]
+    free = 1 << 40
+    assert load(service, policy, 4) == [2, 3, 4]
+    assert load(service, policy, 5) == [3, 4, 5]
 
 
-def test_a_policy_gives_way_before_the_next_is_read(
-    policy: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_next_policy_takes_the_place_of_the_oldest(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alive: list[weakref.ref[Any]] = []
-    counts: list[int] = []
+    made: list[Engine] = []
 
     def making(*arguments: Any) -> Engine:
-        counts.append(sum(each() is not None for each in alive))
-        engine = make_engine(*arguments)
-        alive.append(weakref.ref(engine))
-        return engine
+        made.append(make_engine(*arguments))
+        return made[-1]
 
     monkeypatch.setattr(module, "make_engine", making)
     service = PrefillService(PrefillSetup(policies_kept=1))
-    for step in (1, 2, 3):
-        load(service, policy, step)
-    assert counts == [0, 0, 0]
+    load(service, policy, 1)
+    other = tmp_path / "other"
+    shutil.copytree(policy, other)
+    halved = {name: value / 2 for name, value in load_file(other / "model.safetensors").items()}
+    save_file(halved, other / "model.safetensors")
+    assert load(service, other, 2) == [2]
+    (engine,) = made
+    given = ([[5, 6, 7, 8]], [[2, 3]])
+    (states,), (fresh,) = (
+        each.prefill(*given).states for each in (engine, make_engine("native", other))
+    )
+    assert torch.equal(states, fresh)
 
 
 def test_a_load_without_memory_drops_the_others_and_then_is_one_sentence(
