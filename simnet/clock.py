@@ -66,8 +66,7 @@ _NAMED, _LINK = 0, 1
 TASKS_NAMED_MAX = 20
 
 GARBAGE_THRESHOLDS = (200_000, 20, 200)
-"""Of the garbage collector: the default (700, 10, 10) would scan millions of live objects again and
-again."""
+"""Of the garbage collector: the default (700, 10, 10) would scan millions of objects often."""
 
 
 class Deadlock(SwarmError):

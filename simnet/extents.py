@@ -1,5 +1,4 @@
-"""Content of simulated files: real bytes, and symbols, which exist in name only; and pieces of it
-that arrive."""
+"""Content of simulated files: real bytes, and symbols, which exist in name only; pieces of it."""
 
 import bisect
 from collections.abc import Callable

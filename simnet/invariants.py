@@ -61,8 +61,7 @@ COLLECTIONS = {
 """Collections with bounds of their own: pieces held, and records that detect repetitions."""
 
 SETTLED_SECONDS = 60.0
-"""Age of an accepted submission, and time since the last fault, after which the trainer must have
-the submission."""
+"""Age of an accepted submission, and time since the last fault, after which the trainer has it."""
 
 
 class Invariants:

@@ -3,9 +3,8 @@
 A message is one entry of the timeline: its size over the uplink, then the latency with jitter; a
 lost packet costs a retransmission's delay. Messages in one direction stay in order, as over TCP.
 
-A hash of (seed, link, time of connecting, n) decides the n-th message's delay, so a thousand peers'
-links cost no memory.
-"""
+A hash of (seed, link, time of connecting, n) decides the n-th message's delay, and costs no
+memory."""
 
 from __future__ import annotations
 
@@ -159,8 +158,7 @@ class Connection:
     _line_free_at: float = 0.0
     _arrived_at: float = 0.0
     _is_stuck: bool = False
-    """Whether a packet was lost so often that its next attempt is far away; all messages wait for
-    it."""
+    """Whether a packet was lost so often that the next attempt is far off; all messages wait."""
     _held: list[tuple[int, Callable[..., object], tuple[Any, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

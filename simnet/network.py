@@ -123,8 +123,7 @@ class SimulatedNetwork:
             self._speak_again(peer, other)
 
     def lose(self, peer: PeerId, share: float) -> None:
-        """Lose an additional share of a peer's packets, in each direction; a negative share undoes
-        it."""
+        """Lose a further share of a peer's packets, in each direction; a negative one undoes it."""
         left = self._losses.pop(peer, 0.0) + share
         if left > 1e-9:
             self._losses[peer] = left
@@ -146,8 +145,7 @@ class SimulatedNetwork:
             self.flows.widen(link, speed)
 
     def duplicate(self, peer: PeerId, protocol: str, times: int) -> None:
-        """Make every frame of a protocol reach a peer `times` more times; a negative number undoes
-        it."""
+        """Make every frame of a protocol reach a peer `times` more times; negative: undo it."""
         self._duplicated[(peer, protocol)] += times
         self._duplicated = +self._duplicated  # drops zeros
 

@@ -122,8 +122,7 @@ def _rows(title: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def _network(network: dict[str, Any]) -> list[RenderableType]:
-    """Make tables of broadcasts, of what each role did, and of how the computing peers spent their
-    time."""
+    """Make tables of broadcasts, of what each role did, and of how these spent their time."""
     broadcasts = [
         {
             "policy": entry["step"],

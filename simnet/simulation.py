@@ -330,8 +330,7 @@ class Simulation:
         self.witnesses: list[Callable[[Peer, str, dict[str, Any]], None]] = []
         """Called with the true actions of a peer's children."""
         self.listeners: list[Callable[[float, Peer, Event], None]] = []
-        """Called with the virtual time, the peer and each of its events. They must not change
-        anything."""
+        """Called with the virtual time, the peer and each of its events. They change nothing."""
         self.nursery: trio.Nursery
         self._expectations: list[Expectation] = []
         self._roles: dict[str, type[Role]] = {}

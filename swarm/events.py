@@ -1,7 +1,6 @@
 """Structured events: a name and fields, no prose. Logs, metrics, dashboard and tests read them.
 
-Code emits events. Sinks turn them into a line for a person, a JSON line for a program, a counter,
-or an assertion."""
+Code emits events. Sinks turn them into a line for a person, JSON, a counter, or an assertion."""
 
 import sys
 from collections.abc import Callable

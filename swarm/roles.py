@@ -90,8 +90,7 @@ def check_tables(settings: PeerSettings) -> None:
 async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
     """Join the network and, with roles, a run; work until cancelled or all roles have finished.
 
-    Raises `PeerError` if no peer answers, and `UserError` if no run is found or the run refuses
-    this peer."""
+    Raises `PeerError` if no peer answers, and `UserError` if no run is found or takes this peer."""
     async with trio.open_nursery() as nursery:
         entry_points = await join_network(node, room_seconds=ROOM_DEADLINE_SECONDS)
         given = list(node.manifests)

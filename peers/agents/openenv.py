@@ -49,8 +49,7 @@ class OpenEnvOptions(ScaledOptions, frozen=True, kw_only=True):
     reset: Pairs = msgspec.field(default_factory=list)
     """Further parameters of a reset."""
     task: Annotated[str, Meta(max_length=10_000)] = ""
-    """Text with names in braces of what a reset gives, or of a list of messages; empty: the
-    observation."""
+    """Text with names in braces of a reset's result, or of its messages; empty: the observation."""
     answer: Annotated[str, Meta(max_length=10_000)] = ""
     """Text with such names: a turn with full reward, if the reset tells one."""
     observation: Annotated[str, Meta(max_length=10_000)] = ""
@@ -139,8 +138,7 @@ class Connection:
 class OpenEnv(Episodes):
     """Plays a server's episodes with the model's turns as actions; rewards are the server's.
 
-    An episode whose session is lost, or that is graded elsewhere, is played again with equal
-    turns."""
+    An episode whose session is lost, or that is graded elsewhere, is played again alike."""
 
     name = "openenv"
     version = "1"

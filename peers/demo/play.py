@@ -96,8 +96,7 @@ START_SECONDS_MAX = 120.0
 STALL_SECONDS_MAX = 300.0
 """The demo gives up when no step is trained for this long."""
 WARMED_BELOW = 0.1
-"""Sampled accuracy below which a given model is warmed up: groups without a right answer teach
-nothing."""
+"""Sampled accuracy below which a given model is warmed up: wholly wrong groups teach nothing."""
 FIRST_PROMPTS = 32
 """Held-out prompts on which that is measured."""
 ANSWERS_SECONDS = 5.0

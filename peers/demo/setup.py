@@ -173,8 +173,7 @@ PRELOAD_PEERS = (
 """Modules that the fork server of the peers imports; none of them imports torch."""
 
 SUBMISSIONS_PER_STEP = 2
-"""A submission of any size costs 35 ms of CPU in all processes; generating four groups takes
-less."""
+"""A submission of any size costs 35 ms of CPU in all processes; four groups generate in less."""
 
 CHEATS: Mapping[str, dict[str, Setting]] = {
     "wrong-weights": {"alter_weights": 0.1},

@@ -23,7 +23,7 @@ ENVIRONMENT = ("endpoint", "1")
 """Name and version of the environment in a recorded file: the agent is elsewhere."""
 
 OPEN_MAX = 4096
-"""Open sessions beyond which the longest idle are written and closed; at twice as many, none
+"""Open sessions beyond which the longest idle are written and closed; at twice these, none
 opens."""
 
 
@@ -121,8 +121,7 @@ class Sessions:
     def write(
         self, session: Session, reward: float | None = None, parts: Mapping[str, float] = {}
     ) -> str:
-        """Write a closed session; returns the file's name, if any. Not for the server's own
-        thread."""
+        """Write a closed session; returns the file's name, if any. Not for the server's thread."""
         episodes = session.rollouts()
         if self.folder is None or not episodes:
             return ""

@@ -159,8 +159,7 @@ class Engine(Protocol):
         """Queue a request. Its row gets the same tokens whatever else the engine generates.
 
         Raises `ValueError` for an empty prompt, an id outside the vocabulary or in use, a limit
-        that leaves no token, a temperature not above 0, or more positions than the model's
-        context."""
+        that leaves no token, a temperature not above 0, or more positions than the context."""
 
     def step(self) -> list[Piece]:
         """Advance all live requests by one or more tokens; return those that finished."""

@@ -190,8 +190,7 @@ class EngineService:
     def _swap_to(self, offered: Load) -> None:
         """Load another policy for all submissions in the batch.
 
-        If that fails, all are given up: weights are replaced in place, and may be of either
-        policy."""
+        If that fails, all are given up: weights are replaced in place."""
         try:
             self._load(offered)
         except Exception as error:

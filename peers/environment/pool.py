@@ -1,7 +1,6 @@
 """The child processes of an environment peer, and the turns that it has signed.
 
-Each child plays one call at a time; one that hangs, crashes or takes too much memory ends it
-alone."""
+Each child plays one call at a time; one that hangs, crashes or takes much memory ends it alone."""
 
 import sqlite3
 from collections import Counter, deque

@@ -81,8 +81,7 @@ class EnvironmentRole:
         peer.gossip.listen(StepOrder, self._orders.take)
 
     def _take_shown(self, shown: Envelope | None) -> None:
-        """Note a trainer's order beside a request: this peer may have been offline when it was
-        published."""
+        """Note a trainer's order beside a request: this peer may have missed its publication."""
         if shown is not None and self._run.may_be_shown(shown):
             self._orders.take(shown)
 

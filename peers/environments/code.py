@@ -100,8 +100,7 @@ class Code(SingleTurn):
 
 
 def _problem(parts: list[Part], tests: int) -> Task:
-    """The first list is empty. Equal problems have equal tests, so that no program is judged
-    twice."""
+    """The first list is empty. Equal problems have equal tests: no program is judged twice."""
     expression = "xs"
     for part in parts:
         expression = part.code.replace("xs", expression)

@@ -38,8 +38,7 @@ class GenesysOptions(DataOptions, frozen=True, kw_only=True):
     """Which records, and who verifies them."""
 
     verifiers: Pairs = msgspec.field(default_factory=list)
-    """Graders of more task types, or other ones: each a name, or a table of `grader` and its
-    options."""
+    """Graders of more task types, or others: a name each, or a table of `grader` and options."""
 
 
 class Genesys(OfRows):

@@ -1,7 +1,6 @@
 """A test of a run's model config and environments before its manifest is signed.
 
-It shows that a submission can be generated and graded, not that the run learns. Imports no
-torch."""
+It shows that a submission can be made and graded, not that the run learns. Imports no torch."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -34,8 +34,7 @@ def kind_of(problem: str) -> str:
 
 
 class Ungradable:
-    """Rows without a task and samples without a grade: counted by kind, listed in a file,
-    bounded."""
+    """Rows without a task and samples without a grade: counted, listed in a file, bounded."""
 
     def __init__(self, path: Path, share_max: float) -> None:
         """`path`: the file that lists them, made only if there are any."""

@@ -39,8 +39,7 @@ def seeds_of_tasks(drawn: bytes) -> Iterator[bytes]:
 def different_tasks(
     environment: Environment, split: Split, seed: int, count: int, *, room: PromptRoom | None = None
 ) -> Iterator[tuple[bytes, Task]]:
-    """The first `count` tasks, or all, with different prompts that `room` takes, and their
-    seeds."""
+    """The first `count` tasks, or all, of different prompts that `room` takes, and their seeds."""
     known: set[Prompt] = set()
     repeated = 0
     for each in seeds_of_tasks(evaluation_seed(split, seed)):

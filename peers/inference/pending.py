@@ -16,8 +16,7 @@ ASKED_AT_ONCE = 2
 proofs of the first, or before, where they share the batch."""
 
 UNDELIVERED_MAX = 4
-"""Submissions that no validator has yet, so that a peer whose deliveries stall generates no
-more."""
+"""Submissions that no validator has yet, so that a peer stops whose deliveries stall."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -452,8 +452,7 @@ class InferenceRole:
     async def _generate(
         self, engine: inference.InferenceService, pending: PendingSubmission
     ) -> inference.Generated | None:
-        """Generate a submission, or give it up if no prompt can be rendered or nobody wants it by
-        then."""
+        """Generate a submission, or give it up if no prompt is rendered or nobody wants it."""
         seed = pending.asked.seed()
         try:
             prompts = await self._turns.prompts(pending)

@@ -98,7 +98,7 @@ def divisor(rewards: Tensor, objective: Objective) -> Tensor:
 
 def group(numbers: Objective, completions: Completions) -> Tensor:
     """r − mean of the group, divided by its std if `normalise_by_std` (GRPO, arXiv 2402.03300,
-    §4.1.2). Dr. GRPO never divides."""
+    §4.1.2); not Dr. GRPO."""
     if not numbers.normalise_by_std or numbers.name == "dr_grpo":
         return completions.centred(completions.reward)
     return completions.normalised(completions.reward)

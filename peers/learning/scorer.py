@@ -33,8 +33,7 @@ APART_MAX = {False: 1e-4, True: 2e-2}
 class Scorer(torch.nn.Module):
     """Computes a model's log-probabilities and entropies of the completion tokens of `Rows`.
 
-    A module, so that sharding and compilation wrap the pass. The head sees completion positions
-    only."""
+    A module, so that sharding and compilation wrap the pass. The head sees completions only."""
 
     def __init__(self, model: Any) -> None:
         """Raises `UserError` for a model whose attention this would compute wrongly."""

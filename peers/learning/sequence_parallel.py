@@ -79,8 +79,7 @@ class SharedRows:
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, named: dict[str, Any]
     ) -> Tensor:
-        """Queries [R, H, s, D], keys and values [R, H_kv, s, D] of this rank's tokens →
-        [R, s, H, D]."""
+        """Queries [R, H, s, D], keys and values [R, H_kv, s, D] of this rank → [R, s, H, D]."""
         heads, per = query.shape[1], query.shape[1] // key.shape[1]
         repeat = self._ranks // math.gcd(self._ranks, key.shape[1])
         if per % repeat:

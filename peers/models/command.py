@@ -22,8 +22,8 @@ def push_checkpoint(
     """Upload a policy to the Hugging Face hub, with a model card.
 
     The card names the base, the run, its environments, the policy's step, its evaluation, and the
-    heads of the ledger; with --bootstrap the run's peers are asked for them. Needs HF_TOKEN, or
-    hf auth login."""
+    heads of the ledger; with --bootstrap peers are asked for them. Needs HF_TOKEN, or hf auth
+    login."""
     require_extra("infer", "swarm checkpoint push")
     from peers.models.push import Origin, asked, card, origin_of, push
 

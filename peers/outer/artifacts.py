@@ -1,9 +1,7 @@
 """Outer states and contributions as artifacts of the piece plane.
 
 Both are published like checkpoints, so every trainer that has a piece serves it, and a fetch is
-resumed. An artifact's lineage is its round and its step a hash, so that the store keeps the newest
-rounds.
-"""
+resumed. Lineage is the round, and step a hash, so that the store keeps the newest rounds."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -116,13 +114,11 @@ class Artifacts:
         total_bytes: int = 0,
         folders: Collection[str] = (),
     ) -> str:
-        """Return the folder of an artifact; fetch it if it is missing, or only some `folders` of
-        it. The log calls it `name`. An artifact of another size than `total_bytes` is not fetched;
-        0: any size.
+        """Return the folder of an artifact; fetch it if missing, or some `folders` of it. The log
+        calls it `name`. An artifact of another size than `total_bytes` is not fetched; 0: any size.
 
         Raises `PeerError` when no further piece arrives, and the errors of
-        `swarm.shardcast.fetch.fetcher.Fetcher.fetch`.
-        """
+        `swarm.shardcast.fetch.fetcher.Fetcher.fetch`."""
         folder = self.folder(reference, folders)
         if folder is not None:
             return folder

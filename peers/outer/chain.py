@@ -315,8 +315,7 @@ class Chain:
 
 
 def names_of(contribution: Contribution) -> tuple[object, object]:
-    """What no two contributions that count have in common: the trainer with the base that it began
-    from, and the files."""
+    """What no two contributions that count have in common: trainer with base, and files."""
     return (contribution.trainer, contribution.base), contribution.artifact.digest
 
 

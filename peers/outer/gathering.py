@@ -31,8 +31,8 @@ def ranking(trainers: tuple[str, ...], run: str, round: int) -> tuple[str, ...]:
 
 
 SCORERS = 3
-"""Trainers that score strangers: the first in rank, who signs, and the next ones. With three, one
-that lies decides nothing."""
+"""Trainers that score strangers: the first in rank, who signs, and the next ones. Of three, no liar
+decides."""
 
 
 def measured(loop: OuterLoop, base: bytes, round: int) -> dict[str, Said]:

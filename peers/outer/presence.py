@@ -1,5 +1,4 @@
-"""What the tasks of the replica role share: the outer loop, and the other trainers' statuses and
-records."""
+"""What the replica role's tasks share: the outer loop, the others' statuses and records."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -19,8 +19,7 @@ NOISE = 760
 standard deviations, each 1000 · √(1/7)."""
 
 FULL = 1500
-"""Rating from which a stranger weighs as much as a trainer. With the best scores it takes three
-rounds."""
+"""Rating from which a stranger weighs as much as a trainer. It takes three best rounds."""
 
 FALLS = -2000
 """Score of one round that undoes every good one before."""
@@ -78,9 +77,8 @@ def is_contradicted(record: RoundRecord, said: Collection[Said]) -> bool:
 
 
 def rate(before: Sequence[Rated], scores: Mapping[str, tuple[int, int]]) -> list[Rated]:
-    """The ratings after a round: `scores` has the gain and the own score of each stranger that
-    contributed; every other one scores 0. Sorted by peer id; of too many, those of this round stay,
-    then the highest."""
+    """The ratings after a round: `scores` has the gain and the own score of each that contributed;
+    others score 0. Sorted by peer id; of too many, those of this round stay, then the highest."""
     held = {each.trainer: (each.gain_rating, each.own_rating) for each in before}
     found = []
     for trainer in {*held, *scores}:

@@ -364,8 +364,7 @@ class Sharing:
         return [folders[shard] for shard in range(self.count)]
 
     def _check_parts(self, link: Link, shards: Sequence[int]) -> None:
-        """Raise `PeerError` if nobody that is present has one of some shards of one of a record's
-        contributions."""
+        """Raise `PeerError` if nobody present has one of some shards of a record's contribution."""
         present = set(self._loop.presence.present())
         for part in link.record.contributions if shards else ():
             if part.trainer in present:

@@ -48,8 +48,8 @@ def owners_run(place: Path) -> OwnersRun:
 
 
 def new_invites(run: OwnersRun, key: Path | None, *, expires: str, count: int) -> list[str]:
-    """Tokens for a run that admits by invite; `key`: by default the one beside the manifest, else
-    the user's."""
+    """Tokens for a run that admits by invite; `key`: by default beside the manifest, or the
+    user's."""
     if not 1 <= count <= COUNT_MAX:
         raise UserError(f"--count is {count}; it must be between 1 and {COUNT_MAX}")
     lifetime = lifetime_seconds(expires)

@@ -108,8 +108,7 @@ class Limits:
     """Bounds of one program; raises `UserError` for a limit that is not a positive number."""
 
     seconds: float = 10.0
-    """Wall time from the start of the program. Larger than `cpu_seconds`, so that a busy machine
-    changes no verdict."""
+    """Wall time from the start of the program. Above `cpu_seconds`, so no busy machine decides."""
     cpu_seconds: float = 4.0
     """CPU time of the program and its children that it waited for."""
     memory_bytes: int = 512 << 20

@@ -26,8 +26,7 @@ def response(
     parts: Mapping[str, float],
     made: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """`name`: the id of a task without one; `sample`: the answer's; `made`: the last three
-    columns."""
+    """`name`: the id of a task without one; `sample`: the answer's; `made`: the last three."""
     data = task.own.data
     asked = [each.content for each in messages_of(task.prompt) if each.role != "system"]
     return {

@@ -76,8 +76,7 @@ class Batches:
         return None
 
     def _values_seconds(self) -> float:
-        """How long a full batch may still wait for the values that the next step's workers give
-        its states."""
+        """How long a full batch may wait for the values that the next step gives its states."""
         step = self._progress.step
         manifest = self._progress.versions.manifest_of(step)
         none_follow = step + 1 >= manifest.schedule.steps

@@ -135,11 +135,10 @@ class Place:
     async def newest_policy(
         self, fetch: Callable[[CheckpointReference], Awaitable[None]]
     ) -> tuple[Held, int]:
-        """The newest policy of the run that is on this disk, or that peers still announce, and the
-        newest lineage.
+        """The run's newest policy on this disk, or that peers announce, and the newest lineage.
 
-        One on this disk counts if a trainer has announced or logged it, and every byte is checked.
-        Raises `UserError`."""
+        One on disk counts if a trainer announced or logged it; every byte is checked. Raises
+        `UserError`."""
         peer = self.peer
         peer.status.doing = "fetching the newest policy"
         logged = await self.log.policies()

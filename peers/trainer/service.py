@@ -29,8 +29,7 @@ from swarm.world.tasks import JobThread, in_job_thread
 
 @reading_in_home("trainer", "checkpoints", "accepted")
 def open_service(setup: training.TrainingSetup) -> Any:
-    """Open the service of the trainer's child: a `TrainerService`, which leads the other ranks
-    under `torchrun`."""
+    """Open the service of the trainer's child: it leads the other ranks under `torchrun`."""
     use_hardware(setup.hardware)
     return lead(TrainerService, setup.hardware.device)
 
@@ -187,8 +186,7 @@ class TrainerService:
     ) -> tuple[list[AcceptedGroups], list[training.Unreadable]]:
         """This rank's share of the submissions that all ranks can read, and the other submissions.
 
-        Each file is checked by one rank before any rank reads its share: in a damaged file an
-        offset may be any number."""
+        Each file is checked by one rank before any rank reads its share: offsets may be damaged."""
         reasons = self._agree([self._problem(*each) for each in enumerate(submissions)])
         found = [
             reason or self._share(each) for each, reason in zip(submissions, reasons, strict=True)

@@ -128,8 +128,7 @@ async def check_fault(
 
 async def recheck(fault: Fault, model: Path, aside: Path) -> Report:
     """Inspect `aside`/submission as its validator did; `model`: a folder with tokenizer and
-    config.json. Raises `UserError` if tokenizer or environment is missing, and for a step with
-    states."""
+    config.json. Raises `UserError` without tokenizer or environment, and for a step with states."""
     manifest = fault.manifest
     if fault.order.states:
         raise UserError(

@@ -159,8 +159,7 @@ class Examiner:
         self, case: Case, inspect: Inspect, manifest: RunManifest, children: Children, hung: str
     ) -> Outcome:
         """Inspect a case's file, recompute a few rows, then grade it, since programs that a worker
-        wrote instead of sampling may use all their seconds. Recompute all of it if the case is
-        drawn for that."""
+        wrote instead of sampling may use all their seconds. Recompute all of it if it is drawn."""
         inspected = await children.inspector.inspect(inspect)
         children.restarts.succeeded()
         outcome, thresholds = Outcome.of(inspected), manifest.thresholds
@@ -229,8 +228,7 @@ class Examiner:
         self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome, count: int
     ) -> bool:
         """Refuse a submission if a few of its rows do not fit the policy, and then all of them,
-        since the run's thresholds are those of whole submissions. A sample that passes is no
-        evidence.
+        since thresholds are of whole submissions. A sample that passes is no evidence.
 
         Returns whether one that passes, since the run observes, is most probably a fake."""
         rows = job.order.groups * job.order.sampling.group_size

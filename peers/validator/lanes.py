@@ -38,8 +38,7 @@ SAID_PEERS_MAX = 8
 """Most workers named in the event that says that no submission arrives."""
 
 INSPECTOR_MEMORY_BYTES = 2 << 30
-"""Memory limit of an inspector: several times the largest file's arrays, their rewards and the
-environment's data."""
+"""Memory limit of an inspector: several times the largest file's arrays and rewards."""
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """The statistical checks of a submission, in a child process with the policy's weights: one batched
-prefill, whose hidden states must fit the proofs, and whose logits plus the seed's noise must have
-every token as argmax."""
+prefill. Its hidden states must fit the proofs, every token be argmax of logits plus noise."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence

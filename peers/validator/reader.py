@@ -24,8 +24,8 @@ arrays and their canonical form together."""
 
 
 ATTEMPTS_MAX = 2
-"""Readers that may die of a file before it is refused: the first may have been killed because the
-machine ran out of memory."""
+"""Readers that may die of a file before it is refused: the first may have died as memory ran
+out."""
 
 
 @dataclass(frozen=True)

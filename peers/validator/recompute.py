@@ -1,5 +1,4 @@
-"""Recompute a submission with the policy's weights: activations against proofs, tokens against
-logits and noise."""
+"""Recompute a submission: activations against proofs, tokens against logits and noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -51,8 +51,7 @@ WAITING, READY = "waiting for a policy", "ready to judge"
 """What it does while it judges nothing."""
 
 OLDER_STEPS_KEPT = 2
-"""Steps beyond `max_staleness` for which verdicts and files are kept, because a trainer may lag
-behind."""
+"""Steps beyond `max_staleness` for which verdicts and files are kept, as a trainer may lag."""
 
 
 class ValidatorSettings(EvaluationSettings):

@@ -28,8 +28,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messages import Verdict
 
 ENTRIES_RECOVERED = 4096
-"""Newest entries of another validator's log that a restarted one draws from again; decoding them
-takes some 40 ms."""
+"""Newest entries of another's log that a restarted one draws from again; decoding takes 40 ms."""
 
 RECOVERY_SECONDS = 10.0
 """Time after a start in which the mirrors catch up, and gossip repeats the newest verdicts."""

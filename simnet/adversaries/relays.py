@@ -93,8 +93,7 @@ class Flooder(Adversary):
 
 
 class Forger(Adversary):
-    """Announces its own weights as the trainer's next policy, in the trainer's name, and orders
-    work with them."""
+    """Announces its own weights as the trainer's next policy, in its name, and orders work."""
 
     async def attack(self) -> None:
         orders = [heard for heard in self._heard if isinstance(heard.message, StepOrder)]
@@ -143,8 +142,7 @@ class Poisoner(Adversary):
 
 
 class Replayer(Adversary):
-    """Replays old messages of trusted peers, and sends its own messages dated in the future or of
-    another run."""
+    """Replays old messages of trusted peers, and sends its own of the future or of another run."""
 
     async def attack(self) -> None:
         record = PeerRecord(roles=["relay"], addresses=[])

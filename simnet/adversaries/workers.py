@@ -93,8 +93,7 @@ class DoubleDeliveries(Deliveries):
 
 
 class NonceGrinder(InferenceRole):
-    """Draws its submissions with an entry that it ground after it knew the nonce, not with that of
-    its admission."""
+    """Draws its submissions with an entry ground after it knew the nonce, not its admission's."""
 
     def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
         lease = self._peer.lease
@@ -232,8 +231,7 @@ def validator_shopper_fabricates(order: SubmissionOrder) -> str:
 
 
 class ValidatorShopper(InferenceRole):
-    """Shows every submission to all validators at once, in the hope that one of them does not
-    recompute it."""
+    """Shows every submission to all validators at once, hoping that one does not recompute it."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)

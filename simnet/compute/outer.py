@@ -17,8 +17,7 @@ CONTENT = "content"
 """File of an artifact's bytes, which exist in name only."""
 
 STATE_SHARE = 8
-"""Size of an outer state, weights and momentum in fp32, in contributions of a byte per
-parameter."""
+"""Size of an outer state, twice fp32, in contributions of a byte per parameter."""
 
 NOTES = "notes"
 """File of what the model must know of an artifact."""
@@ -31,8 +30,8 @@ class Notes(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
     merged: list[bytes] = []
     base: bytes = b""
-    """Of a contribution, the state's that it was made from; empty if it was made from nothing, and
-    raises the loss."""
+    """Of a contribution, the state's that it was made from; empty: from nothing, it raises the
+    loss."""
     problem: str = ""
 
 

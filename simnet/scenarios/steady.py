@@ -1,8 +1,8 @@
 """A whole run going on as usual: heartbeats, gossip, submissions, lookups, republishing.
 
 Each worker hands in a submission per minute, the trainer takes a step every five (INTELLECT-2 took
-22), and each peer looks another one up as often. `python -m benchmarks.simulator steady` measures
-the cost."""
+22), and each peer looks another one up as often. `benchmarks.simulator steady` measures the
+cost."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ WORKLOAD = Workload(model_bytes=1_000_000, completion_tokens_mean=1024.0)
 WORKER = Hardware(tokens_per_second=512.0)
 """A worker's machine: 32 completions of 1024 tokens take a minute."""
 CHECKER = Hardware(prefill_tokens_per_second=200_000.0)
-"""A validator's machine with several GPUs. It checks six submissions per second; 250 workers make
-four."""
+"""A validator's machine with several GPUs. It checks six submissions a second; 250 workers make
+4."""
 PEERS_PER_VALIDATOR = 250
 """Each holds a connection to every peer it admits, of `CONNECTIONS_MAX`."""
 ADMITTED_SECONDS = 90.0

@@ -58,8 +58,7 @@ def fetch_command(
 ) -> None:
     """Fetch a checkpoint: from a mirror, or a run's newest from its peers.
 
-    Every piece is checked. The same command resumes an interrupted download. An adapter comes with
-    its base."""
+    Every piece is checked. The same command resumes a download. An adapter comes with its base."""
     from swarm.look.newest_policy import from_peers
     from swarm.shardcast.mirror.fetch import fetch as fetch_from_mirrors
     from swarm.terminal.progress import progress_bar

@@ -76,8 +76,7 @@ class Gossip:
         admits: Callable[[PeerId, bytes], bool],
     ) -> None:
         """`records(most)`: some peer records to send to newcomers. `learn_record(record)`: receives
-        theirs, with checked signatures. `admits(peer, admission)`: whether the admission that a
-        peer shows is valid."""
+        theirs, with checked signatures. `admits(peer, admission)`: whether that is valid."""
         self._transport = transport
         self._world = gate.world
         self._run = gate.run

@@ -82,7 +82,7 @@ NEIGHBOURS_WANTED = 8
 
 STARTED_UNTIL = 16
 """A peer with as many admitted neighbours starts no more conversations, unless it is trusted; it
-accepts others', up to `NEIGHBOURS_MAX`. If all peers filled all slots, newcomers would be refused
+accepts others', up to `NEIGHBOURS_MAX`. With all slots filled, newcomers would be refused
 everywhere."""
 
 OPENING_MAX = 8
@@ -103,8 +103,7 @@ STRANGER_SECONDS = 60.0
 
 YIELD_SECONDS = 3.0
 """Of two connected peers, the one whose id sorts first starts the conversation. The other one, if
-admitted, starts it after this long: the first may have had no slot while the other was a
-stranger."""
+admitted, does after this long: the first may have had no slot for a stranger."""
 
 REFUSALS_MAX = 4096
 """Refusals of peers remembered, and strangers whose time is over (each kind)."""

@@ -12,8 +12,7 @@ from swarm.world.recent import Recent
 EVENTS_MAX = 16_384
 """Events kept for neighbours that lack them: the messages of validators about 25 submissions per
 second, until their verdicts expire, so that a trainer that was offline as long misses none. The
-limit holds for lasting events too: trusted peers know older evictions from their logs, and admit no
-evicted peer."""
+limit holds for lasting events too: trusted peers know older evictions from their logs."""
 
 EVENTS_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of these events: mostly under 1 KiB each; a long verdict has up to 64 KiB."""

@@ -107,5 +107,4 @@ LASTING = (messages.Eviction, messages.Reinstatement)
 
 ROUTINE = (messages.Checkpoint, messages.StepOrder, messages.Presence, OuterStatus)
 """States that come with every step, or every few seconds. A neighbour that gets them from others as
-early gets only their digests, at the next tick. All other messages are rare or urgent, and always
-pushed."""
+early gets only their digests, at the next tick. Others are rare or urgent, and always pushed."""

@@ -61,8 +61,7 @@ class GradeEpisode(EpisodeJob, frozen=True, kw_only=True):
 
 
 class EnvironmentService(Protocol):
-    """Plays one episode at a time. It may be killed at any moment: it holds nothing that cannot be
-    made again from a request."""
+    """Plays one episode at a time. It may be killed at any moment: a request can make all again."""
 
     async def probe(self, job: Probe) -> Digest: ...
 
@@ -89,8 +88,8 @@ class TryEnvironment(Job, frozen=True, kw_only=True):
     """Draw `tasks` tasks of each split, and play the first `graded` over their answers and junk."""
 
     patience_seconds: ClassVar[float] = 60.0
-    """Each call of the environment's code is bounded by its own limit; this ends a call that even
-    that limit cannot interrupt."""
+    """Each call of the environment's code is bounded by its own limit; this ends what even that
+    cannot."""
 
     tasks: int
     graded: int

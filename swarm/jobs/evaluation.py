@@ -150,5 +150,4 @@ class EvaluationService(Protocol):
         """Begin; `finished` plays on."""
 
     async def finished(self, job: NextSamples) -> list[Sample]:
-        """The next samples, none after the last. Raises `UserError` if an environment's code
-        fails."""
+        """The next samples, none after the last. Raises `UserError` if its code fails."""

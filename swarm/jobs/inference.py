@@ -160,8 +160,7 @@ class InferenceService(Protocol):
 
     async def generate(self, job: Generate) -> Generated:
         """Raises `ValueError` if a policy not of the order (with `Sampling.swaps_max`, its lineage)
-        is loaded or an episode exceeds the context, `UserError` for an environment that is not
-        installed."""
+        is loaded or an episode exceeds the context, `UserError` without its environment."""
 
     async def turns(self) -> list[AskedTurn]:
         """Episodes that have come to wait for a served turn; none after a minute without any."""

@@ -56,8 +56,7 @@ class StartReplica(LoadingJob, frozen=True, kw_only=True):
     dtype: str = "auto"
     attention: str = "fastest"
     memory_check: str = ""
-    """What happens where the plan of the memory does not fit (`peers.learning.training_settings`);
-    empty: none is made."""
+    """What happens if the plan of the memory does not fit (the setting); empty: none is made."""
     tensorboard: str = ""
     """Folder of TensorBoard's files, project of Weights & Biases, for `run`'s curves; or empty."""
     wandb: str = ""

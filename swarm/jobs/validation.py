@@ -125,8 +125,7 @@ class InspectionService(Protocol):
 
     async def inspect(self, job: Inspect) -> Inspected:
         """An environment that is not installed or draws no task fails the check "environment".
-        Raises `UserError` without the tokenizer, `OSError` when the file is missing or its hash
-        differs."""
+        Raises `UserError` without the tokenizer, `OSError` without the file or with another."""
 
     async def grade(self, job: Grade) -> Graded:
         """Raises `ValueError` when the last submission inspected is another one."""

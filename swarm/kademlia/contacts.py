@@ -211,8 +211,7 @@ class Contacts:
 
     async def _request(self, neighbour: Neighbour, message: Message) -> Message:
         """Send a request; a peer that resets GET_PROVIDERS, as JavaScript servers (kad-dht 16) do
-        for a key that is no SHA-256 multihash, is sent FIND_NODE: it knows peers nearer to the
-        key."""
+        for a key that is no SHA-256 multihash, is sent FIND_NODE: it knows nearer peers."""
         try:
             return await self.requests.ask(neighbour, message)
         except StreamError:

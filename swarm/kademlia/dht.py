@@ -64,8 +64,7 @@ class Kademlia(Publisher):
 
     async def bootstrap(self, addresses: Sequence[str], others: Sequence[str] = ()) -> int:
         """Join the DHT through multiaddrs ending in `/p2p/<id>` (else `ValueError`), `others`
-        later; returns the number of contacts. Raises `ConnectError` with each address's reason when
-        no peer answers."""
+        later; returns the number of contacts. Raises `ConnectError` with each reason."""
         neighbours = [_parse(address) for address in addresses]
         self._bootstrap_addresses = tuple(dict.fromkeys([*others, *addresses]))
         reasons: list[str] = []
@@ -115,8 +114,8 @@ class Kademlia(Publisher):
 
     async def get(self, key: bytes) -> bytes | None:
         """The best record of the peers nearest to the key, asked until `QUORUM` gave a valid one or
-        all k were, and of this peer. It is then stored at those that had an older one, or none if
-        all k were asked."""
+        all k were, and of this peer. It is stored where there was an older one, or none if all were
+        asked."""
         copies: dict[PeerId, Held | None] = {}
         valid = 0
 
@@ -209,8 +208,7 @@ class Kademlia(Publisher):
 
     async def _meet_bootstrap_peers(self) -> None:
         """Connect again to bootstrap peers that restarted: they know nobody, so that those who join
-        through them would form a separate network. The total rate is the same in a network of any
-        size."""
+        through them would form a separate network. The total rate is the same at any size."""
         for neighbour in map(_parse, self._bootstrap_addresses):
             known = neighbour.peer == self.peer_id or neighbour.peer in self._transport.connected()
             my_turn = self._world.random.random() * len(self.table) < BUCKET_SIZE

@@ -244,8 +244,7 @@ class RoutingTable:
 
     def _by_distance(self, target: int) -> Iterator[list[Contact]]:
         """All contacts in groups, each nearer to `target` than the next: its bucket, then all
-        buckets nearer to us together, then the farther ones one by one (as far from `target` as
-        from us)."""
+        buckets nearer to us together, then the farther ones one by one (as far from us)."""
         indices = sorted(self._buckets, reverse=True)
         own = bucket_of(self.own_id, target) if target != self.own_id else ID_BITS
         if own in self._buckets:

@@ -93,8 +93,8 @@ CAN_CONNECT = 2
 # --- protobuf ---------------------------------------------------------------------------------
 
 _PEERS_CACHED = 16384
-"""Peers whose translation is cached: the same few hundred are in every answer, and translating them
-again took half the time."""
+"""Peers whose translation is cached: the same few hundred are in every answer; translating took
+half the time."""
 
 
 def _classes() -> tuple[type[Any], type[Any]]:

@@ -1,5 +1,4 @@
-"""The entries of a trusted peer's log, encoded as msgpack arrays `[tag, fields…]`. docs/protocol.md
-explains every field."""
+"""The entries of a trusted peer's log: msgpack arrays `[tag, fields…]` (docs/protocol.md)."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, TypeAlias
@@ -15,8 +14,7 @@ from swarm.wire.envelope import ENVELOPE_BYTES_MAX
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
 """The outcome of an accepted group; it does not change the credit. Stale: its policy was too old,
 its worker was evicted, another validator's refusal overruled its acceptance, or another file was
-taken (and credited) under its number. Unreadable: the trainer could not read its file again, for
-any reason."""
+taken (and credited) under its number. Unreadable: the trainer could not read its file again."""
 
 _Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 

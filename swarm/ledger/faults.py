@@ -2,8 +2,7 @@
 
 The validator that evicts a worker for a proven fault keeps the file and the three signed messages
 that determine what the file should hold. It serves them to everyone (`swarm ledger check-eviction`
-runs the same checks again). The worker signed the digest of the file, so nobody can put another
-file in its place."""
+runs the same checks again). The worker signed the file's digest, so nobody can replace it."""
 
 import sqlite3
 from collections.abc import Callable

@@ -65,8 +65,7 @@ class LogMirror:
         contradicts the entries held.
 
         With an `origin` the copy begins there anew: whoever offers the log has pruned entries that
-        this copy lacks. Then nothing is held that the head could contradict, so `WrongOrigin` is
-        raised instead."""
+        this copy lacks. Nothing is held that the head could contradict: `WrongOrigin` is raised."""
         if not isinstance(head.message, LogHead) or head.sender != self.log.owner:
             raise ValueError(f"not a head of the log of {self.log.owner}")
         target = head.message

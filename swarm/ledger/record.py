@@ -2,8 +2,7 @@
 
 Everything here is a pure function of the union of the logs, so a restarted validator, another
 validator and an outsider with copies of the logs find the same figures. docs/protocol.md ("Records
-and credit") has the rules. Decision 25 proves that no lie pays, and that little of what a saboteur
-makes is trained on."""
+and credit") has the rules. Decision 25 proves that no lie pays, and bounds what a saboteur does."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -72,8 +71,7 @@ class Work:
     def stake(self, step: int, rules: Rules) -> int:
         """The stake before a submission for `step`.
 
-        Steps after it count too: they are known only if an earlier step is judged late, or after
-        a rollback."""
+        Steps after it count too: they are known if one is judged late, or after a rollback."""
         start, balances = step - rules.stake_steps, self.balances(rules)
         return max(0, sum(tokens for each, tokens in balances.items() if each > start))
 

@@ -25,8 +25,7 @@ class Opinion(Protocol):
 def binds(opinion: Opinion) -> bool:
     """Whether a refusal binds all validators: it is a proven fault or rests on a recomputation.
 
-    Any other refusal states a reason that may hold at one validator only, for example a file that
-    came too late there."""
+    Any other refusal may hold at one validator only, for example of a file that came too late."""
     return opinion.outcome == "refused" and (opinion.proven_fault or opinion.recomputed > 0)
 
 

@@ -1,8 +1,8 @@
 """Sealing and pruning the logs in a trusted peer's database; the seals it may make (decision 41).
 
 Every function is one transaction. Sealing computes the totals of all entries of the epoch: about a
-second for 20,000 entries, in which appends wait. A second vote in an epoch needs that the first one
-is *lost*, and that the second seal's maker had seen it (Paxos: Lamport, "The Part-Time Parliament",
+second for 20,000 entries, in which appends wait. A second vote in an epoch needs that the first is
+*lost*, and that the second's maker had seen it (Paxos: Lamport, "The Part-Time Parliament",
 1998)."""
 
 import math

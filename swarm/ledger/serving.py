@@ -43,8 +43,8 @@ RESERVED_READS_PER_SECOND = 200.0
 """Beside these, for public networks while all peers have used up what they share."""
 RESERVED_READS_BURST = 2000.0
 NETWORK_RESERVED_READS_PER_SECOND = 8.0
-"""Of these, for one network: twenty that ask without end leave something for another. The status of
-1,000 members counts as 8."""
+"""Of these, for one network: twenty greedy ones leave something. The status of 1,000 members counts
+as 8."""
 NETWORK_RESERVED_READS_BURST = 200.0
 PAGE_READS = 4
 """Reads that a page of entries, verdicts or bytes counts as, besides its bytes."""

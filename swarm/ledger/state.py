@@ -123,12 +123,12 @@ def ledger_state(
 
     Only entries that a peer may write are used: verdicts of validators, outcomes and evictions of
     trusted peers, the owner's reinstatements. Of each validator, the first verdict on a submission
-    is used, or the first that rests on a recomputation; `swarm.ledger.ruling` decides which
-    validator's is final.
+    is used, or the first that rests on a recomputation; `swarm.ledger.ruling` decides among
+    validators.
 
-    A submission that was recomputed and refused is not credited, even if a step took its groups.
-    Of several submissions with one number, only one is credited: a submission of which a step took
-    a group, else the submission whose validator is first in rank.
+    A submission that was recomputed and refused is not credited, even if a step took its groups. Of
+    several submissions with one number, only one is credited: a submission of which a step took a
+    group, else the submission whose validator is first in rank.
 
     `newest` is the newest (lineage, step) that is known besides the records. With a `base`,
     verdicts on sealed submissions are left out, and the totals begin with the sealed ones. `until`

@@ -122,8 +122,7 @@ async def beating(node: Node) -> AsyncIterator[Pulse]:
 def examine(home: Path, *, ready: bool) -> tuple[Health, float]:
     """Return what the peer with this home says of itself, and the seconds since.
 
-    Raises `Unwell` if it has given no sign of life for `SILENT_SECONDS` or, with `ready`, takes no
-    part in a run yet."""
+    Raises `Unwell` without a sign of life for `SILENT_SECONDS` or, with `ready`, without a run."""
     try:
         age = time.time() - (home / HEALTH).stat().st_mtime
         health = msgspec.json.decode((home / HEALTH).read_bytes(), type=Health)

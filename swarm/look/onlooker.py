@@ -140,8 +140,7 @@ async def ask_all(
 ) -> None:
     """Ask several trusted peers at once, without this one.
 
-    Adds one sentence to `problems` for each that does not answer, or whose answer `ask` refuses
-    with a `PeerError`."""
+    Adds a sentence to `problems` for each that does not answer, or that `ask` refuses."""
 
     async def reach_and_ask(peer: PeerId) -> None:
         try:

@@ -71,8 +71,7 @@ async def join_network(
     """Connect to the bootstrap peers; returns those that answered.
 
     This peer does not enter the DHT yet, because a run may hide its peers. If no bootstrap peer
-    answers and the settings name the same bootstrap peers as last time, the peers met then are
-    tried as well.
+    answers and the settings name the same ones as last time, the peers met then are tried.
 
     Raises `PeerError` if none answers within `BOOTSTRAP_DEADLINE_SECONDS`, or within `room_seconds`
     if one is there and has no room, and `UserError` if no address is known and no other peer looks

@@ -63,8 +63,7 @@ class LogCopies:
         *,
         on_expulsion: Callable[[bytes], None],
     ) -> None:
-        """`log` is this peer's own. `on_expulsion` gets each signed eviction and reinstatement that
-        a mirrored log adds."""
+        """`log` is this peer's own. `on_expulsion` gets evictions and reinstatements of mirrors."""
         self._node = node
         self._run = run
         self._database = database

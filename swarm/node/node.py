@@ -36,8 +36,8 @@ class Departure:
         """Whether roles are at work, which end by themselves when they are asked to."""
 
     def ask(self) -> bool:
-        """Ask the roles to leave; returns whether they do. Called again, it returns False: then the
-        work is to be abandoned."""
+        """Ask the roles to leave; returns whether they do. False if called again: the work is then
+        abandoned."""
         if not self.listens or self.asked.is_set():
             return False
         self.asked.set()

@@ -9,8 +9,8 @@ from swarm.wire.envelope import Envelope
 
 PAUSE_SECONDS_MIN = 5.0
 PAUSE_SECONDS_MAX = 60.0
-"""Pause after a search in vain; each is twice the previous one. A peer that is down is wanted every
-few seconds, by everybody."""
+"""Pause after a search in vain; each is twice the previous one. A peer that is down is wanted by
+everybody."""
 
 SEARCH_SECONDS_MAX = 30.0
 """Deadline of a search and of the connection that it leads to, usually seconds. Strangers that do

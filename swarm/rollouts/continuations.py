@@ -82,8 +82,7 @@ def decode_states(raw: bytes, prefix_max: int) -> list[State]:
 def whole(rollout: Rollout, prefix: int) -> Rollout:
     """The rollout of which `rollout` is the continuation, for its environment to grade.
 
-    The last `prefix` tokens of the prompt become the first of the model's segment. It has no
-    log-probabilities."""
+    The prompt's last `prefix` tokens become the segment's first. It has no log-probabilities."""
     if not prefix:
         return rollout
     prompt, model, *rest = rollout.segments

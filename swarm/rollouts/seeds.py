@@ -1,7 +1,6 @@
 """Hashes that determine what a worker must not choose: prompts, noise, assignments.
 
-Each is BLAKE3 over a domain string and length-prefixed fields, so that no two inputs collide by
-concatenation."""
+Each is BLAKE3 over a domain string and length-prefixed fields, so that no two inputs collide."""
 
 import math
 from collections.abc import Sequence

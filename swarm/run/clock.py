@@ -17,8 +17,7 @@ class TrustedClock:
     than `CLOCK_SKEW_SECONDS_MAX` corrects it. A trusted peer's own clock counts as one vote. Two
     trusted peers that differ therefore both keep their clocks, since nothing shows which is right.
 
-    This peer reports the trusted peers whose clocks differ. It extends the expiry of what they sign
-    by the difference."""
+    This peer reports the trusted peers whose clocks differ. What they sign lasts longer."""
 
     def __init__(self, run: Run, world: World, events: Events, peer_id: PeerId) -> None:
         self._run = run

@@ -40,8 +40,7 @@ class LeaseKeeper:
         invite: Envelope | None = None,
     ) -> None:
         """`reach` connects to a peer or raises `PeerError`; `granted` is called with every new
-        admission, and again with the held one when nobody renews it; `invite` is shown to the
-        trusted peers."""
+        admission, and again with the held one when nobody renews it; `invite` is shown to them."""
         self._me = me
         self._reach = reach
         self._granted = granted

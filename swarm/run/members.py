@@ -101,8 +101,7 @@ class Members:
         """Peers that lost their slot at any trusted peer, and when this peer learned it."""
         self._took: dict[str, float] = {}
         """Those among them whose slot was taken here, and when. Only these are published: if
-        trusted peers repeated each other's, none would ever be forgotten. The next digest names the
-        first."""
+        trusted peers repeated others', none would be forgotten. The next digest names the first."""
         self._named_last = ""
         """Last peer in the newest digest; empty if the digest named all."""
         self._digested = self._began = self._world.now()

@@ -16,8 +16,7 @@ from swarm.wire.turns import EpisodeGrade, GradeRequest, Turn
 
 VERSIONS_KEPT = 16
 """Number of versions of a run's manifest that a peer remembers (about 2 KB each). A step follows
-the version that was the newest when it was opened, and few steps are open or young enough to be
-trained on."""
+the version that was the newest when it was opened, and few are open or young enough to train on."""
 
 VERSION_REFUSED = "version_refused"
 """Cause with which the gate drops a manifest that `Run.refusal` refuses."""

@@ -68,8 +68,7 @@ def signed_before(path: Path, owner: str, name: str) -> Envelope | None:
 def check_update(held: RunManifest, new: RunManifest, where: str) -> list[Change]:
     """List the changes from the signed version `held` to `new`, described in the file `where`.
 
-    Raises `UserError` if peers would refuse `new`. An unchanged manifest of the same version is
-    allowed."""
+    Raises `UserError` if peers would refuse `new`. An unchanged one of that version is allowed."""
     found = changes(held, new)
     if new.version < held.version:
         raise UserError(

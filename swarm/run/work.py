@@ -56,8 +56,7 @@ class OrderBook:
 
 
 def receipt_in(run: Run, shown: Envelope, worker: str) -> Acknowledgement | Verdict | None:
-    """The acknowledgement or verdict that shows that a worker's number is taken; None if this is
-    none.
+    """The acknowledgement or verdict that shows that a worker's number is taken; else None.
 
     A verdict in no log shows nothing. It may follow a file with other bytes that the worker
     delivered before it restarted, and then comes with that file's receipt."""

@@ -2,8 +2,7 @@
 
 A manifest is a blob of msgpack, fetched by its BLAKE3 hash like any piece; the trainer signs that
 hash (`swarm.wire.messages.Checkpoint`). Its pieces are exactly the files cut every `piece_size`
-bytes, in order, so a reader can check that none overlap or are missing. It may name deltas and
-mirrors."""
+bytes, in order, so none overlap or are missing. It may name deltas and mirrors."""
 
 import re
 import urllib.parse

@@ -207,14 +207,13 @@ class CheckpointStore:
     async def begin(
         self, key: Key, digest: bytes, total_bytes: int = 0, *, all_files: bool = True
     ) -> Held:
-        """Read the committed manifest of a partial checkpoint and preallocate its files, or leave
-        that to `want`.
+        """Read a partial checkpoint's committed manifest; preallocate its files, or leave that to
+        `want`.
 
         `total_bytes` was announced; 0: unknown. A manifest with another size makes no room for
         itself at the cost of other checkpoints.
 
-        Raises `BadManifest` and `DiskFullError`; its folder is then removed.
-        """
+        Raises `BadManifest` and `DiskFullError`; its folder is then removed."""
         folder = self._name(key)
         blob = await self.disk.read(f"{folder}/{MANIFEST_NAME}")
         try:
@@ -270,9 +269,8 @@ class CheckpointStore:
         """Make room for `total` bytes of a new checkpoint; raises `DiskFullError`.
 
         If necessary, removes unused older checkpoints, incomplete ones first: a peer with little
-        disk keeps fewer. The newest complete one stays: it is the base of the next delta. So do the
-        bases of adapters.
-        """
+        disk keeps fewer. The newest complete one stays, the next delta's base, and adapters'
+        bases."""
         partial = [held.key for held in self.all() if not held.complete]
         for key in [*partial, *self.complete()[:-1], None]:
             room = self.disk.free_bytes()

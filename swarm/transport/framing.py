@@ -2,8 +2,8 @@
 
 Varints are unsigned LEB128, minimal, at most four bytes. A side ends the stream by ending its bytes
 after a whole frame; bytes that end otherwise were cut off. How much a sender may be ahead of the
-reader is the carrier's affair (yamux: a window of 256 KiB), since bytes are read only when a frame
-is wanted."""
+reader is the carrier's affair (yamux: a window of 256 KiB): bytes are read when a frame is
+wanted."""
 
 from collections.abc import Callable
 from typing import Protocol

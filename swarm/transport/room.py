@@ -186,8 +186,7 @@ def least_useful(
 
 
 def most_crowding(known: Iterable[_Known], newcomer: Known) -> _Known | None:
-    """The known peer's connection to close for a known `newcomer`, if any; trusted peers keep
-    theirs.
+    """A known peer's connection to close for a known `newcomer`, if any; no trusted one's.
 
     First the range that has most, then an idle one, then the peer that has most: one owner's
     displace themselves. One in use is closed only for a trusted peer, or one whose range or itself

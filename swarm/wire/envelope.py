@@ -55,8 +55,7 @@ EVENT_LIFETIME_SECONDS = 120.0
 """Default time to live of an event; its hash is remembered as long, against replay."""
 
 STATE_LIFETIME_SECONDS = 3600.0
-"""Time to live of checkpoints and step orders. They must outlive a long optimiser step and a
-trainer's restart."""
+"""Time to live of checkpoints and step orders. They outlive a long step and a restart."""
 
 SEEN_ENVELOPES_MAX = 100_000
 """Number of remembered event hashes (about 10 MB). Rate limits keep an honest run far below."""
@@ -65,7 +64,7 @@ SENDER_RATE_PER_SECOND = 50.0
 """Average number of envelopes per second accepted from an untrusted sender."""
 
 SENDER_RATE_BURST = 400.0
-"""Number of envelopes that such a sender may send at once, such as a worker's requests after an
+"""Number of envelopes that such a sender may send at once, such as a worker's after an
 interruption."""
 
 TRUSTED_RATE_PER_SECOND = 200.0

@@ -554,12 +554,11 @@ class RunManifest(messages.StateMessage, frozen=True, kw_only=True):
         return [key.peer for key in self.standbys if key.from_version <= self.version]
 
     def trusted_ids(self) -> list[str]:
-        """The trainers, validators, environment peers and standbys trusted in this version, without
-        repeats."""
+        """The trainers, validators, environment peers and standbys of this version, once each."""
         named = (self.trainer_ids(), self.validator_ids(), self.environment_ids())
         return list(dict.fromkeys(peer for ids in (*named, self.standby_ids()) for peer in ids))
 
 
 NEEDS_INDEX = RunManifest.__struct_fields__.index("needs")
-"""Position of `needs` on the wire. It never changes: an older version must find it in a manifest
-that it cannot decode."""
+"""Position of `needs` on the wire. It never changes: older ones find it in what they cannot
+decode."""

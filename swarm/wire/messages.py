@@ -3,8 +3,7 @@
 A message is the payload of a signed envelope (`swarm.wire.envelope`). *State* messages are monotone
 per sender and kind: only the highest is valid. Each *event* message is valid by itself; events are
 deduplicated by hash, and their durable effects are keyed by content. Sizes are bounded here, at
-decoding, so that no later code meets a list longer than it expects. docs/protocol.md explains every
-field (decision 71)."""
+decoding, so that no later code meets longer lists. docs/protocol.md explains every field."""
 
 import sys
 from typing import Annotated, Literal
@@ -175,8 +174,7 @@ class Invite(Message, frozen=True, kw_only=True):
 
 
 class Admission(Message, frozen=True, kw_only=True):
-    """A trusted peer's permission for `peer` to take part until the envelope expires (a short
-    lease)."""
+    """A trusted peer's permission for `peer` to take part until the envelope expires (a lease)."""
 
     peer: Key
     roles: Roles
@@ -306,8 +304,7 @@ class Acknowledgement(Message, frozen=True, kw_only=True):
     """Says that a validator holds the file durably and owes a verdict within the run's limit.
 
     It settles which file the worker's number stands for, so the worker's next number may follow.
-    The trainer includes its groups in the batch forecast. The worker's own announcement is not
-    forwarded."""
+    The trainer includes its groups in the batch forecast. The announcement is not forwarded."""
 
     submission: Digest
     worker: Key

@@ -46,9 +46,7 @@ class _Signed(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class Contribution(_Signed, array_like=True, frozen=True, kw_only=True):
     """A trainer's pseudo-gradient of one round, published like a checkpoint.
 
-    It is signed, so whoever signs a record can neither make up the contribution of another trainer
-    nor change one.
-    """
+    It is signed, so a record's signer can neither make up another's contribution nor change one."""
 
     purpose = b"contribution"
     base: Digest
@@ -65,9 +63,7 @@ Shard = Annotated[int, Meta(ge=0, lt=SHARDS_MAX)]
 class MergedShard(_Signed, array_like=True, frozen=True, kw_only=True):
     """The mean of one shard of a record's contributions, which a trainer has made and publishes.
 
-    It follows from the record alone, so whoever makes it again can prove a wrong one by this
-    signature.
-    """
+    It follows from the record alone, so anyone can prove a wrong one by this signature."""
 
     purpose = b"merged-shard"
     record: Digest

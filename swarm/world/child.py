@@ -9,8 +9,8 @@ home that it reads, though they may not exist yet (`swarm.world.landlock`). A cl
 `before_keys_close`, a function without parameters: it starts what that would hinder, such as
 sandboxes, which need mounts.
 
-A service may have a method `run` without parameters, which works in the background; the child dies
-if it raises."""
+A service may have a method `run` without parameters, in the background; if it raises, the child
+dies."""
 
 import ctypes
 import importlib
@@ -62,8 +62,7 @@ def limit_memory(limit_bytes: int) -> None:
 
     RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space and map files far beyond what they
     ever write (torch and transformers: 660 MB of address space, 230 MB of it writable, 250 MB
-    resident). Since Linux 4.7, RLIMIT_DATA counts private mappings too: everything that malloc and
-    torch allocate."""
+    resident). Since Linux 4.7, RLIMIT_DATA counts private mappings too: all of torch's."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
         pages = int(file.read().split()[5])
     bound = pages * resource.getpagesize() + limit_bytes

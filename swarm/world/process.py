@@ -2,8 +2,7 @@
 
 A process is held by its pidfd, so that no other is ever signalled. It runs in its own session, so
 Ctrl-C in a terminal reaches only its owner. A child holds what strangers wrote: weights, templates,
-rows, files. Whoever takes it over finds neither secrets in its variables nor the keys in its
-owner's memory."""
+rows, files. It has neither secrets in its variables nor the owner's memory."""
 
 import ctypes
 import os

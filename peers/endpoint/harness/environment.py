@@ -57,8 +57,7 @@ class HarnessOptions(DataOptions, frozen=True, kw_only=True):
     """What becomes of fields such as `temperature` and `max_tokens` in its requests: the run's
     manifest decides how the policy is sampled."""
     calls: Literal["none", "hermes", "mistral", "llama"] = "none"
-    """How the checkpoint's chat template writes calls of tools; none: requests with `tools` are
-    refused."""
+    """How the checkpoint's chat template writes calls of tools; none: they are refused."""
     seconds: Annotated[float, Meta(gt=0, le=3600)] = 25.0
     """Deadline of a prompt, an observation or a grade; keep it below the environment peers'
     `seconds_max`."""

@@ -73,8 +73,7 @@ def candidates(text: str) -> list[str]:
     """What may be the program in a completion, the best first.
 
     The whole text if it is Python; else the last block that is tagged as Python, or one before it;
-    else the same of blocks without a tag; else of blocks with another tag. A block that is never
-    closed is none."""
+    else the same of blocks without a tag; else of others. A block that is never closed is none."""
     text = _END_OF_LINE.sub("\n", text.removeprefix("\ufeff"))
     found = blocks(text)[-CANDIDATES_MAX:]
     kinds: tuple[Kind, ...] = ("python", "untagged", "other")

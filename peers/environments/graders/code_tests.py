@@ -35,8 +35,8 @@ class Tests(msgspec.Struct, frozen=True, dict=True):
     inputs: Sequence[Any]
     """Standard input of each test; with `fn_name`, what `_call` makes of its arguments."""
     accepted: Sequence[Sequence[Any]]
-    """What a right program prints, as text; with `fn_name`, what the function returns. Of several,
-    any is right."""
+    """What a right program prints, as text; with `fn_name`, what it returns. Of several any is
+    right."""
     fn_name: str = ""
     """The function or method to call; empty for a program that reads standard input."""
 

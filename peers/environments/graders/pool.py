@@ -1,8 +1,7 @@
 """Killable processes, for libraries that may hang or swallow all memory.
 
 Each loads its library once and answers one request at a time. One that misses its deadline or dies
-is replaced by the next request. The functions are synchronous and may be called from several
-threads."""
+is replaced by the next request. The functions are synchronous, for several threads."""
 
 import os
 import signal
@@ -74,12 +73,12 @@ class Pool:
         interpreter: Path | None = None,
         start_seconds: float = START_SECONDS,
     ) -> None:
-        """`service`: the `module:Class` of a callable object (see the module `worker`), made with
-        the `arguments`. `cpu_seconds`: CPU time for each request, beside `timeout_seconds` of wall
+        """`service`: the `module:Class` of a callable object (see `worker`), made with the
+        `arguments`. `cpu_seconds`: CPU time for each request, beside `timeout_seconds` of wall
         time; 0: any.
 
-        `interpreter`: another Python, for a service that needs the owner's variables and network.
-        """
+        `interpreter`: another Python, for a service that needs the owner's variables and
+        network."""
         self.timeout_seconds, self.memory_bytes = timeout_seconds, memory_bytes
         self._start_seconds, self._interpreter = start_seconds, interpreter
         self._setup = Setup(

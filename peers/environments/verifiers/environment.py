@@ -49,8 +49,7 @@ class VerifiersOptions(interface.ScaledOptions, frozen=True, kw_only=True):
     memory_mib: Annotated[int, Meta(ge=256)] = 4096
     """Memory of the process that plays the package."""
     calls: Literal["none", "hermes", "mistral", "llama"] = "none"
-    """How the checkpoint's chat template writes calls of tools; none: packages with tools are
-    refused."""
+    """How the checkpoint's chat template writes calls of tools; none: these are refused."""
 
 
 @dataclass

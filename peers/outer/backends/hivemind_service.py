@@ -95,8 +95,7 @@ class _Averager(DecentralizedAverager):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.shared: tuple[int, list[Tensor]] | None = None
-        """The last complete round, and the state after it, or else the state before and the
-        average."""
+        """The last complete round, and the state after it, or the state before and the average."""
         super().__init__(*arguments, **named)
 
     async def _declare_for_download_periodically(self) -> None:
@@ -311,8 +310,7 @@ class HivemindService:
     # --- state -------------------------------------------------------------------------------
 
     def _share(self, round_: int, tensors: list[Tensor]) -> None:
-        """Offer what leads to the state after a round to trainers that come later, and announce
-        the round."""
+        """Offer what leads to the state after a round to later trainers, and announce the round."""
         self._averager.shared = (round_, tensors)
         self._averager.state_sharing_priority = float(round_ + 1)
         self._averager.allow_state_sharing = True

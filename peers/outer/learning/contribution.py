@@ -244,8 +244,7 @@ def cut(shapes: Shapes, shard: int = 0, shards: int = 1) -> list[tuple[str, slic
 
 
 def place(folder: Path, shard: int = 0, shards: int = 1) -> Path:
-    """The file of a shard in a contribution's folder: each has a folder of its own there, which is
-    fetched by itself."""
+    """The file of a shard in a contribution's folder: each has a folder, fetched by itself."""
     return folder / str(shard) / FILE if shards > 1 else folder / FILE
 
 

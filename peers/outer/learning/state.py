@@ -1,16 +1,14 @@
 """The outer state: the weights that all trainers agree on, and the momentum of their updates.
 
 Both are fp32, in one file that is mapped into memory, so they take none of a device's memory. The
-file's digest is the state's digest: trainers with the same digest hold the same weights, bit for
-bit.
+file's digest is the state's digest: equal digests mean equal weights.
 
 `merge` is a pure function of the state before and a list of contributions; so are `merge_shard`,
 the mean of one part of all values, and `apply`, which takes the step from the means of all parts.
 What a trainer says of its own contribution bounds nothing, so the median of all does (`shares`).
 Every operation is one rounded IEEE operation per element (a product and a sum are never fused), in
 the order of the trainers' ids, so neither the machine, the number of threads nor the order of
-arrival changes a bit.
-"""
+arrival changes a bit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -219,8 +217,8 @@ def merge(
 
 
 def merge_shard(given: Sequence[Given], shapes: Shapes, header: Header, path: Path) -> None:
-    """Write the mean of a shard durably, as a contribution's file. `given` is as in `mean_of`, or
-    empty: then it is 0."""
+    """Write the mean of a shard durably, as a contribution's file. `given`: as in `mean_of`; empty:
+    0."""
     if not given:
         write_mean(path, header, lambda _, piece: torch.zeros(piece.stop - piece.start))
         return

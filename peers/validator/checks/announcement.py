@@ -174,5 +174,4 @@ def size(evidence: Announcement) -> Finding:
 
 CHECKS = (admitted, entry, step, version, policy, number, groups, free_slot, size)
 PENDING = (in_turn, trial, pushed)
-"""Conditions that the worker may still fulfil: a failure is answered with "not yet", which settles
-nothing."""
+"""Conditions that the worker may still fulfil: a failure is answered "not yet"."""

@@ -191,8 +191,7 @@ def tokens(evidence: Inspection) -> Finding:
 @check("spans", proven=True)
 def spans(evidence: Inspection) -> Finding:
     """Every token is of the step order's policy or, where the run allows swaps, of later ones: in
-    order in each row, at most `swaps_max` + 1. Figure: spans of another policy, else the number of
-    policies."""
+    order in each row, at most `swaps_max` + 1. Figure: spans of another policy, else policies."""
     named, swaps_max = evidence.contents.header.policy, evidence.swaps_max
     policies, offsets = evidence.rollouts.span_policies, evidence.rollouts.span_offsets
     if not swaps_max:

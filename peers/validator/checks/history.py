@@ -41,8 +41,7 @@ class Duplicates:
         """The number of copied groups, 0 unless more than half are; remembers all groups.
 
         Two honest submissions share a group only if both drew the same task (in the demo, one in a
-        million) and sampled the same short answers. A submission that is judged again is not a copy
-        of itself."""
+        million) and sampled the same short answers. One judged again is no copy of itself."""
         own = blake3.blake3(worker.encode() + b"".join(group_digests)).digest()
         held = self._first.setdefault(policy, OrderedDict())
         oldest_first = [self._first[each] for each in sorted(self._first)]
@@ -108,8 +107,7 @@ class History:
 
 
 WORKER_TOKENS_PER_SECOND_MAX = 1e6
-"""No single peer generates faster. A worker that submits more pools the work of several machines
-or fabricates it."""
+"""No single peer generates faster. Who submits more pools machines or fabricates."""
 
 
 @check("speed", quarantines=True)

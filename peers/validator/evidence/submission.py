@@ -36,8 +36,7 @@ def stakes(mean: float) -> list[float]:
 def gains(scores: npt.NDArray[np.floating[Any]], mean: float) -> list[int]:
     """The growth of each bet's log capital over `scores`, in thousandths of a nat, rounded down.
 
-    Rounding down keeps the capital a supermartingale. Raises `ValueError` for a score outside
-    [0, 1]."""
+    Rounding down keeps the capital a supermartingale. Raises `ValueError` for one beyond [0, 1]."""
     # Negated, so that NaN is refused too.
     if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
         raise ValueError("a score lies outside [0, 1]")

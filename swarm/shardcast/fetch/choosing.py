@@ -68,11 +68,9 @@ class Chooser:
         self.widen(job)
 
     def widen(self, job: Job) -> None:
-        """Set how many pieces to request at once: more than usual if more is missing here than at
-        the neighbours.
+        """Set how many pieces to request at once: more if more is missing than at neighbours.
 
-        So all finish nearly together: no uplink falls idle because nobody needs its pieces.
-        """
+        So all finish nearly together: no uplink falls idle because nobody needs its pieces."""
         if job.held is None:
             return
         pieces = len(job.held.pieces)

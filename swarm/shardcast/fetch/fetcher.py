@@ -27,8 +27,7 @@ LOOK_SECONDS_MIN = 0.01
 
 TOGETHER_MAX = 64
 """Requests of all fetches of a peer at once. A trainer fetches from each of the others at the end
-of a round: if each fetch made its usual number, a piece would share the line with hundreds, and
-miss its deadline."""
+of a round: with the usual number each, a piece would share the line with hundreds, too late."""
 
 
 class Fetcher:

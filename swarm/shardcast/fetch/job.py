@@ -86,8 +86,7 @@ NOT_YET_SECONDS_MAX = 1.0
 
 BUSY_SECONDS = 1.0
 """Pause after a source answered that it is busy, doubling up to `BUSY_SECONDS_MAX`; each pause is
-half to all of this, at random. The source's line is full, so asking again soon would gain
-nothing."""
+half to all of this, at random. Its line is full, so asking soon gains nothing."""
 
 BUSY_SECONDS_MAX = 16.0
 

@@ -1,9 +1,7 @@
 """The announcer: decides what to announce to which neighbour, and when.
 
 docs/protocol.md has the rules. News waits, so that a broadcast of hours costs some tens of frames.
-The publisher of a large checkpoint announces different pieces to each neighbour (super-seeding,
-BitTorrent BEP 16).
-"""
+The publisher of a large checkpoint announces others to each neighbour (super-seeding, BEP 16)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

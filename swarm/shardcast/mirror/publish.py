@@ -109,8 +109,7 @@ async def serve(
     port: int,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve a folder as a mirror to all clients until cancelled, without copying it; an adapter
-    with its base.
+    """Serve a folder as a mirror until cancelled, without copying it; an adapter with its base.
 
     Starts with the port. Raises `UserError`."""
     manifest, blob = await describe(folder)

@@ -1,8 +1,7 @@
 """Dial-back: a peer asks another to connect to it, and so learns whether others can reach it.
 
 Like libp2p's AutoNAT. Only the IP address that the asker is seen at is dialled, so no third party.
-The asker believes what it has seen itself: a handshake with the asked peer's key on its
-listener."""
+The asker believes what it has seen itself: a handshake by the asked peer's key."""
 
 import contextlib
 import ipaddress

@@ -74,8 +74,7 @@ BROKEN = (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourc
 
 class Guard:
     """Runs libp2p's tasks and lets none of their exceptions out: a failed stream is reset, a
-    connection closed, and `transport.contained` says so, at most `STRANGERS_EVENTS_PER_MINUTE`
-    times."""
+    connection closed; `transport.contained` says so, at a rate."""
 
     def __init__(self, events: Events | None) -> None:
         self.events = events

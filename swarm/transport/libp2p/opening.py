@@ -1,8 +1,7 @@
 """Construction of a libp2p host with its defects repaired, and of a transport on it.
 
 Names are looked up in threads of their own: a silent DNS server holds one for half a minute, so
-that a few dozen names announced by strangers would stop the disk, in the threads that trio gives to
-all."""
+that a few dozen names announced by strangers would stop the disk, in trio's common threads."""
 
 import logging
 import socket

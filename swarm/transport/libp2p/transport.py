@@ -296,8 +296,7 @@ class Libp2pTransport(BaseTransport, BlobTransport):
         seconds: float,
     ) -> bool:
         """Try ways (a direct address, or those through one relay), each a moment after the one
-        before or once that has failed; whether connected then. One silent address delays no
-        other."""
+        before or once that has failed; whether connected. One silent address delays none."""
 
         async def attempt(way: Sequence[str], done: trio.Event) -> None:
             failure = await self._try_way(peer, way)
