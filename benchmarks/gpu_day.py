@@ -53,7 +53,7 @@ def steps(model: Path, out: Path, device: str, vllm: str) -> Iterator[Step]:
     yield Step("thresholds", [*measure, "--model", str(model)], 120)
     demo = ["demo", "--model", str(model), "--steps", "8", "--plain", "--keep", str(out / "demo")]
     swarm = str(Path(PYTHON).with_name("swarm"))
-    yield Step("swarm", [swarm, *demo, "--json", str(out / "swarm.json")], 150)
+    yield Step("swarm", [swarm, *demo], 150)
 
 
 def run(step: Step, out: Path) -> dict[str, Any]:

@@ -65,17 +65,24 @@ RoleSettingsT = TypeVar("RoleSettingsT", bound=RoleSettings)
 def from_line(
     role: str, kind: type[RoleSettingsT], given: Sequence[str], fields: Mapping[str, Any]
 ) -> RoleSettingsT:
-    """A role's settings from `fields` and from a command's --set NAME=VALUE; raises `UserError`."""
-    table = dict(fields)
+    """A role's settings from `fields` and from a command's --set, which may leave out the role in
+    ROLE.NAME=VALUE; raises `UserError`."""
+    own = {name.removeprefix(f"{role}."): value for name, value in values_of(given).items()}
+    return PeerSettings(tables={role: {**fields, **own}}).of(role, kind)
+
+
+def values_of(given: Sequence[str]) -> dict[str, Any]:
+    """The values of a command's --set NAME=VALUE by name; raises `UserError`."""
+    found: dict[str, Any] = {}
     for each in given:
         name, equals, value = each.partition("=")
-        if not equals:
+        if not equals or not name:
             raise UserError(f"--set is {each!r}; write it as NAME=VALUE")
         try:
-            table[name] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:  # a text needs no quotes
-            table[name] = value
-    return PeerSettings(tables={role: table}).of(role, kind)
+            found[name] = tomllib.loads(f"value = {value}")["value"]
+        except ValueError:  # a text needs no quotes
+            found[name] = value
+    return found
 
 
 class AlarmSettings(RoleSettings):
@@ -133,14 +140,27 @@ class PeerSettings(pydantic.BaseModel):
         return _validated(model, self.tables.get(role, {}), f"settings of [{role}]")
 
 
-def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
-    """Load the settings from a TOML file; flags that are set overrule it.
+def load_settings(
+    config: Path | None, flags: dict[str, Any], given: Sequence[str] = ()
+) -> PeerSettings:
+    """Load the settings from a TOML file; flags that are set overrule it, and so does `given`,
+    texts NAME=VALUE or TABLE.NAME=VALUE.
 
     A flag is unset if it is None, False or an empty list. Raises a `UserError` that names the key,
     its value and what is allowed."""
     where = f"--config {config}" if config is not None else "settings"
     table = read_toml(config, where) if config is not None else {}
     roles = entry_points(group=ROLE_GROUP).names
+    for name, value in values_of(given).items():
+        head, _, last = name.rpartition(".")
+        if not head:
+            table[name] = value
+        elif head in roles or head == "alarms":
+            held = table.get(head)
+            table[head] = {**(held if isinstance(held, dict) else {}), last: value}
+        else:
+            tables = ", ".join(sorted([*roles, "alarms"]))
+            raise UserError(f"--set {name} is of no table; there are: {tables}")
     tables = {
         key: value for key, value in table.items() if key in roles and isinstance(value, dict)
     }

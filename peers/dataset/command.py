@@ -43,12 +43,12 @@ app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 @exits
 @explained(__file__, FORMS=FORMS)
 def filter_command(
-    policy: str,
+    model: str,
     environment: str,
     option: common.EnvironmentOptions = None,
-    pass_at: int = 8,
-    keep: str = "0.125:0.5",
-    tasks: int = 1024,
+    samples: int = 8,
+    solve_rate: str = "0.125:0.5",
+    limit: int = 1024,
     seed: common.TaskSeed = 0,
     temperature: common.Temperature = 1.0,
     ungradable_max: common.UngradableMax = common.UNGRADABLE_MAX,
@@ -64,15 +64,15 @@ def filter_command(
     from peers.evaluation.tasks import tasks_of
     from swarm.jobs import Hardware
 
-    low, high = parse_range("--keep", keep, "0.125:0.5") or (0.0, 1.0)
+    low, high = parse_range("--solve-rate", solve_rate, "0.125:0.5") or (0.0, 1.0)
     common.check_temperature(temperature)
     check_writable("--out", out, (".jsonl",))
-    folder = find_model(policy, "--policy").folder.resolve()
+    folder = find_model(model, "--model").folder.resolve()
     wanted = wanted_of(
-        tasks=environment,
+        names=[environment],
         options=common.environment_options(option),
-        limit=tasks,
-        samples=pass_at,
+        limit=limit,
+        samples=samples,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         split="train",
@@ -90,16 +90,16 @@ def filter_command(
     (named,) = wanted.environments
     kept: list[tuple[Task, float]] = []
     (drawn,) = tasks_of(wanted, folder)
-    for (_, task), samples in zip(drawn, measured.samples[0], strict=True):
-        share = sum(sample.reward >= 1.0 for sample in samples) / pass_at
-        if low <= share <= high and not any(sample.problem for sample in samples):
+    for (_, task), tried in zip(drawn, measured.samples[0], strict=True):
+        share = sum(sample.reward >= 1.0 for sample in tried) / samples
+        if low <= share <= high and not any(sample.problem for sample in tried):
             kept.append((task, share))
     rows = _rows(load(named.name, named.version, named.options), kept)
     write_text("--out", "\n".join(map(to_json, rows)), out)
-    tried = measured.drawn.tasks[0]
-    if tried < tasks:
-        print(f"{environment} has no other prompts than these {tried}", file=sys.stderr)
-    print(numbered(f"{len(kept)} of {tried} tasks are kept; they are in {out}"))
+    total = measured.drawn.tasks[0]
+    if total < limit:
+        print(f"{environment} has no other prompts than these {total}", file=sys.stderr)
+    print(numbered(f"{len(kept)} of {total} tasks are kept; they are in {out}"))
 
 
 def _rows(environment: Environment, kept: Sequence[tuple[Task, float]]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ import trio
 from peers.models.find import FORMS
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
-from swarm.terminal.options import EnvironmentOptions, environment_options, explained
+from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options, explained
 
 
 @exits
@@ -20,9 +20,9 @@ def demo(
     peers: int | None = None,
     seed: int = 0,
     keep: Path | None = None,
-    json_file: Path | None = None,
     cheat: str | None = None,
     plain: bool = False,
+    as_json: AsJson = False,
 ) -> int:
     """Run a whole swarm on this machine, which learns a small task, by default to sort six digits.
 
@@ -43,8 +43,8 @@ def demo(
         peers=peers if peers is not None else 3 if model is None else 2,
         seed=seed,
         keep=keep,
-        json_file=json_file,
         cheat=cheat,
         plain=plain,
+        as_json=as_json,
     )
     return trio.run(run_demo, options)  # it handles signals itself

@@ -39,7 +39,7 @@ from swarm.look.rollouts.sources import open_source
 from swarm.look.rollouts.text import Decoder
 from swarm.run.allowed import allow_environments
 from swarm.run.update import sign_manifest
-from swarm.terminal.output import STANDARD_OUTPUT
+from swarm.terminal.output import print_json
 from swarm.wire.identity import load_or_create
 from swarm.world import client
 from swarm.world.compute import LocalCompute
@@ -343,7 +343,7 @@ async def run_demo(options: setup.DemoOptions) -> int:
     if options.model is not None:
         model = find_model(options.model, "--model")
         setup.check_memory(model.folder, options)
-    console = Console(stderr=options.json_file == STANDARD_OUTPUT)
+    console = Console(stderr=options.as_json)
     lines = options.plain or not console.is_terminal
     summary: dict[str, Any] | None = None
     with tempfile.TemporaryDirectory(prefix="swarm-fork-") as name:
@@ -389,9 +389,9 @@ async def run_demo(options: setup.DemoOptions) -> int:
         "reward curve": output / "reward.png",
         "summary": output / "summary.json",
     }
-    if options.json_file not in (None, STANDARD_OUTPUT):
-        files["summary"] = options.json_file
     if options.keep is not None:
         files["peers and logs"] = options.keep
     console.print(page(summary, files))
+    if options.as_json:
+        print_json(summary)
     return 0

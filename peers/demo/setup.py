@@ -14,7 +14,6 @@ from peers.demo.recipes import MODEL, OBJECTIVE, RECIPES, Recipe
 from swarm.errors import UserError
 from swarm.run.toml import RunHashes
 from swarm.settings import ROLE_GROUP
-from swarm.terminal.output import check_writable
 from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import Admissions, OptionValue, RunManifest, TrustedKey
 from swarm.world.machine import free_memory_bytes
@@ -97,10 +96,10 @@ class DemoOptions:
     peers: int = 3
     seed: int = 0
     keep: Path | None = None
-    json_file: Path | None = None
     cheat: str | None = None
     """One of `CHEATS`: how the last inference peer cheats."""
     plain: bool = False
+    as_json: bool = False
 
 
 def check_options(options: DemoOptions) -> None:
@@ -119,13 +118,11 @@ def check_options(options: DemoOptions) -> None:
             f"--keep {options.keep} holds the peers of an earlier demo; "
             "choose another folder, or remove it"
         )
-    for path in (options.keep, options.json_file and options.json_file.parent):
-        if path is not None:
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UserError(f"{path} cannot be made ({error.strerror})") from error
-    check_writable("--json", options.json_file)
+    if options.keep is not None:
+        try:
+            options.keep.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{options.keep} cannot be made ({error.strerror})") from error
 
 
 def check_memory(model: Path, options: DemoOptions) -> None:

@@ -48,8 +48,6 @@ def write_results(state: SwarmState, options: DemoOptions) -> dict[str, Any]:
     summary["seconds"] = round(trio.current_time() - state.started, 2)
     summary["seconds_by_phase"] = seconds_by_phase(state, trio.current_time())
     write_json("--keep", summary, output / "summary.json")
-    if options.json_file is not None:
-        write_json("--json", summary, options.json_file)
     return summary
 
 

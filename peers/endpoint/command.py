@@ -6,13 +6,13 @@ from peers.models.find import FORMS, find_model
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import check_dtype, explained
+from swarm.terminal.options import ComputeSettings, explained
 
 
 @exits
 @explained(__file__, FORMS=FORMS)
 def endpoint(
-    policy: str,
+    model: str,
     listen: str = "127.0.0.1:8000",
     key_file: Path | None = None,
     reward_key_file: Path | None = None,
@@ -20,9 +20,7 @@ def endpoint(
     name: str | None = None,
     number: int = 0,
     engine: str = "native",
-    device: str = "auto",
-    dtype: str = "auto",
-    threads: int = 1,
+    given: ComputeSettings = None,
     deadline: float = 600.0,
     idle: float = 600.0,
 ) -> None:
@@ -32,15 +30,14 @@ def endpoint(
     from peers.endpoint.app import EndpointLimits
     from peers.endpoint.server import Options, make_endpoint, read_keys, run_endpoint
     from peers.engines.device import use_hardware
-    from swarm.jobs import Hardware
+    from swarm import settings
     from swarm.transport.http.local_server import open_listener
 
-    model = find_model(policy, "--policy")
-    check_dtype(dtype)
-    hardware = Hardware(device=device, dtype=dtype, threads=threads)
+    found = find_model(model, "--model")
+    hardware = settings.from_line("inference", settings.ComputeSettings, given or (), {}).hardware
     options = Options(
-        folder=model.folder,
-        name=name or model.title,
+        folder=found.folder,
+        name=name or found.title,
         number=number,
         engine=engine,
         hardware=hardware,

@@ -5,18 +5,15 @@ from pathlib import Path
 import typer
 
 from swarm.terminal.exit import exits
-from swarm.terminal.options import explained
+from swarm.terminal.options import Home, explained
 
 app = typer.Typer(help="Engines that run in an environment of their own.", no_args_is_help=True)
-
-
-DEFAULT_HOME = Path("~/.swarm")
 
 
 @app.command("install")
 @exits
 @explained(__file__)
-def install_command(name: str, home: Path = DEFAULT_HOME) -> None:
+def install_command(name: str, home: Home = Path("~/.swarm")) -> None:
     """Make an engine's environment in the home, or finish it, and check that the engine works."""
     from peers.engines.install import install, recipe_of
 

@@ -28,9 +28,9 @@ REPORT_SECONDS = 2.0
 @exits
 @explained(__file__, FORMS=FORMS)
 def evaluate(
-    checkpoint: str,
-    tasks: str | None = None,
-    run: Path | None = None,
+    model: str,
+    environment: options.Environments = None,
+    run_file: options.RunFile = None,
     option: options.EnvironmentOptions = None,
     base: str | None = None,
     limit: int = 256,
@@ -42,12 +42,9 @@ def evaluate(
     split: str = "held_out",
     seed: options.TaskSeed = 0,
     ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
-    engine: str = ("native"),
-    device: str = "auto",
-    dtype: str = "auto",
-    threads: int = 1,
-    interpreter: str = "",
-    home: options.EnginesHome = Path("~/.swarm"),
+    engine: str = "native",
+    given: options.ComputeSettings = None,
+    home: options.Home = Path("~/.swarm"),
     out: Path = Path("evaluation.jsonl"),
     as_json: options.AsJson = False,
 ) -> None:
@@ -59,27 +56,24 @@ def evaluate(
     from peers.engines.installed import interpreter_for
     from peers.evaluation import report
     from peers.evaluation.run import Machine, measure, wanted_of
-    from swarm.jobs import Hardware
+    from swarm.settings import ComputeSettings, from_line
 
     if split not in ("held_out", "train"):
         raise UserError(f"--split is {split!r}; it must be held_out or train")
-    options.check_dtype(dtype)
     if temperature is not None:
         options.check_temperature(temperature)
-    folder = find_model(checkpoint, "CHECKPOINT").folder.resolve()
+    folder = find_model(model, "--model").folder.resolve()
     base_folder = None if base is None else find_model(base, "--base").folder.resolve()
     check_writable("--out", out)
-    machine = Machine(
-        engine,
-        Hardware(device=device, dtype=dtype, threads=threads),
-        interpreter_for(engine, home.expanduser(), interpreter, device),
-    )
+    own = from_line("inference", ComputeSettings, given or (), {})
+    python = interpreter_for(engine, home.expanduser(), own.interpreter, own.device)
+    machine = Machine(engine, own.hardware, python)
     folders = [("", folder, out)]
     if base_folder is not None:
         folders.append(("base: ", base_folder, out.with_suffix(f".base{out.suffix}")))
     wanted = wanted_of(
-        tasks=tasks,
-        run=run,
+        names=environment,
+        run_file=run_file,
         options=options.environment_options(option),
         limit=limit,
         pass_at=pass_at,

@@ -60,7 +60,7 @@ class Evaluation:
 
 def wanted_of(
     *,
-    tasks: str | None,
+    names: Sequence[str] | None,
     options: dict[str, Any],
     limit: int,
     samples: int,
@@ -68,20 +68,20 @@ def wanted_of(
     max_new_tokens: int | None,
     split: Split,
     seed: int,
-    run: Path | None = None,
+    run_file: Path | None = None,
     pass_at: str = "1",
     greedy: bool = False,
     ungradable_max: float = UNGRADABLE_MAX,
 ) -> Evaluation:
     """Check options as they were typed, and complete them from a run's file; raises `UserError`."""
-    environments, table = _environments(tasks, run, options)
+    environments, table = _environments(names or (), run_file, options)
     wanted = {"stop_ids": [0], **table, "group_size": samples}
     if temperature is not None:
         wanted["temperature"] = temperature
         environments = [structs.replace(each, temperature=None) for each in environments]
     if max_new_tokens is not None:
         wanted["max_new_tokens"] = max_new_tokens
-    where = "options" if run is None else f"{run}: sampling"
+    where = "options" if run_file is None else f"{run_file}: sampling"
     sampling = struct_from_mapping(Sampling, wanted, where)
     if greedy and samples > 1:
         raise UserError(
@@ -103,33 +103,35 @@ def wanted_of(
 
 
 def _environments(
-    tasks: str | None, run: Path | None, options: dict[str, Any]
+    names: Sequence[str], run_file: Path | None, options: dict[str, Any]
 ) -> tuple[list[EnvironmentReference], dict[str, Any]]:
     """The environments to evaluate, and the run's table `[sampling]`."""
-    if run is None:
-        if not tasks:
-            raise UserError("give --tasks NAME[,NAME], or --run FILE.toml to take its environments")
-        names = _names(tasks)
+    if len(set(names)) < len(names):
+        raise UserError(f"--environment names one twice ({', '.join(names)}); give each once")
+    if run_file is None:
+        if not names:
+            raise UserError("give --environment NAME, or --run-file FILE.toml to take a run's")
         if options and len(names) > 1:
             raise UserError(
-                f"--option is for one environment, and --tasks names {len(names)}; put several "
-                "environments with options in a run's TOML file and give it with --run"
+                f"--option is for one environment, and --environment names {len(names)}; put "
+                "several with options in a run's TOML file and give it with --run-file"
             )
-        return [_reference(name, options) for name in names], {}
+        return [environment_named(name, options) for name in names], {}
     if options:
         raise UserError(
-            f"--option and --run exclude each other: {run} has the options of each environment"
+            f"--option and --run-file exclude each other: {run_file} has the options of each "
+            "environment"
         )
-    described = describe_run(run)
+    described = describe_run(run_file)
     table = described.table.get("sampling", {})
     if not isinstance(table, dict):
-        raise UserError(f"{run}: sampling must be a table, not {type(table).__name__}")
+        raise UserError(f"{run_file}: sampling must be a table, not {type(table).__name__}")
     found = dict(zip(labels(described.environments), described.environments, strict=True))
-    chosen = _names(tasks) if tasks else list(found)
+    chosen = names or list(found)
     for name in chosen:
         if name not in found:
             raise UserError(
-                f"--tasks names {name!r}, which {run} lacks; there are: {', '.join(found)}"
+                f"--environment is {name!r}, which {run_file} lacks; there are: {', '.join(found)}"
             )
     return [found[name] for name in chosen], table
 
@@ -149,19 +151,15 @@ def _pass_at(text: str, samples: int) -> list[int]:
     return found
 
 
-def _names(text: str) -> Sequence[str]:
-    names = [part.strip() for part in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        raise UserError(f"--tasks is {text!r}; name each environment once, separated by commas")
-    return names
+def environment_named(text: str, options: dict[str, Any]) -> EnvironmentReference:
+    """The environment that `--environment NAME[@VERSION]` names; raises `UserError`.
 
-
-def _reference(name: str, options: dict[str, Any]) -> EnvironmentReference:
-    name, _, version = name.partition("@")
+    Without a version the one that is installed here."""
+    name, _, version = text.partition("@")
     if not version:
         version = load_any(name, options).version
     table = {"name": name, "version": version, "options": options}
-    return struct_from_mapping(EnvironmentReference, table, f"--tasks {name}")
+    return struct_from_mapping(EnvironmentReference, table, f"--environment {name}")
 
 
 SERVICE = "peers.evaluation.service:EvaluationService"

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 def synthesize(
     out: Path,
     rollouts: Path | None = None,
-    teacher: str | None = None,
-    tasks: str | None = None,
+    model: str | None = None,
+    environment: options.Environments = None,
+    run_file: options.RunFile = None,
     option: options.EnvironmentOptions = None,
     limit: int = 256,
     samples: int = 2,
@@ -41,13 +42,12 @@ def synthesize(
     seed: options.TaskSeed = 0,
     ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
     engine: str = "native",
-    device: str = "auto",
-    threads: int = 1,
-    home: options.EnginesHome = Path("~/.swarm"),
+    given: options.ComputeSettings = None,
+    home: options.Home = Path("~/.swarm"),
     solutions: Path | None = None,
     tokenizer: Path | None = None,
-    ledger: Path | None = None,
-    run: str | None = None,
+    ledger: options.VerdictSource = None,
+    run: options.WhichRun = None,
     reward: str = "1:",
     tokens: str = "1:",
     unfinished: bool = False,
@@ -58,19 +58,19 @@ def synthesize(
 ) -> None:
     """Make a data set of a teacher's solutions, for `swarm sft`.
 
-    The solutions are a run's accepted rollouts (--rollouts), or generated here (--teacher), where
+    The solutions are a run's accepted rollouts (--rollouts), or generated here (--model), where
     the same command resumes an interrupted generation."""
     require_extra("infer", "swarm synthesize")
     from peers.engines.installed import interpreter_for
     from peers.evaluation.run import Machine, measure, wanted_of
     from peers.synthesis.sources import RunTasks, of_rollouts, of_samples
     from peers.synthesis.write import Rules, Selection, write
-    from swarm.jobs import Hardware
     from swarm.look.rollouts.export import check_target
     from swarm.look.rollouts.filters import parse_range
+    from swarm.settings import ComputeSettings, from_line
 
-    if (rollouts is None) == (teacher is None):
-        raise UserError("give either --rollouts SOURCE or --teacher FOLDER with --tasks")
+    if (rollouts is None) == (model is None):
+        raise UserError("give either --rollouts SOURCE or --model MODEL with --environment NAME")
     check_target(out, "--out", ())
     everything = (-math.inf, math.inf)
     rules = Rules(
@@ -85,8 +85,10 @@ def synthesize(
     if rollouts is not None:
         from peers.environments import Renderer
 
-        if tasks is not None:
-            raise UserError("--tasks goes with --teacher; a run's tasks are those of its manifest")
+        if environment or run_file:
+            raise UserError(
+                "--environment and --run-file go with --model; a run's tasks are its manifest's"
+            )
         source, seen = chosen(rollouts, tokenizer=tokenizer, ledger=ledger, run=run)
         of_run = None
         if source.tokenizer is not None:
@@ -97,12 +99,12 @@ def synthesize(
                 print(f"warning: {problem}", file=sys.stderr)
         found = of_rollouts(seen, of_run)
     else:
-        assert teacher is not None
-        model = find_model(teacher, "--teacher")
-        folder = model.folder.resolve()
+        assert model is not None
+        teacher = find_model(model, "--model")
+        folder = teacher.folder.resolve()
         wanted = wanted_of(
-            tasks=tasks,
-            run=Path(run) if run is not None else None,
+            names=environment,
+            run_file=run_file,
             options=options.environment_options(option),
             limit=limit,
             samples=samples,
@@ -112,14 +114,12 @@ def synthesize(
             seed=seed,
             ungradable_max=ungradable_max,
         )
-        machine = Machine(
-            engine,
-            Hardware(device=device, dtype="auto", threads=threads),
-            interpreter_for(engine, home.expanduser(), "", device),
-        )
+        own = from_line("inference", ComputeSettings, given or (), {})
+        python = interpreter_for(engine, home.expanduser(), own.interpreter, own.device)
+        machine = Machine(engine, own.hardware, python)
         beside = solutions or out.with_name(f"{out.name}.solutions.jsonl")
         measured = run_until_interrupted(measure, wanted, folder, beside, machine, progress_shown())
-        found = of_samples(measured, wanted, model)
+        found = of_samples(measured, wanted, teacher)
     selection = Selection(rules)
     write(found, selection, out, "run" if rollouts is not None else "local")
     _say(selection, out, as_json)

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from peers.evaluation.run import environment_named
 from peers.models.find import FORMS, find_model
 from swarm.errors import UserError
 from swarm.jobs import offline
@@ -20,7 +21,6 @@ from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import explained
 from swarm.terminal.output import say_event, say_json
-from swarm.wire.manifest import EnvironmentReference
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 
@@ -84,12 +84,7 @@ def first_job(
 ) -> offline.StartTuning:
     """The child's first job; raises `UserError` for options that do not go together."""
     if bool(data) == (environment is not None):
-        raise UserError("give either --data FILE or --environment NAME@VERSION")
-    name, _, version = (environment or "").partition("@")
-    if environment is not None and not version:
-        raise UserError(
-            f"--environment is {environment!r}; write it as NAME@VERSION, for example sort-digits@1"
-        )
+        raise UserError("give either --data FILE or --environment NAME")
     if environment is not None and reading != offline.Reading():
         raise UserError(
             "--environment gives its own examples; leave out the options that read --data "
@@ -109,9 +104,7 @@ def first_job(
         data=[common.absolute(each) for each in data],
         weights=list(weights),
         reading=reading,
-        environment=EnvironmentReference(name=name, version=version, options=options or {})
-        if name
-        else None,
+        environment=environment_named(environment, options or {}) if environment else None,
         state=str(state.resolve()) if state.exists() else "",
     )
 

@@ -50,7 +50,7 @@ def export_command(folder: Path, out: Path, as_json: AsJson = False) -> None:
 def fetch_command(
     out: Path,
     source: str | None = None,
-    manifest: str | None = None,
+    digest: str | None = None,
     bootstrap: list[str] | None = None,
     run: WhichRun = None,
     deadline: float = 3600.0,
@@ -63,7 +63,7 @@ def fetch_command(
     from swarm.shardcast.mirror.fetch import fetch as fetch_from_mirrors
     from swarm.terminal.progress import progress_bar
 
-    digest = _digest(manifest)
+    wanted = _digest(digest)
     if bool(source) == bool(bootstrap):
         raise UserError("give either a mirror's address, or --bootstrap for a run's newest policy")
     if source and run is not None:
@@ -77,7 +77,7 @@ def fetch_command(
                 fetch_from_mirrors,
                 out,
                 mirrors=[source],
-                manifest_digest=digest,
+                manifest_digest=wanted,
                 deadline_seconds=deadline,
                 progress=progress,
             )
@@ -87,7 +87,7 @@ def fetch_command(
                 out,
                 bootstrap,
                 run=run,
-                digest=digest,
+                digest=wanted,
                 deadline=deadline,
                 progress=progress,
             )
@@ -125,5 +125,5 @@ def _digest(text: str | None) -> bytes | None:
     except ValueError:
         digest = b""
     if len(digest) != 32:
-        raise UserError(f"--manifest {text!r} is not 64 hexadecimal digits")
+        raise UserError(f"--digest {text!r} is not 64 hexadecimal digits")
     return digest

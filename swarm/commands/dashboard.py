@@ -15,7 +15,7 @@ def dashboard(
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     listen: str = "127.0.0.1:8080",
-    token_file: Path | None = None,
+    key_file: Path | None = None,
     rollouts: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,6 +47,6 @@ def dashboard(
 
     if rollouts is not None and not (rollouts / "identity.key").is_file():
         raise UserError(f"--rollouts {rollouts} is no peer's home; give a validator's or trainer's")
-    tokens = required_keys(listen, token_file, "--listen", "--token-file")
+    tokens = required_keys(listen, key_file, "--listen", "--key-file")
     listener = None if as_json else open_listener(listen)
     run_until_interrupted(show)

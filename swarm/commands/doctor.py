@@ -4,7 +4,7 @@ from pathlib import Path
 
 from swarm.commands import peer
 from swarm.terminal.exit import FAILED, exits
-from swarm.terminal.options import AsJson, explained
+from swarm.terminal.options import AsJson, Settings, explained
 
 
 @exits
@@ -20,13 +20,14 @@ def doctor(
     config: Path | None = None,
     engine: str | None = None,
     model: Path | None = None,
+    given: Settings = None,
     as_json: AsJson = False,
 ) -> int:
     """Check this machine for a peer with these settings, and its run, without starting one.
 
     Exit status 1: a line begins with PROBLEM, and says what to do."""
     flags = {**locals()}
-    del flags["config"], flags["model"], flags["as_json"]
+    del flags["config"], flags["model"], flags["given"], flags["as_json"]
     from swarm.look.doctor import look
     from swarm.run.findings import lines
     from swarm.settings import load_settings
@@ -35,7 +36,7 @@ def doctor(
     from swarm.terminal.untrusted import printable
 
     folder = model.expanduser().absolute() if model is not None else None
-    found = run_until_interrupted(look, load_settings(config, flags), folder)
+    found = run_until_interrupted(look, load_settings(config, flags, given or ()), folder)
     if as_json:
         print_json(
             [

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from swarm.settings import PeerSettings, load_settings
 from swarm.terminal.exit import FAILED, exits
 from swarm.terminal.figures import readable_bytes
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import explained
+from swarm.terminal.options import Settings, explained
 from swarm.terminal.tables import read_toml
 from swarm.terminal.untrusted import printable
 from swarm.world.disk import replace_file
@@ -91,15 +92,15 @@ def prepare(text: str, home: Path) -> Joining:
     return joining
 
 
-def settings_of(joining: Joining, flags: dict[str, Any]) -> PeerSettings:
-    """The peer's settings: its file, overruled by the link, overruled by flags."""
+def settings_of(joining: Joining, flags: dict[str, Any], given: Sequence[str] = ()) -> PeerSettings:
+    """The peer's settings: its file, overruled by `given`, by the link, and by flags."""
     config = joining.path if joining.path.exists() else None
-    return load_settings(config, {**joining.table, "home": str(joining.home), **flags})
+    return load_settings(config, {**joining.table, "home": str(joining.home), **flags}, given)
 
 
-def look_at(joining: Joining) -> bool:
+def look_at(joining: Joining, given: Sequence[str] = ()) -> bool:
     """Print the run, what will happen, and the checks of this machine; False if one failed."""
-    settings = settings_of(joining, {})
+    settings = settings_of(joining, {}, given)
     for topic, text in run_until_interrupted(_run_lines, joining):
         print(f"{topic:<10} {printable(numbered(text))}")
     # The run was just looked at; the checks here are of this machine.
@@ -142,7 +143,11 @@ def _terms(run: Run, link: Link) -> list[tuple[str, str]]:
 @exits
 @explained(__file__)
 def join(
-    link: str, home: Path | None = None, verbose: bool = False, json_logs: bool = False
+    link: str,
+    home: Path | None = None,
+    given: Settings = None,
+    verbose: bool = False,
+    json_logs: bool = False,
 ) -> int:
     """Join the run of an invite link.
 
@@ -151,8 +156,8 @@ def join(
     from swarm.commands.start import start
 
     found = prepare(link, home or PeerSettings().home_path)
-    if not look_at(found):
+    if not look_at(found, given or ()):
         return FAILED
     found.write()
-    start(settings_of(found, {"verbose": verbose, "json_logs": json_logs}))
+    start(settings_of(found, {"verbose": verbose, "json_logs": json_logs}, given or ()))
     return 0

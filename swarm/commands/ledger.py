@@ -12,7 +12,7 @@ from swarm.run.heard_verdicts import failed_check, nearest
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.figures import figure
-from swarm.terminal.options import AsJson, Bootstrap, LedgerSource, WhichRun, explained
+from swarm.terminal.options import AsJson, Bootstrap, Home, LedgerSource, WhichRun, explained
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
@@ -27,18 +27,18 @@ app = typer.Typer()
 def ledger(
     context: typer.Context,
     peer: str | None = None,
-    home: Path = Path("~/.swarm"),
+    home: Home = Path("~/.swarm"),
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     source: LedgerSource = None,
-    last: int = 20,
+    limit: int = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show one peer's credits and receipts, each in its validator's log, which is checked.
 
     The evidence against the peer is computed again from the logs."""
     if context.invoked_subcommand is None:
-        _show_record(peer, home, bootstrap, run, source, last, as_json=as_json)
+        _show_record(peer, home, bootstrap, run, source, limit, as_json=as_json)
 
 
 @exits
@@ -48,7 +48,7 @@ def _show_record(
     bootstrap: list[str] | None,
     run: str | None,
     source: Path | None,
-    last: int,
+    limit: int,
     *,
     as_json: bool,
 ) -> int:
@@ -75,7 +75,7 @@ def _show_record(
     if as_json:
         print_json(told)
     else:
-        print(numbered("\n".join([*peer_lines(told), *receipt_lines(told["receipts"], last)])))
+        print(numbered("\n".join([*peer_lines(told), *receipt_lines(told["receipts"], limit)])))
     report(archive)
     return 1 if archive.problems else 0
 

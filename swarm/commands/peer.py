@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from swarm.terminal.exit import exits, speak
-from swarm.terminal.options import Version, explained
+from swarm.terminal.options import Settings, Version, explained
 
 
 @exits
@@ -15,9 +15,7 @@ def peer(
     bootstrap: list[str] | None = None,
     listen: list[str] | None = None,
     announce: list[str] | None = None,
-    announce_bulk: list[str] | None = None,
     bulk_port: int | None = None,
-    uplink_mbps: float | None = None,
     home: str | None = None,
     config: Path | None = None,
     run: str | None = None,
@@ -26,20 +24,19 @@ def peer(
     engine: str | None = None,
     resume: bool = False,
     new_log: bool = False,
-    metrics: str | None = None,
-    metrics_key_file: str | None = None,
+    given: Settings = None,
     verbose: bool = False,
     json_logs: bool = False,
     version: Version = False,
 ) -> None:
     """Start one peer of the network; Ctrl-C leaves it cleanly."""
-    # Every option is named as the setting that it gives.
+    # Every other option is named as the setting that it gives.
     flags = {**locals()}
-    del flags["config"], flags["version"]
+    del flags["config"], flags["version"], flags["given"]
     from swarm.commands.start import start
     from swarm.settings import load_settings
 
-    start(load_settings(config, flags))
+    start(load_settings(config, flags, given or ()))
 
 
 def main() -> None:

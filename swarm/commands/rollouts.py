@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
-from swarm.terminal.options import AsJson, WhichRun, explained
+from swarm.terminal.options import AsJson, VerdictSource, WhichRun, explained
 from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
@@ -83,7 +83,7 @@ def show(
     step: str | None = None,
     limit: int = SHOWN,
     tokenizer: Path | None = None,
-    ledger: Path | None = None,
+    ledger: VerdictSource = None,
     run: WhichRun = None,
     as_json: AsJson = False,
 ) -> None:
@@ -116,23 +116,23 @@ def show(
 @explained(__file__)
 def export(
     path: Path,
-    to: Path,
+    out: Path,
     environment: str | None = None,
     reward: str | None = None,
     worker: str | None = None,
     step: str | None = None,
     limit: int = 0,
     tokenizer: Path | None = None,
-    ledger: Path | None = None,
+    ledger: VerdictSource = None,
     run: WhichRun = None,
 ) -> None:
     """Write rollouts as data: texts, token ids, loss masks, rewards, advantages and verdicts."""
     require_extra("infer", "swarm rollouts export")
     from swarm.look.rollouts import export as data
 
-    data.check_target(to)
+    data.check_target(out)
     source, found = chosen(path, environment, reward, worker, step, tokenizer, ledger, run)
-    print(numbered(f"{data.export(islice(found, limit or None), to):,} rollouts are in {to}"))
+    print(numbered(f"{data.export(islice(found, limit or None), out):,} rollouts are in {out}"))
     _warn(source)
 
 

@@ -60,8 +60,8 @@ async def _newest_policy(
                 if digest is not None and checkpoint.reference.digest != digest:
                     raise UserError(
                         f"the newest policy of {found.id} is {checkpoint.step} with manifest "
-                        f"{checkpoint.reference.digest.hex()[:12]}…, not --manifest "
-                        f"{digest.hex()[:12]}…; leave --manifest out to take that one, or fetch "
+                        f"{checkpoint.reference.digest.hex()[:12]}…, not --digest "
+                        f"{digest.hex()[:12]}…; leave --digest out to take that one, or fetch "
                         "the other from a mirror"
                     )
                 # The fetch has its own deadline, and its error names the peers it waited for.

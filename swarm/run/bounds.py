@@ -77,7 +77,7 @@ def _check_environments(manifest: RunManifest, where: str) -> None:
             raise UserError(
                 f'{name}.where is "served", but environment_peers names nobody in version '
                 f"{manifest.version}; list the id of at least one peer that is to serve it "
-                '(`swarm id HOME` prints it), or make it "local"'
+                '(`swarm id --home HOME` prints it), or make it "local"'
             )
         low, high = environment.accuracy_min, environment.accuracy_max
         if not 0 <= low < high <= 1:
@@ -98,7 +98,7 @@ def _check_trusted(manifest: RunManifest, where: str) -> None:
         if needed and not any(key.from_version <= manifest.version for key in keys):
             raise UserError(
                 f"{where}: {field} names nobody in version {manifest.version}; list the id of at "
-                f"least one peer that is to be a {field[:-1]} (`swarm id HOME` prints it)"
+                f"least one peer that is to be a {field[:-1]} (`swarm id --home HOME` prints it)"
             )
         seen = set()
         for key in keys:

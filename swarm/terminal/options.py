@@ -68,13 +68,18 @@ _SHARED = {
 Bootstrap = Annotated[list[str] | None, _SHARED["bootstrap"]]
 WhichRun = Annotated[str | None, _SHARED["run"]]
 LedgerSource = Annotated[Path | None, _SHARED["ledger"]]
+VerdictSource = Annotated[Path | None, _SHARED["verdicts"]]
 AsJson = Annotated[bool, _SHARED["json"]]
 TokenizerFolder = Annotated[Path | None, _SHARED["tokenizer"]]
+Environments = Annotated[list[str] | None, _SHARED["environment"]]
+RunFile = Annotated[Path | None, _SHARED["run_file"]]
 EnvironmentOptions = Annotated[list[str] | None, _SHARED["option"]]
 Weights = Annotated[list[float] | None, _SHARED["weight"]]
 TaskSeed = Annotated[int, _SHARED["seed"]]
 UngradableMax = Annotated[float, _SHARED["ungradable_max"]]
-EnginesHome = Annotated[Path, _SHARED["engines_home"]]
+Home = Annotated[Path, _SHARED["home"]]
+Settings = Annotated[list[str] | None, _SHARED["settings"]]
+ComputeSettings = Annotated[list[str] | None, _SHARED["compute"]]
 Temperature = Annotated[float, _SHARED["temperature"]]
 
 UNGRADABLE_MAX = 0.05
@@ -93,12 +98,6 @@ def filled(kind: type[StructT], options: Mapping[str, Any], **given: Any) -> Str
     """A structure with a command's options of its fields' names, except for the fields given."""
     own = options.keys() & kind.__struct_fields__
     return kind(**{name: options[name] for name in own} | given)
-
-
-def check_dtype(dtype: str) -> None:
-    """Raise `UserError` for a precision that no engine computes in."""
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise UserError(f"--dtype is {dtype!r}; it must be auto, float32 or bfloat16")
 
 
 def check_temperature(value: float) -> None:

@@ -159,7 +159,7 @@ def check_home_identity(home: Path) -> None:
     raise UserError(
         f"{home} is the home of {before or 'a peer'}, and its identity.key {what}; put that key "
         "back, choose another --home, or let this home become another peer's: swarm id "
-        f"{home} --change"
+        f"--home {home} --change"
     )
 
 

@@ -80,7 +80,7 @@ def test_exported_served_fetched(model: Path, tmp_path: Path) -> None:
     again = swarm("export", model, "--out", mirror, "--json")
     assert json.loads(again.stdout) == json.loads(made.stdout)
     with static(tmp_path / "www") as root:
-        got = swarm("fetch", f"{root}/mirror", "--out", back, "--manifest", digest, "--json")
+        got = swarm("fetch", f"{root}/mirror", "--out", back, "--digest", digest, "--json")
     assert got.exit_code == 0, got.stderr
     assert json.loads(got.stdout)["run"] == "nobody/published"
     assert same(back, model) and not (tmp_path / "back.partial").exists()
@@ -193,7 +193,7 @@ def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
         (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/model"], "not an empty folder"),
         (["fetch", "gopher://x", "--out", "{tmp}/x"], "is no http:// or https://"),
         (
-            ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x", "--manifest", "12"],
+            ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x", "--digest", "12"],
             "is not 64 hexadecimal digits",
         ),
         (

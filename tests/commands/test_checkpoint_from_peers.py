@@ -139,12 +139,12 @@ async def test_a_digest_pins_the_policy(tmp_path: Path) -> None:
             checkpoint = one.part.newest_checkpoint()
             assert checkpoint is not None
             newest = checkpoint.reference.digest.hex()
-            other = await fetch(one, tmp_path / "out", "--manifest", "ab" * 32)
+            other = await fetch(one, tmp_path / "out", "--digest", "ab" * 32)
             assert other.returncode == 2 and not (tmp_path / "out").exists()
             said = other.stderr.decode()
-            assert f"is 4 with manifest {newest[:12]}…, not --manifest abababababab…" in said
+            assert f"is 4 with manifest {newest[:12]}…, not --digest abababababab…" in said
             assert said.count("\n") == 1
-            pinned = await fetch(one, tmp_path / "out", "--manifest", newest)
+            pinned = await fetch(one, tmp_path / "out", "--digest", newest)
             assert pinned.returncode == 0, pinned.stderr
             assert same(one.folder, tmp_path / "out")
 

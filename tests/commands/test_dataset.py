@@ -25,8 +25,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(policy: Path, out: Path, *more: str, environment: str = "sort-digits") -> Outcome:
     return swarm(
-        "dataset", "filter", "--policy", policy, "--environment", environment,
-        "--pass-at", "2", "--max-new-tokens", "3", "--out", out, *more,
+        "dataset", "filter", "--model", policy, "--environment", environment,
+        "--samples", "2", "--max-new-tokens", "3", "--out", out, *more,
     )  # fmt: skip
 
 
@@ -38,17 +38,17 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_it_goes_on_where_it_was_interrupted(policy: Path, tmp_path: Path) -> None:
     """It writes the same lines as without an interruption, even if the last line was cut off."""
     out, samples = tmp_path / "out.jsonl", tmp_path / "out.jsonl.samples.jsonl"
-    assert run(policy, out, "--tasks", "40", "--keep", "0:0.5").status == 0
+    assert run(policy, out, "--limit", "40", "--solve-rate", "0:0.5").status == 0
     through = out.read_bytes()
     lines = samples.read_bytes().splitlines(keepends=True)
     samples.write_bytes(b"".join(lines[:8]) + lines[8][:20])
     out.unlink()
-    done = run(policy, out, "--tasks", "40", "--keep", "0:0.5")
+    done = run(policy, out, "--limit", "40", "--solve-rate", "0:0.5")
     assert done.status == 0 and "sort-digits: 7 of 80 samples\n" in done.errors
     assert "40 of 40 tasks are kept" in done.output  # random weights solve no task: share 0
     assert out.read_bytes() == through
     assert len({row["prompt"] for row in rows_of(out)}) == 40
-    refused = run(policy, out, "--tasks", "40", "--seed", "1")
+    refused = run(policy, out, "--limit", "40", "--seed", "1")
     assert refused.status == 2 and "holds samples of other settings" in refused.errors
     assert out.read_bytes() == through
 
@@ -57,14 +57,14 @@ def test_it_goes_on_where_it_was_interrupted(policy: Path, tmp_path: Path) -> No
 def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> None:
     """Claim the right answer in every other sample of the file."""
     out, samples = tmp_path / "out.jsonl", tmp_path / "out.jsonl.samples.jsonl"
-    assert run(policy, out, "--tasks", "3").status == 0
+    assert run(policy, out, "--limit", "3").status == 0
     assert rows_of(out) == []
     head, *lines = samples.read_text().splitlines()
     found = [json.loads(line) for line in lines]
     for each in found:
         each["reward"] = float(each["row"] % 2)
     samples.write_text("\n".join([head, *map(json.dumps, found), ""]))
-    assert run(policy, out, "--tasks", "3").status == 0
+    assert run(policy, out, "--limit", "3").status == 0
     rows = rows_of(out)
     assert [row["solve_rate"] for row in rows] == [0.5] * 3
     again = load("dataset", "1", {"path": str(out)})
@@ -77,7 +77,7 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
     assert held_out == task_of(load("sort-digits", "1", {"lengths": [3]}), bytes(32), "held_out")
     # What is kept of the kept ones is a subset.
     option = ("--option", f"kept='{out}'")
-    done = run(policy, tmp_path / "again.jsonl", "--tasks", "9", "--keep", "0:1", *option)
+    done = run(policy, tmp_path / "again.jsonl", "--limit", "9", "--solve-rate", "0:1", *option)
     assert "3 of 3 tasks are kept" in done.output, done.errors
     assert {row["prompt"] for row in rows_of(tmp_path / "again.jsonl")} == {
         row["prompt"] for row in rows
@@ -88,7 +88,7 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
 def test_the_environment_takes_options(policy: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     options = ("--option", "lengths=[3]", "--option", "prompt='{length}{prompt}'")
-    done = run(policy, out, "--tasks", "2", "--keep", "0:1", *options)
+    done = run(policy, out, "--limit", "2", "--solve-rate", "0:1", *options)
     assert done.status == 0, done.errors
     rows = rows_of(out)  # of the environment's own tasks, without what the options add
     assert len(rows) == 2 and all(len(row["prompt"]) == 7 for row in rows)
@@ -96,7 +96,7 @@ def test_the_environment_takes_options(policy: Path, tmp_path: Path) -> None:
         (("--option", "lengths=3]"), "write it as KEY=VALUE"),
         (("--option", "speed=1"), "unknown key"),
         (("--max-new-tokens", str(1 << 20)), "give a smaller --max-new-tokens"),
-        (("--policy", "nowhere"), "--policy nowhere is no folder"),
+        (("--model", "nowhere"), "--model nowhere is no folder"),
     ):
         refused = run(policy, tmp_path / "other.jsonl", *more)
         assert refused.status == 2 and words in refused.errors, refused.errors
@@ -108,7 +108,7 @@ def test_every_row_is_tried_once(policy: Path, tmp_path: Path) -> None:
     data, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows = [{"prompt": f"{n:06}>", "answer": str(n), "more": [n]} for n in range(40)]
     data.write_text("\n".join(map(json.dumps, [*rows, {"prompt": "", "answer": ""}])))
-    options = ["--option", f"path='{data}'", "--tasks", "100", "--keep", "0:1"]
+    options = ["--option", f"path='{data}'", "--limit", "100", "--solve-rate", "0:1"]
     done = run(policy, out, *options, environment="dataset@1")
     assert done.status == 0, done.errors
     trained = [row for row in rows if split_of(str(row["prompt"])) == "train"]
@@ -118,9 +118,10 @@ def test_every_row_is_tried_once(policy: Path, tmp_path: Path) -> None:
 
 
 def test_bounds_out_of_order_are_refused(policy: Path, tmp_path: Path) -> None:
-    refused = run(policy, tmp_path / "out.jsonl", "--keep", "0.5:0.1")
+    refused = run(policy, tmp_path / "out.jsonl", "--solve-rate", "0.5:0.1")
     assert (
-        refused.status == 2 and "--keep is '0.5:0.1'; it must be two numbers in" in refused.errors
+        refused.status == 2
+        and "--solve-rate is '0.5:0.1'; it must be two numbers in" in refused.errors
     )
 
 
@@ -213,8 +214,8 @@ def test_bad_rows_cost_themselves_and_are_named(policy: Path, tmp_path: Path) ->
         rows[number]["answer"] = "not a number"
     data, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
-    options = ["--option", f"path='{data}'", "--option", "grader='number'", "--tasks", "30"]
-    options += ["--keep", "0:1", "--pass-at", "4", "--max-new-tokens", "24"]
+    options = ["--option", f"path='{data}'", "--option", "grader='number'", "--limit", "30"]
+    options += ["--solve-rate", "0:1", "--samples", "4", "--max-new-tokens", "24"]
     refused = run(policy, out, *options, environment="dataset")
     assert refused.status == 2 and not out.exists()
     assert "7 of 20 rows of dataset cannot be graded, more than the share --ungra" in refused.errors

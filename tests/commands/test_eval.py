@@ -33,7 +33,7 @@ options = {lengths = [8], prompt = "{length}{prompt}"}
 
 
 def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["eval", *map(str, arguments)])
+    return CliRunner().invoke(app, ["eval", "--model", *map(str, arguments)])
 
 
 def sample(row: int, reward: float = 1.0) -> Sample:
@@ -47,7 +47,7 @@ def test_an_evaluation_is_resumed_and_compared(tmp_path: Path) -> None:
     out, run_file = tmp_path / "out.jsonl", tmp_path / "run.toml"
     run_file.write_text(RUN)
     arguments = (
-        tmp_path / "policy1", "--run", run_file, "--limit", 5, "--samples", 2, "--out", out,
+        tmp_path / "policy1", "--run-file", run_file, "--limit", 5, "--samples", 2, "--out", out,
     )  # fmt: skip
     first = run(*arguments, "--pass-at", "1,2")
     assert first.exit_code == 0, first.output
@@ -115,26 +115,28 @@ def test_samples_survive_a_torn_line_and_other_checkpoints_are_refused(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give --tasks NAME"),
-        (["--tasks", "sort-digits,"], "name each environment once"),
-        (["--tasks", "sort-digits,sort-digits"], "name each environment once"),
-        (["--tasks", "sort-digits", "--pass-at", "4"], "raise it to at least 4"),
-        (["--tasks", "sort-digits", "--pass-at", "0"], "must be positive integers"),
-        (["--tasks", "sort-digits", "--pass-at", "some"], "must be positive integers"),
-        (["--tasks", "sort-digits", "--samples", "2", "--greedy"], "omit one of the two"),
-        (["--tasks", "sort-digits", "--temperature", "0"], "--temperature is 0; it must be"),
-        (["--tasks", "sort-digits", "--temperature", "nan"], "--temperature is nan; it must"),
-        (["--run", "RUN", "--temperature", "0"], "--temperature is 0; it must be above 0"),
-        (["--tasks", "sort-digits", "--split", "test"], "must be held_out or train"),
-        (["--tasks", "sort-digits", "--dtype", "int8"], "must be auto, float32 or bfloat16"),
-        (["--tasks", "a,b", "--option", "x=1"], "--option is for one environment"),
-        (["--tasks", "a", "--option", "x"], "write it as KEY=VALUE"),
-        (["--tasks", "chess", "--run", "RUN"], "'chess', which"),
-        (["--run", "RUN", "--option", "x=1"], "exclude each other"),
-        (["--run", "nothing.toml"], "nothing.toml cannot be read"),
-        (["--tasks", "sort-digits", "--base", "nothing"], "--base nothing is no folder"),
-        (["--tasks", "sort-digits", "--engine", "vllm"], "engine 'vllm' is not installed in"),
-        (["--tasks", "sort-digits", "--out", "/nowhere/x"], "there is no folder /nowhere"),
+        ([], "give --environment NAME"),
+        (["--environment", "sort-digits"] * 2, "--environment names one twice (sort-digits, so"),
+        (["--environment", "sort-digits", "--pass-at", "4"], "raise it to at least 4"),
+        (["--environment", "sort-digits", "--pass-at", "0"], "must be positive integers"),
+        (["--environment", "sort-digits", "--pass-at", "some"], "must be positive integers"),
+        (["--environment", "sort-digits", "--samples", "2", "--greedy"], "omit one of the two"),
+        (["--environment", "sort-digits", "--temperature", "0"], "--temperature is 0; it must be"),
+        (["--environment", "sort-digits", "--temperature", "nan"], "--temperature is nan; it must"),
+        (["--run-file", "RUN", "--temperature", "0"], "--temperature is 0; it must be above 0"),
+        (["--environment", "sort-digits", "--split", "test"], "must be held_out or train"),
+        (["--environment", "sort-digits", "--set", "dtype=int8"], "dtype is 'int8'"),
+        (
+            ["--environment", "a", "--environment", "b", "--option", "x=1"],
+            "--option is for one environment",
+        ),
+        (["--environment", "a", "--option", "x"], "write it as KEY=VALUE"),
+        (["--environment", "chess", "--run-file", "RUN"], "'chess', which"),
+        (["--run-file", "RUN", "--option", "x=1"], "exclude each other"),
+        (["--run-file", "nothing.toml"], "nothing.toml cannot be read"),
+        (["--environment", "sort-digits", "--base", "nothing"], "--base nothing is no folder"),
+        (["--environment", "sort-digits", "--engine", "vllm"], "engine 'vllm' is not installed in"),
+        (["--environment", "sort-digits", "--out", "/nowhere/x"], "there is no folder /nowhere"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], words: str, tmp_path: Path) -> None:

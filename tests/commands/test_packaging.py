@@ -165,7 +165,7 @@ def test_a_role_that_computes_says_what_to_install(tmp_path: Path, role: str) ->
         (["demo"], "train"),
         (["sft", "--model", "m", "--out", "o"], "train"),
         (["train", "--model", "m", "--data", "d", "--out", "o"], "train"),
-        (["dataset", "filter", "--policy", "p", "--environment", "e"], "infer"),
+        (["dataset", "filter", "--model", "p", "--environment", "e"], "infer"),
         (["rollouts", "show", "file"], "infer"),
         (["run", "create", "run.toml"], "infer"),
     ],

@@ -77,4 +77,4 @@ def test_a_user_without_a_home(tmp_path: Path) -> None:
         found = ran(*command, command=homeless)
         assert found.returncode == 2, found.stderr
         assert found.stderr.startswith("error: ") and "give --home FOLDER" in found.stderr
-    assert ran("id", str(tmp_path / "home"), command=homeless).returncode == 0
+    assert ran("id", "--home", str(tmp_path / "home"), command=homeless).returncode == 0

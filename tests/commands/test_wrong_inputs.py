@@ -375,9 +375,9 @@ def test_other_commands(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "give either --data FILE or --environment NAME@VERSION"),
+        ([], "give either --data FILE or --environment NAME"),
         (["--data", "x", "--environment", "a@1"], "give either --data FILE or --environment"),
-        (["--environment", "sort-digits"], "write it as NAME@VERSION, for example sort-digits@1"),
+        (["--environment", "sort-letters"], "sort-letters"),
     ],
 )
 def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) -> None:
@@ -392,13 +392,15 @@ def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) 
         (["--batch", "0"], "--batch is 0; it must be at least 1"),
         (["--learning-rate", "2"], "--learning-rate is 2.0; it must be above 0 and below 1"),
         (["--outer-momentum", "1"], "--outer-momentum is 1.0; it must be from 0 to below 1"),
-        (["--decay-share", "0"], "--decay-share is 0.0; it must be above 0, at most 1"),
-        (["--run", "x"], "--run is for --backend hivemind; add --backend"),
+        (["--set", "optimiser.decay_share=0"], "--set optimiser: decay_share is 0: "),
+        (["--set", "optimiser.decay=1"], "--set optimiser: unknown key 'decay'"),
+        (["--set", "replica.z_loss=-1"], "z_loss is -1: input should be greater than or equal"),
+        (["--name", "x"], "--name is for --backend hivemind; add --backend"),
         (["--backend", "hivemind"], "backend 'hivemind' is not installed in"),
         (["--backend", "hivemind"], "type: swarm backend install hivemind"),
-        (["--backend", "hivemind", "--trainer", "3"], "--trainer is 3, but --trainers is 2"),
+        (["--backend", "hivemind", "--index", "3"], "--index is 3, but --trainers is 2"),
         (["--join", "x"], "--join is for --backend hivemind; add --backend"),
-        (["--key", "x"], "--key is for --backend hivemind; add --backend"),
+        (["--key-file", "x"], "--key-file is for --backend hivemind; add --backend"),
         (["--resume"], "progress.json cannot be read"),
         ([], "exists already; choose another folder, or continue the training in it with --resume"),
     ],
@@ -414,7 +416,7 @@ def test_training_flags(arguments: list[str], sentence: str, tmp_path: Path) -> 
     ("run", "join", "sentence"),
     [
         ("t", "http://x", "no address for hivemind"),
-        ("t.", "/ip4", "--run is 't.'; use at most 100"),
+        ("t.", "/ip4", "--name is 't.'; use at most 100"),
         ("t", "/ip4/10.0.0.1/tcp/1/p2p/12D3KooW", "12D3KooW is no trainer of this training; copy"),
     ],
 )

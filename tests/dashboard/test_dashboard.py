@@ -381,10 +381,10 @@ async def test_a_token_may_have_any_characters() -> None:
 
 def test_wrong_options_are_sentences(tmp_path: Path) -> None:
     said = complaint("dashboard", "--listen", "0.0.0.0:8080")
-    assert "so a key is needed" in said and "--token-file" in said
+    assert "so a key is needed" in said and "--key-file" in said
     assert "no host:port" in complaint("dashboard", "--listen", "8080")
-    nothing = complaint("dashboard", "--token-file", str(tmp_path / "none"))
+    nothing = complaint("dashboard", "--key-file", str(tmp_path / "none"))
     assert "none cannot be read (No such file or directory)" in nothing
     short = tmp_path / "token"
     short.write_text("short\n")
-    assert "at least 16 characters" in complaint("dashboard", "--token-file", str(short))
+    assert "at least 16 characters" in complaint("dashboard", "--key-file", str(short))

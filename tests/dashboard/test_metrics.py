@@ -251,14 +251,22 @@ def test_wrong_settings_are_sentences(tmp_path: Path) -> None:
 
     short = tmp_path / "short"
     short.write_text("k")
-    assert "--metrics '9464' is no host:port" in problem("9464")
-    assert "name it with --metrics-key-file" in problem("0.0.0.0:0")
+    assert "metrics '9464' is no host:port" in problem("9464")
+    assert "name it with metrics_key_file" in problem("0.0.0.0:0")
     assert "at least 16" in problem("0.0.0.0:0", str(short))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        peer = ("peer", "--role", "bootstrap", "--home", tmp_path / "home", "--metrics", address)
+        peer = (
+            "peer",
+            "--role",
+            "bootstrap",
+            "--home",
+            tmp_path / "home",
+            "--set",
+            f"metrics={address}",
+        )
         assert complaint(*peer) == (
-            f"--metrics {address}: nothing can listen there (Address already in use); choose "
+            f"metrics {address}: nothing can listen there (Address already in use); choose "
             "another address or port"
         )
     assert not (tmp_path / "home").exists()

@@ -53,9 +53,9 @@ class Trainer:
     def __init__(self, folder: Path, number: int, *arguments: str) -> None:
         command = [sys.executable, "-c", "from swarm.commands.main import main; main()", "train"]
         command += ["--model", str(folder / "base"), "--data", str(folder / "birds.txt")]
-        command += ["--out", str(folder / f"trainer-{number}"), "--trainer", str(number)]
+        command += ["--out", str(folder / f"trainer-{number}"), "--index", str(number)]
         command += ["--inner-steps", "2", "--batch", "4", "--sequence-tokens", "33", "--json"]
-        command += ["--backends", str(HOME), "--learning-rate", "1e-3", *arguments]
+        command += ["--home", str(HOME), "--learning-rate", "1e-3", *arguments]
         self.events: list[dict[str, Any]] = []
         self._lines: Queue[str] = Queue()
         self.process = subprocess.Popen(
@@ -95,8 +95,9 @@ def test_trainers_average_die_and_join_late(tmp_path: Path) -> None:
     make_policy(tmp_path / "base", seed=3)
     (tmp_path / "birds.txt").write_text(TEXT)
     common = ["--backend", "hivemind", "--trainers", "2", "--outer-learning-rate", "0.7"]
-    common += ["--key", str(tmp_path / "averaging.key")]
-    common += ["--outer-momentum", "0.9", "--wait", "120", "--steps", "400", "--validation", "4"]
+    common += ["--key-file", str(tmp_path / "averaging.key")]
+    common += ["--outer-momentum", "0.9", "--wait", "120", "--steps", "400"]
+    common += ["--set", "validation_sequences=4"]
     with ExitStack() as stack:
         join: list[str] = []
 
@@ -245,6 +246,6 @@ async def test_who_has_another_key_gets_nothing(tmp_path: Path) -> None:
         with trio.fail_after(SECONDS):
             assert "DownloadData" in await asked(tmp_path, f"{DYING}:Asking")
             assert await asked(tmp_path / "other", f"{DYING}:Asking") == []
-            with pytest.raises(ChildUserError, match="--key, --run and --trainers are those of"):
+            with pytest.raises(ChildUserError, match="--name and --trainers are those of"):
                 await asked(tmp_path / "other", SERVICES["hivemind"])
         trainer.leave.set()

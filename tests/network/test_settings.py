@@ -46,3 +46,32 @@ def test_each_role_has_a_table(tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):
         read(tmp_path, text)
+
+
+def test_any_setting_can_be_given_on_the_line(tmp_path: Path) -> None:
+    (tmp_path / "peer.toml").write_text("[inference]\nthreads = 2\n", encoding="utf-8")
+    given = ("inference.device=cuda:1", "uplink_mbps=20", "environments=['harness']")
+    given += ("alarms.starved_seconds=5.0", "metrics=127.0.0.1:0", "inference.interpreter=")
+    settings = load_settings(tmp_path / "peer.toml", {"uplink_mbps": None}, given)
+    found = settings.of("inference", InferenceSettings)
+    assert (found.device, found.threads, found.interpreter) == ("cuda:1", 2, "")
+    assert (settings.uplink_mbps, settings.environments) == (20, ["harness"])
+    assert (settings.alarms.starved_seconds, settings.metrics) == (5.0, "127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("inference.speed=1", r"\[inference\]: unknown key 'speed'"),
+        ("inference.threads=all", r"\[inference\]: threads is 'all'"),
+        ("inferense.threads=1", "--set inferense.threads is of no table; there are: alarms"),
+        ("speed=1", "settings: unknown key 'speed'"),
+        ("uplink_mbps=fast", "uplink_mbps is 'fast'"),
+        ("tables.inference=1", "--set tables.inference is of no table"),
+        ("uplink_mbps", "--set is 'uplink_mbps'; write it as NAME=VALUE"),
+        ("=1", "--set is '=1'; write it as NAME=VALUE"),
+    ],
+)
+def test_mistakes_on_the_line_are_one_sentence(given: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check_tables(load_settings(None, {}, (given,)))

@@ -133,7 +133,7 @@ def test_filters_and_limit_choose_rollouts(tmp_path: Path) -> None:
         (["--environment", "chess"], "none of the 1 submission"),
         (["--reward", "0:1"], "they have no verdicts here, so no rewards"),
         (["--tokenizer", "."], "--tokenizer . holds no tokenizer.json that can be read"),
-        (["--ledger", "."], ". has no ledger.sqlite"),
+        (["--from", "."], ". has no ledger.sqlite"),
     ],
 )
 def test_wrong_options_are_said_in_a_sentence(
@@ -210,7 +210,7 @@ def test_the_ledger_in_a_home_gives_rewards_and_outcomes(tmp_path: Path) -> None
     write_export(archive, tmp_path / "ledger.jsonl")
     told = swarm(
         *("rollouts", "show", tmp_path / "file.parquet", "--json"),
-        *("--ledger", tmp_path / "ledger.jsonl"),
+        *("--from", tmp_path / "ledger.jsonl"),
     )
     rows = json.loads(told.output)["rollouts"]
     assert [row["reward"] for row in rows] == [1, 0, 0, 0]
@@ -257,7 +257,7 @@ def test_a_group_without_a_grade_is_quarantined_alone_and_rewards_have_parts(
 def test_json_lines_have_a_row_per_rollout(tmp_path: Path) -> None:
     a_submission(tmp_path / "file.parquet")
     out = tmp_path / "out.jsonl"
-    assert "2 rollouts are in" in swarm("rollouts", "export", tmp_path, "--to", out).output
+    assert "2 rollouts are in" in swarm("rollouts", "export", tmp_path, "--out", out).output
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["turns"][1]["tokens"] for row in rows] == [[5, 6, 2], [6, 2]]
 
@@ -268,7 +268,7 @@ def test_a_data_set_folder_is_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     for step in range(4):
         a_submission(tmp_path / f"{step}.parquet", a_header(step=step))
     out = tmp_path / "set"
-    assert swarm("rollouts", "export", tmp_path, "--to", out, "--tokenizer", tmp_path).status == 0
+    assert swarm("rollouts", "export", tmp_path, "--out", out, "--tokenizer", tmp_path).status == 0
     read = pyarrow.dataset.dataset(out / "data").to_table()
     assert read.schema.equals(data.ROLLOUTS.schema) and read.num_rows == 8
     assert [row["turns"][1]["text"] for row in read.to_pylist()[:2]] == ["12<eos>", "2<eos>"]
@@ -294,7 +294,7 @@ def test_wrong_targets_are_said_in_a_sentence(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     (tmp_path / "old.jsonl").write_text("")
-    assert sentence in complaint("rollouts", "export", "rollouts.parquet", "--to", to)
+    assert sentence in complaint("rollouts", "export", "rollouts.parquet", "--out", to)
 
 
 def a_verdict(**fields: object) -> Verdict:

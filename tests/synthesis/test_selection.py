@@ -340,14 +340,17 @@ def test_a_data_set_that_shrinks_to_nothing_is_a_sentence(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "give either --rollouts SOURCE or --teacher FOLDER with --tasks"),
-        (["--teacher", "none", "--tasks", "x"], "--teacher none is no folder"),
-        (["--rollouts", ".", "--tasks", "x"], "--tasks goes with --teacher"),
-        (["--teacher", ".", "--reward", "x"], "--reward is 'x'; it must be two numbers in order"),
-        (["--teacher", "."], "give --tasks NAME"),
-        (["--teacher", ".", "--run", "none.toml"], "none.toml cannot be read (No such file"),
-        (["--teacher", ".", "--tasks", "a,b", "--option", "x=1"], "give it with --run"),
-        (["--teacher", ".", "--question-similarity", "2"], "--question-similarity"),
+        ([], "give either --rollouts SOURCE or --model MODEL with --environment"),
+        (["--model", "none", "--environment", "x"], "--model none is no folder"),
+        (["--rollouts", ".", "--environment", "x"], "go with --model"),
+        (["--model", ".", "--reward", "x"], "--reward is 'x'; it must be two numbers in order"),
+        (["--model", "."], "give --environment NAME"),
+        (["--model", ".", "--run-file", "none.toml"], "none.toml cannot be read (No such file"),
+        (
+            ["--model", ".", "--environment", "a", "--environment", "b", "--option", "x=1"],
+            "give it with --run-file",
+        ),
+        (["--model", ".", "--question-similarity", "2"], "--question-similarity"),
     ],
 )
 def test_wrong_inputs_are_sentences(
@@ -366,7 +369,7 @@ def test_existing_folders_are_kept(tmp_path: Path) -> None:
         (tmp_path / "new.jsonl", "new.jsonl must name a folder without a suffix"),
         (tmp_path / "no/new", "cannot be written: there is no folder"),
     ):
-        arguments = ["synthesize", "--out", str(out), "--teacher", str(tmp_path)]
+        arguments = ["synthesize", "--out", str(out), "--model", str(tmp_path)]
         assert words in CliRunner().invoke(app, arguments).stderr
 
 
@@ -374,7 +377,7 @@ def test_existing_folders_are_kept(tmp_path: Path) -> None:
 def test_a_teacher_on_this_machine(tmp_path: Path) -> None:
     """The second command selects anew among the same solutions."""
     make_policy(tmp_path / "teacher", 0)
-    arguments = ["synthesize", "--teacher", str(tmp_path / "teacher"), "--tasks", "sort-digits"]
+    arguments = ["synthesize", "--model", str(tmp_path / "teacher"), "--environment", "sort-digits"]
     arguments += ["--limit", "4", "--samples", "2", "--max-new-tokens", "4", "--reward", "0:"]
     arguments += ["--solutions", str(tmp_path / "all.jsonl"), "--unfinished", "--json"]
     said = []

@@ -72,7 +72,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 
 def test_a_key_where_nothing_can_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said = complaint("id", tmp_path / "file" / "home")
+    said = complaint("id", "--home", tmp_path / "file" / "home")
     assert said.endswith("identity.key cannot be made (Not a directory); choose another folder")
 
 

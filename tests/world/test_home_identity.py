@@ -50,10 +50,10 @@ def test_a_home_that_lost_its_key_makes_no_other(tmp_path: Path) -> None:
     (tmp_path / "identity.key").unlink()
     said = complaint("peer", "--home", tmp_path, "--bootstrap", NOBODY)
     assert f"{tmp_path} is the home of {peer}, and its identity.key is missing" in said
-    assert "put that key back" in said and f"swarm id {tmp_path} --change" in said
+    assert "put that key back" in said and f"swarm id --home {tmp_path} --change" in said
     assert not (tmp_path / "identity.key").exists()
-    assert peer in complaint("id", tmp_path)
-    changed = swarm("id", tmp_path, "--change")
+    assert peer in complaint("id", "--home", tmp_path)
+    changed = swarm("id", "--home", tmp_path, "--change")
     assert changed.status == 0 and peer not in changed.output
     assert home_identity(tmp_path).peer_id == changed.output.strip()
 
@@ -63,7 +63,7 @@ def test_a_home_with_the_key_of_another_peer(tmp_path: Path) -> None:
     shutil.copy2(tmp_path / "b/identity.key", tmp_path / "a/identity.key")
     with pytest.raises(UserError, match=f"is the home of {peer}, and its .* is that of {other}"):
         home_identity(tmp_path / "a")
-    assert swarm("id", tmp_path / "a", "--change").output.strip() == other
+    assert swarm("id", "--home", tmp_path / "a", "--change").output.strip() == other
     assert home_identity(tmp_path / "a").peer_id == other
 
 

@@ -12,7 +12,7 @@ from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options, explained
+from swarm.terminal.options import AsJson, EnvironmentOptions, Home, environment_options, explained
 from swarm.terminal.output import check_writable, print_json
 
 app = typer.Typer(help="Environments: what a run trains on.", no_args_is_help=True)
@@ -74,7 +74,7 @@ def check_command(
     name: str,
     option: EnvironmentOptions = None,
     model: str | None = None,
-    tasks: int = 64,
+    limit: int = 64,
     graded: int = 8,
     as_json: AsJson = False,
 ) -> int:
@@ -89,7 +89,7 @@ def check_command(
         options=environment_options(option),
         model="" if model is None else str(find_model(model, "--model", weights=False).folder),
     )
-    found = run_until_interrupted(check, setup, tasks, graded)
+    found = run_until_interrupted(check, setup, limit, graded)
     shown = figures(name, found)
     if as_json:
         print_json({"figures": shown, "faults": found.faults, "warnings": found.warnings})
@@ -114,7 +114,7 @@ def survey_command(
     out: Path = Path("survey.jsonl"),
     seconds: float = 180,
     mib: int = 4096,
-    home: Path = Path("~/.swarm"),
+    home: Home = Path("~/.swarm"),
     as_json: AsJson = False,
 ) -> None:
     """Install packages of verifiers, one after another, and play and grade a task of each.
@@ -137,12 +137,13 @@ def survey_command(
 @exits
 @explained(__file__)
 def install_command(
-    library: str, version: str = "", package: list[str] | None = None, home: Path = Path("~/.swarm")
+    library: str, package: list[str] | None = None, home: Home = Path("~/.swarm")
 ) -> None:
     """Make the Python of a library of environments in the home, or finish it, and add packages."""
     from peers.environments.verifiers.installed import install, recipe_of
 
-    home, recipe = home.expanduser().absolute(), recipe_of(version, library)
+    name, _, version = library.partition("@")
+    home, recipe = home.expanduser().absolute(), recipe_of(version, name)
     made = install(recipe, package or [], home, lambda line: print(line, flush=True))
     versions = ", ".join(f"{each} {found}" for each, found in made.versions.items())
-    print(f"{library} is installed in {recipe.folder(home)}: {versions}")
+    print(f"{name} is installed in {recipe.folder(home)}: {versions}")

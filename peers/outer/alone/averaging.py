@@ -184,7 +184,7 @@ def open_backend(name: str, setup: AveragingSetup, home: Path, key: Path, number
         len(setup.run) > RUN_CHARACTERS_MAX
     ):
         raise UserError(
-            f"--run is {setup.run!r}; use at most {RUN_CHARACTERS_MAX} letters, digits, - and _"
+            f"--name is {setup.run!r}; use at most {RUN_CHARACTERS_MAX} letters, digits, - and _"
         )
     for each in setup.join:
         if not each.startswith("/"):
@@ -198,8 +198,8 @@ def open_backend(name: str, setup: AveragingSetup, home: Path, key: Path, number
     for each in setup.join:
         if each.rpartition("/p2p/")[2] not in members:
             raise UserError(
-                f"--join {each} is no trainer of this training; copy the file of --key from the "
-                "others, and give their --run and --trainers"
+                f"--join {each} is no trainer of this training; copy the --key-file from the "
+                "others, and give their --name and --trainers"
             )
     own = everyone[number - 1].seed
     return Library(name, interpreter, msgspec.structs.replace(setup, seed=own, members=members))

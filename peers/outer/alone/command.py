@@ -12,8 +12,11 @@ from swarm.errors import UserError
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import AsJson, Weights, absolute, explained
+from swarm.terminal.options import AsJson, Home, Weights, absolute, explained
 from swarm.terminal.output import say_event, say_json
+
+OPTIMISER = "optimiser."
+"""Beginning of the settings of a run's table `[optimiser]` in --set."""
 
 
 class BackendName(StrEnum):
@@ -29,32 +32,26 @@ def train(
     out: Path,
     weight: Weights = None,
     backend: BackendName | None = None,
-    run: str = "training",
+    name: str = "training",
     join: list[str] | None = None,
-    key: Path = Path("~/.swarm/averaging.key"),
+    key_file: Path = Path("~/.swarm/averaging.key"),
     host: str = "127.0.0.1",
     port: int = 0,
     trainers: int = 2,
-    trainer: int = 1,
+    index: int = 1,
     wait: float = 60.0,
-    backends: Path = Path("~/.swarm"),
+    home: Home = Path("~/.swarm"),
     fresh: bool = False,
     steps: int = 1000,
     inner_steps: int = 100,
     batch: int = 32,
     sequence_tokens: int = 1024,
     learning_rate: float = 3e-4,
-    warmup_steps: int = 100,
-    decay_share: float = 0.2,
-    weight_decay: float = 0.1,
-    z_loss: float = 0.0,
     outer_learning_rate: float = 1.0,
     outer_momentum: float = 0.0,
-    validation: int = 0,
     settings: list[str] | None = None,
     seed: int = 0,
     device: str = "auto",
-    threads: int = 1,
     resume: bool = False,
     as_json: AsJson = False,
 ) -> None:
@@ -64,55 +61,49 @@ def train(
     folder = str(find_model(model, "--model", weights=not fresh).folder.absolute())
     if backend is None:
         _check_alone(context)
-    elif trainer > trainers:
-        raise UserError(
-            f"--trainer is {trainer}, but --trainers is {trainers}; number the trainers from 1"
-        )
+    elif index > trainers:
+        raise UserError(f"--index is {index}, but --trainers is {trainers}; count them from 1")
     from peers.outer.alone.averaging import open_backend
     from peers.outer.alone.training import Plan, TrainOptions, rounds_of, run_train
     from peers.outer.settings import ReplicaSettings
     from swarm.commands.start import become_rank
     from swarm.jobs.averaging import AveragingSetup
     from swarm.jobs.outer import OuterSetup, StartReplica
-    from swarm.settings import from_line
+    from swarm.settings import from_line, values_of
+    from swarm.terminal.tables import struct_from_mapping
     from swarm.wire.manifest import Optimiser
 
     become_rank(["replica"])
-    for flag, number, least in (
-        ("batch", batch, 1),
-        ("sequence-tokens", sequence_tokens, 2),
-        ("z-loss", z_loss, 0),
-        ("validation", validation, 0),
-    ):
+    for flag, number, least in (("batch", batch, 1), ("sequence-tokens", sequence_tokens, 2)):
         if number < least:
             raise UserError(f"--{flag} is {number}; it must be at least {least}")
     own = from_line(
         "replica",
         ReplicaSettings,
-        settings or [],
+        [each for each in settings or () if not each.startswith(OPTIMISER)],
         {
             "model": folder,
             "data": [absolute(each) for each in data],
             "weights": weight or [],
             "sequence_tokens": sequence_tokens,
             "batch_sequences": batch,
-            "z_loss": z_loss,
-            "validation_sequences": validation,
             "seed": seed,
             "device": device,
-            "threads": threads,
         },
     )
-    optimiser = Optimiser(
-        learning_rate=learning_rate,
-        beta2=0.95,
-        weight_decay=weight_decay,
-        gradient_norm_max=1.0,
-        warmup_steps=warmup_steps,
-        learning_rate_schedule="wsd",
-        decay_share=decay_share,
-        final_learning_rate_share=0.0,
-    )
+    given = values_of([each for each in settings or () if each.startswith(OPTIMISER)])
+    table = {
+        "learning_rate": learning_rate,
+        "beta2": 0.95,
+        "weight_decay": 0.1,
+        "gradient_norm_max": 1.0,
+        "warmup_steps": 100,
+        "learning_rate_schedule": "wsd",
+        "decay_share": 0.2,
+        "final_learning_rate_share": 0.0,
+        **{each.removeprefix(OPTIMISER): value for each, value in given.items()},
+    }
+    optimiser = struct_from_mapping(Optimiser, table, "--set optimiser")
     job = own.filled(
         StartReplica,
         trainer="alone",
@@ -126,19 +117,19 @@ def train(
     averaging = None
     if backend is not None:
         network = AveragingSetup(
-            run=run,
+            run=name,
             join=tuple(join or ()),
             host=host,
             port=port,
             trainers=trainers,
             wait_seconds=wait,
         )
-        folder_of_backends = backends.expanduser().absolute()
+        folder_of_backends = home.expanduser().absolute()
         averaging = open_backend(
-            backend.value, network, folder_of_backends, key.expanduser().absolute(), trainer
+            backend.value, network, folder_of_backends, key_file.expanduser().absolute(), index
         )
         everyone = tuple(f"trainer-{number:04}" for number in range(1, trainers + 1))
-        job = msgspec.structs.replace(job, trainer=everyone[trainer - 1], trainers=everyone)
+        job = msgspec.structs.replace(job, trainer=everyone[index - 1], trainers=everyone)
     options = TrainOptions(
         out=out,
         resume=resume,
@@ -157,7 +148,8 @@ def train(
 
 def _check_alone(context: typer.Context) -> None:
     """Raise `UserError` for an option that only a training with a library's backend has."""
-    for name in ("run", "join", "key", "host", "port", "trainers", "trainer", "wait", "backends"):
+    for name in ("name", "join", "key_file", "host", "port", "trainers", "index", "wait", "home"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise UserError(f"--{name} is for --backend hivemind; add --backend, or remove it")
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is for --backend hivemind; add --backend, or remove it")

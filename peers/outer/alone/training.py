@@ -121,14 +121,6 @@ def check(plan: Plan) -> None:
             0 < optimiser.learning_rate < 1,
             "above 0 and below 1",
         ),
-        ("warmup-steps", optimiser.warmup_steps, optimiser.warmup_steps >= 0, "at least 0"),
-        (
-            "decay-share",
-            optimiser.decay_share,
-            0 < optimiser.decay_share <= 1,
-            "above 0, at most 1",
-        ),
-        ("weight-decay", optimiser.weight_decay, 0 <= optimiser.weight_decay < 1, "from 0 to 1"),
         (
             "outer-learning-rate",
             plan.outer_learning_rate,

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from swarm.terminal.exit import exits
-from swarm.terminal.options import explained
+from swarm.terminal.options import Home, explained
 
 app = typer.Typer(help="Other libraries by which trainers can average.", no_args_is_help=True)
 
@@ -13,7 +13,7 @@ app = typer.Typer(help="Other libraries by which trainers can average.", no_args
 @app.command("install")
 @exits
 @explained(__file__)
-def install_command(name: str, home: Path = Path("~/.swarm")) -> None:
+def install_command(name: str, home: Home = Path("~/.swarm")) -> None:
     """Make a backend's environment in the home, or finish it, and check that it averages."""
     from peers.engines.install import install
     from peers.outer.backends.installed import recipe_of

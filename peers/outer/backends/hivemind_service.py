@@ -163,7 +163,7 @@ class HivemindService:
             raise UserError(
                 f"hivemind's DHT does not start with the peers {list(setup.join) or 'none'} "
                 f"({error}); check --join, that {setup.host} is an address of this machine, and "
-                "that --key, --run and --trainers are those of the others"
+                "that --key-file, --name and --trainers are those of the others"
             ) from error
         self._values = torch.zeros(sum(map(prod, setup.shapes.values())))
         self._averager = self.averager(

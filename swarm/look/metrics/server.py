@@ -43,10 +43,10 @@ class MetricsServer:
     def __init__(self, settings: PeerSettings) -> None:
         """Listen; raises `UserError` for a wrong address, a taken port or a missing key."""
         keys = Path(settings.metrics_key_file) if settings.metrics_key_file else None
-        self._keys = required_keys(settings.metrics, keys, "--metrics", "--metrics-key-file")
+        self._keys = required_keys(settings.metrics, keys, "metrics", "metrics_key_file")
         from swarm.look.metrics.figures import Figures  # 1.5 MiB: only for those who ask
 
-        self._listener: socket.socket = open_listener(settings.metrics, "--metrics")
+        self._listener: socket.socket = open_listener(settings.metrics, "metrics")
         self._figures = Figures(settings.role)
         self._buffers = Buffers()
         self._traffic = Traffic()  # apart from the peer's own, which is a figure

@@ -43,7 +43,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
 """Type and meaning of each column, from `export.toml`."""
 
 
-def check_target(to: Path, option: str = "--to", files: Sequence[str] = (JSON_LINES,)) -> None:
+def check_target(to: Path, option: str = "--out", files: Sequence[str] = (JSON_LINES,)) -> None:
     """Raise `UserError` if a new folder, or a file with one of these suffixes, cannot be made."""
     is_file = to.suffix in files
     if to.suffix and not is_file:
@@ -58,7 +58,7 @@ def check_target(to: Path, option: str = "--to", files: Sequence[str] = (JSON_LI
 
 def export(rollouts: Iterable[SeenRollout], to: Path) -> int:
     """Write rollouts to a file or folder; return how many. Raises `UserError`."""
-    with file_errors(f"--to {to}", "written"):
+    with file_errors(f"--out {to}", "written"):
         if to.suffix == JSON_LINES:
             return _write_lines(rollouts, to)
         return _write_folder(rollouts, to)

@@ -92,7 +92,7 @@ async def fetch(
         if manifest_digest is not None and checkpoint.reference.digest != manifest_digest:
             raise UserError(
                 f"{said_by} has the checkpoint with manifest {index.manifest[:12]}…, not "
-                f"--manifest {manifest_digest.hex()[:12]}…; give another address, or the "
+                f"--digest {manifest_digest.hex()[:12]}…; give another address, or the "
                 "digest of what is to be fetched"
             )
         world = Machine()
