@@ -3,6 +3,7 @@
 Without tables or layouts of rich it keeps its shape, and drawing takes a few milliseconds."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import IO
 
@@ -26,6 +27,10 @@ from swarm.terminal.figures import (
 REFRESH_SECONDS = 0.5
 
 WIDTH_MIN, HEIGHT_MIN = 40, 12
+INDENT = 10
+"""Columns before the text of a verdict or a note, which its time takes."""
+NARROW = 66
+"""Below this many columns, words and figures that matter least are left out."""
 PLOT_HEIGHT_MAX = 14
 LOG_LINES_MAX = 20
 ANSWERS_MAX = 5
@@ -94,8 +99,10 @@ def plot(points: Sequence[tuple[int, float]], steps: int, width: int, height: in
 
 
 def _rule(title: str, aside: Text, width: int) -> Text:
-    """Compose a heading: `── title ───────────── aside ──`."""
+    """Compose a heading: `── title ───────────── aside ──`, without the title if it is narrow."""
     line = Text("── ", style=DIM) + Text(title, style="bold")
+    if aside.plain and len(line.plain) + len(aside.plain) + 6 > width:
+        return Text("─ ", style=DIM) + aside
     tail = Text(" ") + aside + Text(" ──", style=DIM) if aside.plain else Text("─", style=DIM)
     line.append(" ")
     line.append("─" * max(1, width - len(line.plain) - len(tail.plain)), style=DIM)
@@ -108,11 +115,13 @@ def _header(state: SwarmState, now: float, width: int) -> list[Text]:
     doing = PHASES.get(state.phase, state.phase)
     if state.phase == "training" and left is not None:
         doing = f"{readable_seconds(left)} left"
-    right = Text.assemble(
-        (doing, "bold"), (f" · {readable_seconds(now - state.started)} so far", DIM)
-    )
-    step = ("  step ", DIM), (str(done), "bold"), (f"/{wanted}", DIM)
-    line = Text.assemble(" swarm demo", *step, style="bold cyan")
+    so_far = f" · {readable_seconds(now - state.started)}"
+    wide = width >= NARROW
+    right = Text.assemble((doing, "bold"), (f"{so_far} so far" if wide else so_far, DIM))
+    step = (" step ", DIM), (str(done), "bold"), (f"/{wanted}", DIM)
+    line = Text.assemble(" swarm demo " if wide else "", *step, style="bold cyan")
+    if len(line.plain) + len(right.plain) + 3 > width:
+        right = Text(doing, style="bold")
     line.append(" " * max(2, width - len(line.plain) - len(right.plain) - 1)).append_text(right)
 
     speed = Text(f" {state.tokens_per_second(now):,.0f} tokens/s ", style="bold")
@@ -153,9 +162,10 @@ def _peer_columns(peer: PeerState, width: int) -> Text:
     line = Text(" ")
     line.append(f"{peer.name[:13]:<13} ", style=ROLE_STYLES.get(peer.role, "white"))
     line.append(f"{peer.state:<10} ", style=STATE_STYLES.get(peer.state, "white"))
-    line.append(f"{peer.policy if peer.policy >= 0 else '–':>6} ")
+    if width >= NARROW:
+        line.append(f"{peer.policy if peer.policy >= 0 else '–':>6} ")
     line.append(f"{peer.step if peer.step >= 0 else '–':>5} ")
-    for moved in (peer.sent, peer.received):
+    for moved in (peer.sent, peer.received) if width >= NARROW else ():
         # A guest reports its traffic only to the peer that gets its heartbeats.
         shown = readable_bytes(moved) if peer.own else "–"
         line.append(f"{shown:>8} ", style="" if moved else DIM)
@@ -168,7 +178,9 @@ def _peer_columns(peer: PeerState, width: int) -> Text:
 
 
 def _peers(state: SwarmState, width: int, rows: int) -> list[Text]:
-    head = f" {'peer':<13} {'state':<10} {'policy':>6} {'step':>5} {'sent':>8} {'received':>8} "
+    head = f" {'peer':<13} {'state':<10} {'step':>5} "
+    if width >= NARROW:
+        head = f" {'peer':<13} {'state':<10} {'policy':>6} {'step':>5} {'sent':>8} {'received':>8} "
     if width >= 90:
         head += f"{'tokens/s':>8} "
     peers = list(state.peers.values())
@@ -180,10 +192,14 @@ def _peers(state: SwarmState, width: int, rows: int) -> list[Text]:
     return lines
 
 
-def _verdict(verdict: VerdictLine, state: SwarmState) -> Text:
+def _verdict(verdict: VerdictLine, state: SwarmState, width: int) -> Text:
     line = Text(f" {readable_seconds(verdict.at - state.started):>7}  ", style=DIM)
-    line.append(f"{verdict.worker[:13]:<13} ")
-    line.append(f"step {verdict.step:<4} #{verdict.number:<3} ", style=DIM)
+    if width < NARROW:
+        line.append(f"{verdict.worker[:13]} ")
+        line.append(f"step {verdict.step} ", style=DIM)
+    else:
+        line.append(f"{verdict.worker[:13]:<13} ")
+        line.append(f"step {verdict.step:<4} #{verdict.number:<3} ", style=DIM)
     if verdict.outcome == "accepted":
         line.append("accepted", style="green")
     else:
@@ -200,11 +216,24 @@ def _verdict(verdict: VerdictLine, state: SwarmState) -> Text:
 
 def _note(note: Note, state: SwarmState) -> Text:
     at = f" {readable_seconds(note.at - state.started):>7}  "
-    return Text.assemble(at, (note.text, "bold yellow" if note.grave else ""), style=DIM)
+    return Text.assemble((at, DIM), (note.text, "bold yellow" if note.grave else ""))
 
 
-def _log(state: SwarmState, rows: int) -> list[Text]:
-    """Compose the newest verdicts and notes in order of time. Refusals stay longest."""
+def _wrapped(line: Text, width: int) -> list[Text]:
+    """Cut a line between words; the rest is indented."""
+    lines = []
+    while len(line.plain) > width:
+        cut = line.plain.rfind(" ", INDENT + 1, width + 1)
+        cut = cut if cut > 0 else width
+        first, rest = line.divide([cut])
+        lines.append(first)
+        line = Text(" " * INDENT) + rest[1:] if rest.plain.startswith(" ") else rest
+    return [*lines, line]
+
+
+def _log(state: SwarmState, width: int, rows: int) -> list[Text]:
+    """Compose the newest verdicts and notes in order of time, whole if there is room. Refusals stay
+    longest."""
     important: list[VerdictLine | Note] = [
         *state.refusals,
         *(note for note in state.notes if note.grave),
@@ -224,10 +253,28 @@ def _log(state: SwarmState, rows: int) -> list[Text]:
         *routine[len(routine) - min(len(routine), rows - len(kept_important)) :],
     ]
     kept.sort(key=lambda entry: entry.at)
-    return [
-        _note(entry, state) if isinstance(entry, Note) else _verdict(entry, state)
-        for entry in kept[-rows:]
+    blocks = [
+        (
+            each,
+            _wrapped(
+                _note(each, state) if isinstance(each, Note) else _verdict(each, state, width),
+                width,
+            ),
+        )
+        for each in kept[-rows:]
     ]
+    newest = state.refusals[-1] if state.refusals else None
+    while (over := sum(len(lines) for _, lines in blocks) - rows) > 0:
+        spare = [each for each in blocks[:-1] if each[0] is not newest]
+        accepted = [each for each in spare if getattr(each[0], "outcome", "") == "accepted"]
+        long = [lines for _, lines in blocks[:-1] if len(lines) > 1]
+        if accepted or (spare and not long):
+            blocks.remove((accepted or spare)[0])
+        else:
+            lines = long[0] if long else blocks[-1][1]
+            del lines[max(1, len(lines) - over) :]
+            lines[-1].append("…")
+    return [line for _, lines in blocks for line in lines]
 
 
 def _answer(answer: ShownAnswer) -> Text:
@@ -248,9 +295,14 @@ def _answers(state: SwarmState, width: int, rows: int) -> list[Text]:
     return [_rule("answers", Text(), width), *map(_answer, shown)]
 
 
-def _counts(state: SwarmState) -> Text:
+def _counts(state: SwarmState, width: int) -> Text:
     line = Text(f"{state.counts['accepted']:,} accepted", style="green")
-    for cause, count in sorted(state.counts.items()):
+    counts = Counter(state.counts)
+    if width < NARROW:  # without the causes
+        counts = Counter({name: counts[name] for name in ("quarantined",) if counts[name]})
+        if refused := sum(state.counts.values()) - counts.total() - state.counts["accepted"]:
+            counts["refused"] = refused
+    for cause, count in sorted(counts.items()):
         if cause != "accepted":
             style = "yellow" if cause == "quarantined" else "red"
             line.append(" · ", style=DIM)
@@ -286,15 +338,15 @@ def compose(state: SwarmState, now: float, width: int, height: int) -> list[Text
     room -= peer_rows + 3
     answers = _answers(state, width, min(ANSWERS_MAX, room // 3 - 1))
     room -= len(answers)
-    plot_rows = max(2, min(PLOT_HEIGHT_MAX, room // 2))
+    plot_rows = max(2, min(PLOT_HEIGHT_MAX, room // 2)) if state.trained else 2
     log_rows = max(1, min(LOG_LINES_MAX, room - plot_rows))
     plot_rows = max(2, min(PLOT_HEIGHT_MAX, room - log_rows))
     body = [
         *_reward(state, width, plot_rows),
         *answers,
         *_peers(state, width, peer_rows),
-        _rule("verdicts", _counts(state), width),
-        *_pad(_log(state, log_rows), log_rows),
+        _rule("verdicts", _counts(state, width), width),
+        *_pad(_log(state, width, log_rows), log_rows),
     ]
     above = height - len(join)
     return _pad(header + body, above)[:above] + join

@@ -7,14 +7,13 @@ import gc
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 
 import trio
 
 from swarm.errors import UserError
-from swarm.events import Event
+from swarm.events import Sink
 from swarm.look.alarms.raising import raising
 from swarm.look.health import beating
 from swarm.look.metrics.server import MetricsServer
@@ -27,32 +26,15 @@ from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.terminal.crash import crashes_reported
 from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.screen import Earned, Screen
 from swarm.terminal.untrusted import PrintableFormatter
 from swarm.world.process import HOME_VARIABLE, close_memory
 
 
-class Earned:
-    """Event sink that adds up the receipts of this process."""
+async def run_peer(settings: PeerSettings, departure: Departure, show: Sink | None = None) -> None:
+    """Run a peer until it is cancelled, has left, or all its roles have finished.
 
-    def __init__(self) -> None:
-        self.submissions = Counter[str]()
-        self._groups = 0
-        self._completions = 0
-
-    def __call__(self, event: Event) -> None:
-        if event.name == "inference.receipt":
-            self.submissions[event.fields["outcome"]] += 1
-            self._groups += event.fields["groups"]
-            self._completions += event.fields["completions"]
-
-    def totals(self) -> dict[str, int]:
-        """Submissions by outcome, and the groups and completions credited."""
-        outcomes = {name: self.submissions[name] for name in ("accepted", "refused", "quarantined")}
-        return {**outcomes, "groups": self._groups, "completions": self._completions}
-
-
-async def run_peer(settings: PeerSettings, departure: Departure) -> None:
-    """Run a peer until it is cancelled, has left, or all its roles have finished."""
+    `show`: gets its events. By default they are lines of JSON or of text."""
     _check_roles(settings)  # first: a role without its packages cannot be loaded
     roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
     if not settings.role:
@@ -68,7 +50,7 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     gc.freeze()
     with closing(MetricsServer(settings)) if settings.metrics else nullcontext() as metrics:
         async with (
-            open_node(settings) as node,
+            open_node(settings, show) as node,
             beating(node) as pulse,
             raising(settings.alarms, node),
             trio.open_nursery() as nursery,
@@ -98,6 +80,18 @@ def _check_roles(settings: PeerSettings) -> None:
 LEAVING = "leaving…"
 
 
+class ToScreen(logging.Handler):
+    """Warnings of libraries, above the lines that are drawn anew."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As logging calls it."""
+        self._screen.say(self.format(record), record.created)
+
+
 def become_rank(names: Sequence[str]) -> None:
     """Replace this process by its role's `rank_module` if `torchrun` gave it a rank above 0.
 
@@ -118,8 +112,9 @@ def become_rank(names: Sequence[str]) -> None:
 
 def start(settings: PeerSettings) -> None:
     """Run a peer until it ends or is interrupted."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    screen = Screen()
+    handler = ToScreen(screen)
+    handler.setFormatter(PrintableFormatter("%(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler])
     become_rank(settings.role)
     close_memory()
@@ -128,7 +123,7 @@ def start(settings: PeerSettings) -> None:
     def ask_to_leave() -> bool:
         leaves = departure.ask()
         if leaves:
-            print(LEAVING, file=sys.stderr, flush=True)
+            screen.say(LEAVING)
         return leaves
 
     with suppress(KeyboardInterrupt), crashes_reported(settings.home_path):
@@ -136,6 +131,7 @@ def start(settings: PeerSettings) -> None:
             run_peer,
             settings,
             departure,
-            on_interrupt=lambda: print(LEAVING, file=sys.stderr, flush=True),
+            None if settings.json_logs or settings.verbose else screen,
+            on_interrupt=lambda: screen.say(LEAVING),
             ask_to_leave=ask_to_leave,
         )

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from peers.validator.eviction import Records
 from swarm.commands.ledger import receipt_lines, receipt_rows
-from swarm.commands.start import Earned
+from swarm.terminal.screen import Earned
 from swarm.commands.status import status_lines, status_object
 from swarm.errors import PeerError, UserError
 from swarm.events import Event, Lines
