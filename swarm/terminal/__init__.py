@@ -11,5 +11,5 @@
 | `figures.py` | bytes, rates and curves as text |
 
 For other rooms, by the names in docs/rooms.md: `crash`, `exit`, `extras`, `figures`, `interrupt`,
-`options`, `output`, `progress`, `tables`, `untrusted`
+`options`, `output`, `progress`, `screen`, `tables`, `untrusted`
 """
