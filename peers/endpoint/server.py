@@ -47,7 +47,7 @@ def make_endpoint(options: Options, keys: Keys) -> Endpoint:
     """Load the policy; raises `UserError`."""
     if not options.folder.is_dir():
         raise UserError(
-            f"--policy {options.folder} is no folder; name the Hugging Face folder of a policy"
+            f"--model {options.folder} is no folder; name the Hugging Face folder of a policy"
         )
     stop_ids = stop_ids_of(options.folder)
     renderer = Renderer(options.folder)

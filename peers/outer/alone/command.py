@@ -91,6 +91,8 @@ def train(
             "device": device,
         },
     )
+    if not 0 < learning_rate < 1:
+        raise UserError(f"--learning-rate is {learning_rate}; it must be above 0 and below 1")
     given = values_of([each for each in settings or () if each.startswith(OPTIMISER)])
     table = {
         "learning_rate": learning_rate,

@@ -112,15 +112,9 @@ async def _train(options: TrainOptions, done: Progress, say: Say) -> None:
 
 def check(plan: Plan) -> None:
     """Check the plan's bounds; raises `UserError`."""
-    job, optimiser = plan.job, plan.job.inner.optimiser
+    job = plan.job
     for flag, value, fine, bounds in (
         ("inner-steps", job.inner_steps, job.inner_steps >= 1, "at least 1"),
-        (
-            "learning-rate",
-            optimiser.learning_rate,
-            0 < optimiser.learning_rate < 1,
-            "above 0 and below 1",
-        ),
         (
             "outer-learning-rate",
             plan.outer_learning_rate,
