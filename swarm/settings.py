@@ -159,8 +159,8 @@ def load_settings(
             held = table.get(head)
             table[head] = {**(held if isinstance(held, dict) else {}), last: value}
         else:
-            tables = ", ".join(sorted([*roles, "alarms"]))
-            raise UserError(f"--set {name} is of no table; there are: {tables}")
+            listed = ", ".join(sorted([*roles, "alarms"]))
+            raise UserError(f"--set {name} is of no table; there are: {listed}")
     tables = {
         key: value for key, value in table.items() if key in roles and isinstance(value, dict)
     }

@@ -300,8 +300,8 @@ def _counts(state: SwarmState, width: int) -> Text:
     counts = Counter(state.counts)
     if width < NARROW:  # without the causes
         counts = Counter({name: counts[name] for name in ("quarantined",) if counts[name]})
-        if refused := sum(state.counts.values()) - counts.total() - state.counts["accepted"]:
-            counts["refused"] = refused
+        if others := sum(state.counts.values()) - counts.total() - state.counts["accepted"]:
+            counts["refused"] = others
     for cause, count in sorted(counts.items()):
         if cause != "accepted":
             style = "yellow" if cause == "quarantined" else "red"

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from peers.validator.eviction import Records
 from swarm.commands.ledger import receipt_lines, receipt_rows
-from swarm.terminal.screen import Earned
 from swarm.commands.status import status_lines, status_object
 from swarm.errors import PeerError, UserError
 from swarm.events import Event, Lines
@@ -28,6 +27,7 @@ from swarm.run.members import Standing
 from swarm.run.run import Run
 from swarm.terminal.exit import exit_with
 from swarm.terminal.output import to_json
+from swarm.terminal.screen import Earned
 from swarm.wire.messages import (
     Checkpoint,
     CheckpointReference,

@@ -50,7 +50,7 @@ def test_mistakes_are_one_sentence(text: str, sentence: str, tmp_path: Path) -> 
 
 def test_any_setting_can_be_given_on_the_line(tmp_path: Path) -> None:
     (tmp_path / "peer.toml").write_text("[inference]\nthreads = 2\n", encoding="utf-8")
-    given = ("inference.device=cuda:1", "uplink_mbps=20", "environments=['harness']")
+    given = ["inference.device=cuda:1", "uplink_mbps=20", "environments=['harness']"]
     given += ("alarms.starved_seconds=5.0", "metrics=127.0.0.1:0", "inference.interpreter=")
     settings = load_settings(tmp_path / "peer.toml", {"uplink_mbps": None}, given)
     found = settings.of("inference", InferenceSettings)
