@@ -263,9 +263,8 @@ def _log(state: SwarmState, width: int, rows: int) -> list[Text]:
         )
         for each in kept[-rows:]
     ]
-    newest = state.refusals[-1] if state.refusals else None
     while (over := sum(len(lines) for _, lines in blocks) - rows) > 0:
-        spare = [each for each in blocks[:-1] if each[0] is not newest]
+        spare = [each for each in blocks[:-1] if each[0] not in important]
         accepted = [each for each in spare if getattr(each[0], "outcome", "") == "accepted"]
         long = [lines for _, lines in blocks[:-1] if len(lines) > 1]
         if accepted or (spare and not long):
