@@ -3,7 +3,7 @@
     python -m benchmarks.strategies
     python -m benchmarks.strategies --steps 200 --seeds 5 --table
 
-Prints one JSON object, or the table of `docs/security.md`. The workers are invented; stakes,
+Prints one JSON object, or the table of `docs/benchmarks.md`. The workers are invented; stakes,
 shares, fines and credit come from the production's functions, with entries like those of the logs.
 Each strategy runs `--steps` steps with the run manifest's defaults, with `--seeds` seeds. Then all
 credit becomes final. Honest submissions have 1,000 tokens, one a step.
