@@ -115,12 +115,12 @@ def example(step: int = 3) -> Snapshot:
 
 @asynccontextmanager
 async def serving(
-    feed: Feed, tokens: frozenset[str] = frozenset()
+    feed: Feed, tokens: frozenset[str] = frozenset(), **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a dashboard on a loopback port."""
     async with trio.open_nursery() as nursery:
         listener = open_listener("127.0.0.1:0")
-        url = await nursery.start(serve, Dashboard(feed, tokens=tokens), listener)
+        url = await nursery.start(serve, Dashboard(feed, tokens=tokens, **options), listener)
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as http:
             yield http
         nursery.cancel_scope.cancel()

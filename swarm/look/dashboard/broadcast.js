@@ -1,7 +1,7 @@
 "use strict";
 // How the newest policy spreads: who has how much of it, and from whom; and the peers by region.
 
-import { bar, byId, bytes, count, counted, element, percent, short } from "./dom.js";
+import { bar, byId, bytes, count, counted, element, percent, short, tableRow } from "./dom.js";
 
 const ROWS_SHOWN = 40;
 const CARRIERS = ["inference", "validator", "trainer", "relay", "replica", "environment"];
@@ -98,25 +98,24 @@ export function drawRegions(state) {
   for (const [, row] of state.peers) {
     if (row.state !== "live" && row.state !== "suspected") continue;
     const name = row.region || "not named";
-    const sums = regions.get(name) ?? { peers: 0, workers: 0, speed: 0, newest: 0, credited: 0 };
+    const sums = regions.get(name) ?? { peers: 0, workers: 0, speed: 0, newest: 0, credited: 0, sent: 0 };
     sums.peers += 1;
     sums.workers += row.roles.includes("inference");
     sums.speed += row.speed;
     sums.newest += state.head.policy !== null && row.policy >= state.head.policy;
     sums.credited += row.credited;
+    sums.sent += row.sent;
     regions.set(name, sums);
   }
   byId("regions").hidden = ![...regions.keys()].some((name) => name !== "not named");
   if (byId("regions").hidden) return;
   const most = Math.max(1, ...[...regions.values()].map(({ speed }) => speed));
   const rows = [...regions].sort((one, other) => other[1].speed - one[1].speed || other[1].peers - one[1].peers);
-  byId("regions-body").replaceChildren(...rows.slice(0, ROWS_SHOWN).map(([name, sums]) => {
-    const shown = element("tr"), speed = element("td", undefined, "with-bar");
-    speed.append(bar(sums.speed / most, `${count(sums.speed)} tokens/s`), element("span", count(sums.speed)));
-    shown.append(element("th", name), element("td", count(sums.peers), "number"), element("td", count(sums.workers), "number"),
-      speed, element("td", count(sums.newest), "number"), element("td", count(sums.credited), "number"));
-    return shown;
-  }));
+  byId("regions-body").replaceChildren(...rows.slice(0, ROWS_SHOWN).map(([name, sums]) => tableRow([
+    ["region", name], ["peers", count(sums.peers), "number"], ["workers", count(sums.workers), "number"],
+    ["tokens/s", [bar(sums.speed / most, `${count(sums.speed)} tokens/s`), element("span", count(sums.speed))], "with-bar"],
+    ["hold the newest policy", count(sums.newest), "number"], ["credited tokens", count(sums.credited), "number"],
+    ["sent", bytes(sums.sent), "number"]])));
   byId("regions-note").hidden = rows.length <= ROWS_SHOWN;
   byId("regions-note").textContent = `The ${ROWS_SHOWN} regions that generate most, of ${count(rows.length)}.`;
 }

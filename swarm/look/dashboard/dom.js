@@ -10,6 +10,21 @@ export function element(name, text, className) {
   return made;
 }
 
+// A row of a table that becomes a card on a narrow screen, with its columns' names beside the cells.
+// cells: [name, text or elements, class].
+export function tableRow(cells) {
+  const made = element("tr");
+  made.setAttribute("role", "row");
+  made.append(...cells.map(([name, content, className], index) => {
+    const cell = element(index ? "td" : "th", undefined, className);
+    cell.setAttribute("role", index ? "cell" : "rowheader");
+    cell.dataset.name = name;
+    cell.append(...(Array.isArray(content) ? content : [content]));
+    return cell;
+  }));
+  return made;
+}
+
 // A paragraph whose `words` between backticks are code.
 export function paragraph(text) {
   const made = element("p");

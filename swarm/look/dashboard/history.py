@@ -36,18 +36,24 @@ class StepFigures:
     """Completions with a reward, outside continued and quarantined groups."""
     tokens: int = 0
     completions: int = 0
+    size: int = 0
+    """Bytes of the files."""
+    workers: set[str] = field(default_factory=set)
+    """Of all submissions that were judged."""
     seen: set[bytes] = field(default_factory=set)
     """Submissions that are counted already: several validators may judge one."""
 
     def learn(self, verdict: Verdict) -> None:
         """Count a verdict of this step."""
         self.seen.add(verdict.submission)
+        self.workers.add(verdict.worker)
         setattr(self, verdict.outcome, getattr(self, verdict.outcome) + 1)
         if verdict.outcome == "accepted":
             rewards = _rewards(verdict)
             self.reward_sum += sum(rewards)
             self.rewarded += len(rewards)
             self.tokens += verdict.tokens
+            self.size += verdict.size_bytes
             self.completions += sum(map(len, verdict.rewards))
 
 
@@ -76,8 +82,8 @@ class History:
         """The policy that began the newest lineage, by that."""
         self.complete_from = 0
         """Step from which on the workers' figures lack no verdict."""
-        self.evaluations: dict[int, float] = {}
-        """Mean reward on held-out tasks by policy, as far as the dashboard was there."""
+        self.evaluations: dict[int, Evaluation] = {}
+        """By policy, as far as the dashboard was there."""
         self.rounds: dict[str, dict[int, RoundFigures]] = {}
         """What each of several trainers says of its rounds."""
 
@@ -150,7 +156,7 @@ class History:
     def learn_evaluation(self, found: Evaluation) -> None:
         """Take a result on held-out tasks."""
         policy = found.reference.step
-        self.evaluations[policy] = found.reward
+        self.evaluations[policy] = found
         _forget(self.evaluations, policy - STEPS_KEPT)
 
     def _learn_worker(self, verdict: Verdict, by: str) -> None:

@@ -1,16 +1,35 @@
 "use strict";
 import { drawBroadcast, drawRegions } from "./broadcast.js";
 import { drawCharts } from "./charts.js";
-import { bar, byId, count, element, paragraph } from "./dom.js";
+import { bar, byId, bytes, count, element } from "./dom.js";
 import { drawPeers } from "./peers.js";
-import "./rollouts.js";
+import { offerAnswers } from "./rollouts.js";
+import { drawCost, drawEvaluation, drawOuter, drawRefusals, keepPrice } from "./sections.js";
 import { follow } from "./stream.js";
 
-const REFUSALS_SHOWN = 8;
-const state = { head: {}, peers: new Map(), steps: new Map(), rounds: new Map(), refusals: [] };
-let everyRefusal = false;
+const state = { head: {}, peers: new Map(), steps: new Map(), rounds: new Map(), trainers: {} };
+const PLACES = Object.fromEntries(["lead", "evaluation-charts", "training-charts", "cost-charts", "outer-charts"]
+  .map((name) => [name, byId(name)]));
 
 // --- the head -------------------------------------------------------------------------------
+
+function figures(head, outer) {
+  const peers = [...state.peers.values()], live = peers.filter((peer) => peer.state === "live");
+  const sum = (field) => live.reduce((total, peer) => total + peer[field], 0);
+  const [, wanted] = /^wants (.+)$/.exec(head.state) ?? [];
+  return {
+    ...(head.rounds ? { round: `${count(head.round)} of ${count(head.rounds)}` } : {}),
+    ...(outer ? {} : {
+      step: head.step === null ? "–" : `${count(head.step)} of ${count(head.steps)}`,
+      [wanted ? "wanted" : "state"]: wanted ?? head.state,
+      policy: head.policy === null ? "–" : count(head.policy),
+    }),
+    "live peers": count(live.length),
+    "tokens/s": count(Math.round(sum("speed"))),
+    "sent by live peers": bytes(sum("sent")),
+    ...(head.held_out === null ? {} : { [`held out, policy ${count(head.held_out_policy)}`]: head.held_out.toFixed(3) }),
+  };
+}
 
 function drawHead() {
   const { head } = state, [owner, name] = head.run.split("/");
@@ -18,19 +37,7 @@ function drawHead() {
   byId("owner").textContent = name ? `owned by ${owner}` : "";
   const outer = head.step === null && head.rounds > 0; // several trainers, and nothing else
   document.title = `${(outer ? head.round : head.step) ?? "–"} · ${name ?? head.run}`;
-  const live = [...state.peers.values()].filter((peer) => peer.state === "live");
-  const figures = {
-    ...(head.rounds ? { round: `${count(head.round)} of ${count(head.rounds)}` } : {}),
-    ...(outer ? {} : {
-      step: head.step === null ? "–" : `${count(head.step)} of ${count(head.steps)}`,
-      state: head.state,
-      policy: head.policy === null ? "–" : count(head.policy),
-    }),
-    "live peers": count(live.length),
-    "tokens/s": count(Math.round(live.reduce((sum, peer) => sum + peer.speed, 0))),
-  };
-  if (head.held_out !== null) figures[`held out, policy ${head.held_out_policy}`] = head.held_out.toFixed(3);
-  byId("figures").replaceChildren(...Object.entries(figures).map(([label, value]) => {
+  byId("figures").replaceChildren(...Object.entries(figures(head, outer)).map(([label, value]) => {
     const pair = element("div");
     pair.append(element("dt", label), element("dd", value));
     return pair;
@@ -39,7 +46,7 @@ function drawHead() {
   const done = last ? Math.min(1, at / last) : 0;
   byId("progress").replaceChildren(bar(done, `${Math.round(done * 100)} % of the ${unit}`));
   byId("rollouts").hidden = !head.rollouts;
-  byId("trainer").textContent = head.trainer;
+  if (byId("trainer").textContent !== head.trainer) byId("trainer").textContent = head.trainer; // else it is read out again
   const [begun] = Object.entries(head.begun);
   byId("begun").hidden = !begun;
   if (begun) {
@@ -53,55 +60,58 @@ function drawHead() {
   byId("counted-from").textContent = count(head.counted_from);
 }
 
-// --- refusals -------------------------------------------------------------------------------
-
-function drawRefusals() {
-  const shown = everyRefusal ? state.refusals : state.refusals.slice(0, REFUSALS_SHOWN);
-  byId("refusals").replaceChildren(...shown.map((each) => {
-    const article = element("article"), title = element("p");
-    title.append(element("b", `step ${each.step}, ${each.outcome}: ${each.check}`, `text-${each.outcome}`));
-    article.append(title);
-    if (each.detail) article.append(element("p", each.detail));
-    if (each.means) article.append(paragraph(`It means: ${each.means}.`), paragraph(`What to do: ${each.do}.`));
-    article.append(element("p", `worker ${each.worker}`, "soft"), element("p", `submission ${each.submission}`, "soft"));
-    return article;
-  }), ...(shown.length ? [] : [element("p", "none so far", "soft")]));
-  byId("more-refusals").hidden = shown.length === state.refusals.length;
-  byId("more-refusals").textContent = `show all ${state.refusals.length}`;
+// Links to the parts of the page that have something to show.
+function drawContents() {
+  const parts = [...document.querySelectorAll("main > section[aria-labelledby]")].filter((part) => !part.hidden);
+  const names = parts.map((part) => part.id).join();
+  if (byId("contents").dataset.names === names) return;
+  byId("contents").dataset.names = names;
+  byId("contents").replaceChildren(...parts.map((part) => {
+    const item = element("li"), link = element("a", part.querySelector("h2").textContent);
+    link.href = `#${part.id}`;
+    item.append(link);
+    return item;
+  }));
 }
-byId("more-refusals").addEventListener("click", () => { everyRefusal = true; drawRefusals(); });
 
 // --- the stream -----------------------------------------------------------------------------
 
 let charted = "", refused = "";
 function take(found) {
-  state.head = found.head;
-  state.refusals = found.refusals;
-  state.peers = new Map(Object.entries(found.peers));
-  state.steps = new Map(Object.entries(found.steps).map(([step, row]) => [Number(step), row]));
-  state.rounds = new Map(Object.entries(found.rounds).map(([round, row]) => [Number(round), row]));
+  const numbered = (rows) => new Map(Object.entries(rows).map(([number, row]) => [Number(number), row]));
+  Object.assign(state, { head: found.head, trainers: found.trainers, peers: new Map(Object.entries(found.peers)),
+    steps: numbered(found.steps), rounds: numbered(found.rounds) });
+  drawHead();
+  drawEvaluation(state);
+  drawOuter(state);
+  drawCost(state);
+  byId("training").hidden = ![...state.steps.values()].some((row) => typeof row.seconds === "number" || "length" in row);
+  byId("no-steps").hidden = state.steps.size + state.rounds.size > 0;
+  byId("chart-note").hidden = !state.steps.size;
   const steps = JSON.stringify([found.steps, found.rounds, found.head.environments]), refusals = JSON.stringify(found.refusals);
   if (steps !== charted) {
     charted = steps;
-    drawCharts(byId("charts"), state.steps, state.head.environments, state.rounds);
+    drawCharts(PLACES, state.steps, state.head.environments, state.rounds);
   }
-  if (refusals !== refused) { refused = refusals; drawRefusals(); }
-  drawHead();
+  if (refusals !== refused) { refused = refusals; drawRefusals(found.refusals, found.head); }
   drawBroadcast(state);
   drawRegions(state);
   drawPeers(state);
-  byId("chart-note").hidden = !state.steps.size;
-  byId("rounds-note").hidden = !state.rounds.size;
+  offerAnswers(state.head);
+  drawContents();
 }
 const link = byId("link");
 function still() {
+  if (link.className === "on") return;
   link.textContent = "live";
   link.className = "on";
 }
+keepPrice(() => drawCost(state));
 follow({
   snapshot(found) { take(found); still(); },
   still,
   lost() {
+    if (link.className === "lost") return;
     link.textContent = "connection lost: trying again. What is shown is out of date.";
     link.className = "lost";
   },

@@ -1,12 +1,12 @@
 "use strict";
 // The table of peers: found, sorted, and opened one by one.
 
-import { byId, count, counted, element, known, percent, short } from "./dom.js";
+import { byId, bytes, count, counted, element, known, percent, short } from "./dom.js";
 
 const ROWS_SHOWN = 100;
 const STATES = ["evicted", "gone", "suspected", "left", "finished", "live"];
 const COLUMNS = {
-  peer: { value: (row, id) => id, text: (row, id) => (row.trusted ? "✓ " : "") + short(id), className: "id" },
+  peer: { value: (row, id) => id, className: "id" },
   role: { value: (row) => row.roles.join(", ") },
   state: { value: (row) => STATES.indexOf(row.state), text: (row) => row.state },
   region: { value: (row) => row.region },
@@ -17,9 +17,11 @@ const COLUMNS = {
   refused: { value: (row) => row.refused, text: (row) => (row.refused ? count(row.refused) : ""), className: "number" },
   credits: { value: (row) => row.credited, text: (row) => (row.credited ? count(row.credited) : ""), className: "number",
     hint: "tokens of accepted and quarantined submissions in the verdicts that this page has read" },
+  sent: { value: (row) => row.sent, text: (row) => (row.sent ? bytes(row.sent) : ""), className: "number",
+    hint: "bytes since the peer started, by its own count" },
   doing: { value: (row) => row.doing, className: "doing" },
 };
-const NUMBERS = new Set(["policy", "step", "tokens/s", "accepted", "refused", "credits"]);
+const NUMBERS = new Set(["policy", "step", "tokens/s", "accepted", "refused", "credits", "sent"]);
 const drawn = new Map();
 let sorted = { column: "state", down: false }, every = false, opened = null, state = null;
 
@@ -33,6 +35,7 @@ for (const name of Object.keys(COLUMNS)) {
     drawPeers(state);
   });
   cell.scope = "col";
+  cell.setAttribute("role", "columnheader");
   cell.append(button);
   document.querySelector("#peers thead tr").append(cell);
 }
@@ -42,22 +45,31 @@ function rowOf(id, row) {
   const content = JSON.stringify(row);
   if (held && held.content === content) return held.shown;
   const shown = held ? held.shown : element("tr");
+  // The button stays the same element, so that it keeps the focus.
+  const button = held ? held.button : element("button", undefined, "open");
   if (!held) {
-    shown.tabIndex = 0;
+    shown.setAttribute("role", "row");
+    button.type = "button";
+    button.title = id;
     shown.addEventListener("click", () => open(id));
-    shown.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && event.target === shown) open(id);
-      if (event.key === "Escape" && opened) { open(opened); shown.focus(); }
-    });
+    shown.addEventListener("keydown", (event) => { if (event.key === "Escape" && opened === id) open(id); });
   }
+  button.textContent = (row.trusted ? "✓ " : "") + short(id);
+  button.setAttribute("aria-label", `${short(id)}, ${row.roles.join(", ")}${row.trusted ? ", trusted by the owner" : ""}`);
+  const focused = document.activeElement === button;
   shown.replaceChildren(...Object.entries(COLUMNS).map(([name, column]) => {
-    const cell = element("td", (column.text ?? column.value)(row, id), name === "state" ? row.state : column.className);
-    if (name === "peer") cell.title = id + (row.trusted ? ", trusted by the owner" : "");
+    const cell = element("td", undefined, name === "state" ? row.state : column.className);
+    cell.setAttribute("role", "cell");
+    cell.dataset.name = name;
+    if (name === "peer") cell.append(button);
+    else if (name === "doing" || name === "role") cell.append(element("span", column.value(row), "brief"));
+    else cell.textContent = (column.text ?? column.value)(row, id);
     if (name === "refused" && row.refused > row.accepted) cell.classList.add("refused-most");
-    if (name === "doing" && row.idle) cell.append(element("span", `${row.doing ? " · " : ""}${row.idle}`, "why"));
+    if (name === "doing" && row.idle) cell.firstChild.append(element("span", `${row.doing ? " · " : ""}${row.idle}`, "why"));
     return cell;
   }));
-  drawn.set(id, { content, shown });
+  if (focused) button.focus({ preventScroll: true });
+  drawn.set(id, { content, shown, button });
   return shown;
 }
 
@@ -79,6 +91,8 @@ function whyIdle(row) {
 
 function detail(id, row) {
   const shown = element("tr", undefined, "detail"), cell = element("td");
+  shown.setAttribute("role", "row");
+  cell.setAttribute("role", "cell");
   cell.colSpan = Object.keys(COLUMNS).length;
   const facts = [];
   const { arrival } = row;
@@ -86,7 +100,9 @@ function detail(id, row) {
     const from = arrival.source ? `, ${percent(arrival.source_share)} from ${arrival.source}` : "";
     facts.push(`Policy ${arrival.policy}: ${percent(arrival.held)} on its disk${from}; ${counted(arrival.sources, "sources")}.`);
   }
+  if (row.doing) facts.push(`What it says it does: ${row.doing}.`);
   if (row.reached) facts.push(`How others reach it: ${row.reached}.`);
+  if (row.sent || row.received) facts.push(`Since it started it has sent ${bytes(row.sent)} and received ${bytes(row.received)}, by its own count.`);
   facts.push(...whyIdle(row));
   facts.push(`Its record over the whole run: swarm ledger --peer ${id}`);
   const list = element("ul");
@@ -119,7 +135,10 @@ export function drawPeers(given) {
     body.replaceChildren(...rows);
     if (body.contains(focused)) focused.focus({ preventScroll: true });
   }
-  for (const id of drawn.keys()) if (!state.peers.has(id)) drawn.delete(id);
+  for (const [id, { button }] of drawn) {
+    if (!state.peers.has(id)) drawn.delete(id);
+    else button.setAttribute("aria-expanded", String(id === opened));
+  }
   document.querySelectorAll("#peers th").forEach((cell, index) => {
     const sort = Object.keys(COLUMNS)[index] === column ? (down ? "descending" : "ascending") : "none";
     cell.setAttribute("aria-sort", sort);

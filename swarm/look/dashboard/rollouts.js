@@ -1,9 +1,10 @@
 "use strict";
-// Rollouts to read, fetched when somebody asks for them.
+// Answers to read: some when the part is first looked at, others when somebody asks for them.
 
 import { written } from "./charts.js";
 import { byId, element, short } from "./dom.js";
 
+const SPOKEN = { prompt: "prompt", model: "answer", environment: "reply of the environment" };
 const figure = (name, value) => (typeof value === "number" ? [`${name} ${written(value)}`] : []);
 
 function article(each) {
@@ -16,7 +17,8 @@ function article(each) {
   for (const { kind, text } of each.turns) {
     const turn = element("pre", text, kind);
     turn.tabIndex = 0;
-    turn.setAttribute("aria-label", kind);
+    turn.setAttribute("role", "group");
+    turn.setAttribute("aria-label", SPOKEN[kind] ?? kind);
     shown.append(turn);
   }
   const figures = [`step ${each.step}`, `policy ${each.policy}`, `group ${each.group}, sample ${each.sample}`, each.environment,
@@ -40,6 +42,20 @@ async function load() {
     byId("rollouts-state").textContent = error.message;
   }
   byId("rollouts-load").disabled = false;
+}
+
+// Reads the newest once the part is on the screen, where there are any to read.
+let offered = false;
+export function offerAnswers(head) {
+  byId("rollouts-which").hidden = head.rollouts === "newest";
+  if (!head.rollouts || offered) return;
+  offered = true;
+  const watcher = new IntersectionObserver((seen) => {
+    if (!seen.some((each) => each.isIntersecting)) return;
+    watcher.disconnect();
+    load();
+  });
+  watcher.observe(byId("rollouts"));
 }
 
 byId("rollouts-load").form.addEventListener("submit", (event) => { event.preventDefault(); load(); });

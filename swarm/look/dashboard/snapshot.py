@@ -1,9 +1,8 @@
 """What the page shows, as typed structures; all text from peers is one printable line."""
 
-import math
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,9 +15,12 @@ from swarm.sentences import numbered
 from swarm.shardcast.fetch.job import source_mark
 from swarm.terminal.untrusted import printable
 from swarm.wire.manifest import labels
-from swarm.wire.messages import Present, Verdict
+from swarm.wire.messages import EnvironmentEvaluation, Evaluation, Present, Verdict
 
 PROBLEMS_SHOWN = 12
+
+Readable = Literal["", "newest", "any"]
+"""Which rollouts the page can read: none, those of the newest steps, or those of any step."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -39,6 +41,10 @@ class Head(_Part, frozen=True):
     held_out: float | None = None
     """Mean reward on held-out tasks, of `held_out_policy`."""
     held_out_policy: int | None = None
+    held_out_tasks: int = 0
+    evaluator: str = ""
+    """Peer id of the one that signed the evaluation."""
+    evaluated: list[EnvironmentEvaluation] = []
     trainer: str = ""
     """Why the trainer is idle, or what it does."""
     begun: dict[int, int] = {}
@@ -48,8 +54,7 @@ class Head(_Part, frozen=True):
     """What is wrong with the run, and what of it could not be read."""
     counted_from: int = 0
     """Step from which on the counts of each worker are complete."""
-    rollouts: bool = False
-    """Whether rollouts can be read here."""
+    rollouts: Readable = ""
 
 
 class ArrivalRow(_Part, frozen=True):
@@ -84,6 +89,9 @@ class PeerRow(_Part, frozen=True):
     accepted: int
     refused: int
     credited: int
+    sent: int
+    """Bytes since it started, by its own count, as the next."""
+    received: int
 
 
 class StepRow(_Part, frozen=True, omit_defaults=True):
@@ -96,8 +104,16 @@ class StepRow(_Part, frozen=True, omit_defaults=True):
     """Mean over the completions of accepted submissions."""
     length: float | None = None
     """Mean sampled tokens of such a completion."""
+    tokens: int = 0
+    """Sampled tokens of accepted submissions."""
+    size: int = 0
+    """Bytes of accepted submissions."""
+    workers: int = 0
+    """Those whose submissions were judged."""
     held_out: float | None = None
     """Mean reward on held-out tasks, of the policy that the step made."""
+    evaluated: list[EnvironmentEvaluation] = []
+    """The same for each environment."""
     batch_reward: float | None = None
     """This and what follows: by the trainer's word, of its batch."""
     batch_length: float | None = None
@@ -141,14 +157,16 @@ class Snapshot(_Part, frozen=True):
     refusals: list[RefusalRow] = []
     """The newest first."""
     rounds: dict[int, dict[str, float]] = {}
-    """Of several trainers, by round and the names of `RoundFigures`, besides two perplexities: the
-    medians over those that have contributed to it."""
+    """Of several trainers, by round and the names of `RoundFigures`: the medians over those that
+    have contributed to it."""
+    trainers: dict[str, dict[str, float]] = {}
+    """Of several trainers, by peer id: each one's newest round, and what it says of it."""
 
 
 def snapshot_of(
-    status: RunStatus, history: History, problems: list[str], *, rollouts: bool = False
+    status: RunStatus, history: History, problems: list[str], *, rollouts: Readable = ""
 ) -> Snapshot:
-    """The page's content; `problems`: sentences on silent peers; `rollouts`: can some be read?"""
+    """The page's content; `problems`: sentences on silent peers."""
     trusted = frozenset(status.run.manifest.trusted_ids())
     marks = {source_mark(peer): printable(peer) for peer in status.present}
     return Snapshot(
@@ -165,10 +183,14 @@ def snapshot_of(
         rounds={
             number: _medians(told) for number, told in sorted(history.figures_by_round().items())
         },
+        trainers={
+            printable(peer): {"round": max(told), **_medians([told[max(told)]])}
+            for peer, told in sorted(history.rounds.items())
+        },
     )
 
 
-def _head(status: RunStatus, history: History, problems: list[str], *, rollouts: bool) -> Head:
+def _head(status: RunStatus, history: History, problems: list[str], *, rollouts: Readable) -> Head:
     order, checkpoint, evaluation = status.order, status.checkpoint, status.evaluation
     wrong = [f"the log of {peer} is forked: {reason}" for peer, reason in status.forks.items()]
     wrong += _lost_branches(history)
@@ -183,6 +205,9 @@ def _head(status: RunStatus, history: History, problems: list[str], *, rollouts:
         state=status.state,
         held_out=evaluation.reward if evaluation else None,
         held_out_policy=evaluation.reference.step if evaluation else None,
+        held_out_tasks=evaluation.tasks if evaluation else 0,
+        evaluator=printable(status.evaluator),
+        evaluated=_of_each(evaluation),
         trainer=numbered(why_trainer(status, history)),
         begun=history.begun,
         environments=[printable(each) for each in labels(status.run.manifest.environments)],
@@ -237,12 +262,21 @@ def _peer_row(
         accepted=figures.accepted,
         refused=figures.refused,
         credited=figures.credited,
+        sent=beat.bytes_sent,
+        received=beat.bytes_received,
     )
+
+
+def _of_each(evaluation: Evaluation | None) -> list[EnvironmentEvaluation]:
+    told = evaluation.environments if evaluation else []
+    return [msgspec.structs.replace(each, label=printable(each.label)) for each in told]
 
 
 def _step_row(history: History, number: int) -> StepRow:
     step, trained = history.steps.get(number), history.trained.get(number)
-    found: dict[str, Any] = {"held_out": history.evaluations.get(number + 1)}
+    found: dict[str, Any] = {}
+    if evaluation := history.evaluations.get(number + 1):
+        found = {"held_out": evaluation.reward, "evaluated": _of_each(evaluation)}
     if step is not None:
         found |= {
             "accepted": step.accepted,
@@ -250,6 +284,9 @@ def _step_row(history: History, number: int) -> StepRow:
             "quarantined": step.quarantined,
             "reward": _short(step.reward_sum / step.rewarded) if step.rewarded else None,
             "length": _short(step.tokens / step.completions) if step.completions else None,
+            "tokens": step.tokens,
+            "size": step.size,
+            "workers": len(step.workers),
         }
     if trained is not None:
         _, told = trained
@@ -265,8 +302,6 @@ def _medians(told: list[RoundFigures]) -> dict[str, float]:
         values = [value for each in told if (value := getattr(each, name)) is not None]
         if values:
             found[name] = median(values)
-    for name in [name for name in found if name.endswith("loss")]:
-        found[name.replace("loss", "perplexity")] = math.exp(min(found[name], 700.0))
     return {name: float(f"{value:.5g}") for name, value in found.items()}
 
 
