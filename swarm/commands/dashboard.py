@@ -16,6 +16,7 @@ def dashboard(
     run: WhichRun = None,
     listen: str = "127.0.0.1:8080",
     key_file: Path | None = None,
+    public: bool = False,
     rollouts: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
@@ -34,7 +35,7 @@ def dashboard(
 
     async def show() -> None:
         async with visit(bootstrap, run, looks_on=True) as (node, joined):
-            watcher = Watcher(node, joined, home=rollouts)
+            watcher = Watcher(node, joined, rollouts, public)
             first = await watcher.look()
             if listener is None:
                 print_json(msgspec.to_builtins(first, str_keys=True))
@@ -42,11 +43,15 @@ def dashboard(
             feed = Feed(first)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch, watcher, feed)
-                url = await nursery.start(serve, Dashboard(feed, watcher, tokens), listener)
+                page = Dashboard(feed, watcher, tokens, public)
+                url = await nursery.start(serve, page, listener)
                 print(f"dashboard at {url}", flush=True)
 
     if rollouts is not None and not (rollouts / "identity.key").is_file():
         raise UserError(f"--rollouts {rollouts} is no peer's home; give a validator's or trainer's")
-    tokens = required_keys(listen, key_file, "--listen", "--key-file")
+    if public and key_file is not None:
+        raise UserError("--public lets anybody read the page, so leave --key-file out")
+    guarded = "localhost:0" if public else listen
+    tokens = required_keys(guarded, key_file, "--listen", "--key-file")
     listener = None if as_json else open_listener(listen)
     run_until_interrupted(show)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,6 +18,12 @@ from swarm.look.dashboard.reading import (
     read_rollouts,
     shown_text,
 )
+from swarm.look.dashboard.watch import Feed, Watcher
+from swarm.node.node import Node
+from swarm.run.run import Run
+from tests.dashboard.harness import example, serving
+from tests.ledger.harness import ALICE, OWNER, TRAINER, manifest
+from tests.network.harness import sealed_manifest
 from tests.rollouts.test_shown import a_header, a_submission
 
 
@@ -49,3 +56,16 @@ async def test_rollouts_are_read_in_a_process_of_its_own(tmp_path: Path) -> None
         await read_rollouts(tmp_path, "", None)
     a_submission(tmp_path / "good.parquet")
     assert json.loads(await read_rollouts(tmp_path, "", None))[0]["turns"]
+
+
+@pytest.mark.wall_clock
+async def test_a_public_page_reads_rollouts_once_for_all_who_ask(tmp_path: Path) -> None:
+    a_submission(tmp_path / "one.parquet", a_header(step=5))
+    run = Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE])))
+    watcher = Watcher(cast(Node, None), run, home=tmp_path, public=True)
+    async with serving(Feed(example()), watcher=watcher, public=True) as http:
+        first = await http.get("/rollouts.json")
+        assert first.status_code == 200 and {each["step"] for each in first.json()} == {5}
+        a_submission(tmp_path / "two.parquet", a_header(step=6))
+        assert (await http.get("/rollouts.json")).content == first.content
+        assert (await http.get("/rollouts.json?step=5")).status_code == 403

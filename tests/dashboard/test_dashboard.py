@@ -145,8 +145,11 @@ async def test_rounds_of_several_trainers_come_from_their_logs(tmp_path: Path) -
         watcher = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
         found = await watcher.look()
         assert (found.head.step, found.head.round, found.head.rounds) == (None, 1, 3)
-        told = {round: (row["loss"], row["perplexity"]) for round, row in found.rounds.items()}
-        assert told == {1: (2.0, 7.3891), 2: (2.0, 7.3891)}, "the first entry of a round counts"
+        assert {round: row["loss"] for round, row in found.rounds.items()} == {1: 2.0, 2: 2.0}, (
+            "the first entry of a round counts"
+        )
+        each = {row["round"]: (row["loss"], row["rounds_lost"]) for row in found.trainers.values()}
+        assert each == {1: (3.0, 0), 2: (2.0, 2)}, "each trainer's own newest round"
         assert found.rounds[1]["trainers_present"] == 2 and "utilisation" not in found.rounds[1]
         assert found.head.trainer == "2 of 2 trainers are live: round 3: inner steps (2)."
         assert [line for line in found.head.problems if "its 2 rounds with 1,500 tokens" in line]
@@ -370,6 +373,22 @@ async def test_a_token_opens_every_path_and_nothing_else_does() -> None:
 
 
 @pytest.mark.wall_clock
+async def test_a_public_page_is_read_by_anybody_and_may_stand_in_a_frame() -> None:
+    async with serving(Feed(example()), public=True) as http:
+        cross = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "iframe"}
+        for path in (*PARTS, "/snapshot.json"):
+            answer = await http.get(path, headers={"host": "run.example", **cross})
+            assert answer.status_code == 200
+            assert "frame-ancestors *" in answer.headers["content-security-policy"]
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert answer.headers["access-control-allow-origin"] == "*"
+            assert answer.headers["cache-control"] == "public, max-age=2"
+            for method in ("POST", "PUT", "DELETE"):
+                assert (await http.request(method, path)).status_code == 405
+        assert (await http.get("/rollouts.json")).status_code == 404, "it was given no home"
+
+
+@pytest.mark.wall_clock
 async def test_a_token_may_have_any_characters() -> None:
     token = "zwölf Bären und vier"
     async with serving(Feed(example()), frozenset({token})) as http:
@@ -383,6 +402,9 @@ def test_wrong_options_are_sentences(tmp_path: Path) -> None:
     said = complaint("dashboard", "--listen", "0.0.0.0:8080")
     assert "so a key is needed" in said and "--key-file" in said
     assert "no host:port" in complaint("dashboard", "--listen", "8080")
+    assert "so leave --key-file out" in complaint(
+        "dashboard", "--public", "--key-file", str(tmp_path / "none")
+    )
     nothing = complaint("dashboard", "--key-file", str(tmp_path / "none"))
     assert "none cannot be read (No such file or directory)" in nothing
     short = tmp_path / "token"

@@ -1,4 +1,4 @@
-"""The page's HTTP server: read-only, with a token or for this machine alone."""
+"""The page's HTTP server: read-only, with a token, for this machine alone, or for anybody."""
 
 import base64
 import binascii
@@ -42,11 +42,23 @@ HEADERS = {
     "cache-control": "no-store",
 }
 
+PUBLIC_HEADERS = {
+    **HEADERS,
+    "content-security-policy": POLICY.replace("frame-ancestors 'none'", "frame-ancestors *"),
+    "cross-origin-resource-policy": "cross-origin",
+    "access-control-allow-origin": "*",
+    "cache-control": "public, max-age=2",
+}
+"""Of a public page: a website may show it in a frame, read its figures, and keep copies of it."""
+
+REREAD_SECONDS = 30.0
+"""How long a public page's rollouts are kept: reading them takes a process and seconds."""
+
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 NAMES = (
     *("page.css", "page.js", "dom.js", "charts.js", "broadcast.js", "peers.js", "rollouts.js"),
-    *("stream.js", "uPlot.iife.min.js", "uPlot.min.css"),
+    *("sections.js", "stream.js", "uPlot.iife.min.js", "uPlot.min.css"),
 )
 PARTS = {"/": "page.html", **{f"/{name}": name for name in NAMES}}
 
@@ -59,7 +71,11 @@ class Dashboard:
     watcher: Watcher | None = None
     """Knows the home whose rollouts can be read; None: there are none to read."""
     tokens: frozenset[str] = frozenset()
-    """Empty: none is needed, and only the names of this machine are answered to."""
+    """Empty: none is needed, and only the names of this machine are answered to unless `public`."""
+    public: bool = False
+    """Whether anybody may read the page, on any site."""
+    _kept: list[tuple[float, Response]] = field(default_factory=list)
+    """A public page's rollouts, and until when they are kept."""
     _reading: trio.Lock = field(default_factory=trio.Lock)
 
     def app(self) -> Starlette:
@@ -70,7 +86,7 @@ class Dashboard:
                 Route("/rollouts.json", self._rollouts),
                 Route("/favicon.ico", Response(status_code=204), methods=["GET"]),
             ],
-            middleware=[Middleware(Door, tokens=self.tokens)],
+            middleware=[Middleware(Door, tokens=self.tokens, public=self.public)],
         )
 
     async def _snapshot(self, request: Request) -> Response:
@@ -89,16 +105,22 @@ class Dashboard:
             return PlainTextResponse("no rollouts can be read here", 404)
         if step and not (step.isascii() and step.isdecimal() and len(step) < 16):
             return PlainTextResponse("step must be a number, or empty for the newest", 400)
+        if step and self.public:
+            return PlainTextResponse("a public page has the newest rollouts only", 403)
         if self._reading.statistics().tasks_waiting >= WAITING_MAX:
             return PlainTextResponse("many pages are waiting for rollouts; ask again later", 503)
-        try:
-            async with self._reading:
-                found = await read_rollouts(
-                    watcher.home, watcher.run.id, int(step) if step else None
-                )
-        except PeerError as error:
-            return PlainTextResponse(printable(str(error)), 503)
-        return Response(found, media_type="application/json")
+        async with self._reading:
+            if self._kept and trio.current_time() < self._kept[0][0]:
+                return self._kept[0][1]
+            try:
+                number = int(step) if step else None
+                found = await read_rollouts(watcher.home, watcher.run.id, number)
+                answer = Response(found, media_type="application/json")
+            except PeerError as error:
+                answer = PlainTextResponse(printable(str(error)), 503)
+            if self.public:
+                self._kept[:] = [(trio.current_time() + REREAD_SECONDS, answer)]
+        return answer
 
 
 def _part(name: str) -> ASGIApp:
@@ -109,8 +131,8 @@ def _part(name: str) -> ASGIApp:
 class Door:
     """ASGI middleware: checks token and host, and sets the security headers of every answer."""
 
-    def __init__(self, app: ASGIApp, tokens: frozenset[str]) -> None:
-        self._app, self._tokens = app, tokens
+    def __init__(self, app: ASGIApp, tokens: frozenset[str], *, public: bool) -> None:
+        self._app, self._tokens, self._public = app, tokens, public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,10 +141,11 @@ class Door:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(PUBLIC_HEADERS if self._public else HEADERS)
             await send(message)
 
-        refusal = self._refusal(Headers(scope=scope))
+        refusal = None if self._public else self._refusal(Headers(scope=scope))
         await (refusal or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, headers: Headers) -> Response | None:

@@ -14,7 +14,7 @@ from swarm.ledger.entries import CheckpointPublished, decode
 from swarm.ledger.receipts import receipts_from
 from swarm.ledger.wire import RECEIPTS_MAX
 from swarm.look.dashboard.history import History
-from swarm.look.dashboard.snapshot import Snapshot, snapshot_of
+from swarm.look.dashboard.snapshot import Readable, Snapshot, snapshot_of
 from swarm.look.onlooker import ask_all, status_of
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -78,6 +78,8 @@ class Watcher:
     run: Run
     home: Path | None = None
     """Home of a trusted peer, whose rollouts can be read; None: there are none to read."""
+    public: bool = False
+    """Whether anybody may read the page, and so only the newest rollouts."""
     history: History = field(default_factory=History)
     read: dict[str, int] = field(default_factory=dict)
     """Index of the next entry to read, by the owner of the log."""
@@ -104,7 +106,8 @@ class Watcher:
                 await ask_all(self.node, list(logs), ask, problems)
             if patience.cancelled_caught:
                 problems.append(f"A log was not read within {LOGS_SECONDS_MAX:g} s.")
-        return snapshot_of(status, self.history, problems, rollouts=self.home is not None)
+        rollouts: Readable = "" if self.home is None else "newest" if self.public else "any"
+        return snapshot_of(status, self.history, problems, rollouts=rollouts)
 
     def _start(self, reader: str, size: int) -> int:
         return self.read.get(reader, max(0, size - ENTRIES_BEHIND_MAX))
