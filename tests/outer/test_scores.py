@@ -16,6 +16,7 @@ from torch import Tensor
 from peers.outer.chain import BadRecord, Chain
 from peers.outer.learning import contribution
 from peers.outer.learning.contribution import Contribution, write_values
+from peers.outer.learning.scoring import Copies
 from peers.outer.learning.state import NORM_MEDIANS, shares
 from peers.outer.rating import (
     DIFFERS,
@@ -238,6 +239,36 @@ def test_without_strangers_the_merge_has_the_bits_that_it_had() -> None:
 
 
 # --- scoring ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [2, 3, 8])
+@pytest.mark.parametrize("common", [0.0, 1.0, 6.0])
+def test_copies_are_found_where_all_learn_much_the_same(named: int, common: float) -> None:
+    """As early in pre-training, when whole contributions of independent trainers have 0.97."""
+    generator = torch.Generator().manual_seed(named)
+
+    def noise() -> Tensor:
+        return torch.randn(1 << 14, generator=generator)
+
+    shared = common * noise()
+    trainers = [shared + noise() for _ in range(named)]
+    copies = Copies(trainers)
+    honest = [shared + noise() for _ in range(4)]
+    assert [copies.problem(each) for each in honest] == [""] * 4
+    for original in (*trainers, *honest):
+        assert "it is a copy: its cosine" in copies.problem(2 * original + 0.2 * noise())
+    if common:
+        mean = torch.stack(trainers).mean(0)
+        assert "in common" in copies.problem(mean)
+    assert copies.problem(torch.zeros(1 << 14)) == ""
+
+
+def test_of_one_trainer_whole_contributions_are_compared() -> None:
+    generator = torch.Generator().manual_seed(0)
+    trainer, other = torch.randn(2, 1 << 14, generator=generator)
+    copies = Copies([trainer])
+    assert copies.problem(trainer + 0.7 * other) == ""
+    assert "it is a copy" in copies.problem(trainer + 0.1 * other)
 
 
 def test_a_trainer_tells_honest_work_from_what_only_looks_like_it(

@@ -50,9 +50,17 @@ on as one of all inner steps. Honest ones gain about as much as the reference.""
 SAMPLED, SAMPLE = 64, 1 << 12
 """Pieces that are compared to find copies, and values of each."""
 
-COPY_COSINE = 0.9
-"""Cosine of two contributions from which the later one is a copy of the earlier. A copy with a
-tenth of noise has 0.995, one with half 0.894; what noise hides, its own sequences give away."""
+COPY_COSINE = 0.8
+"""Cosine, beyond what all have in common, from which a contribution is a copy of an earlier one.
+Without that part independent trainers have 0.0 ± 0.2, also early, when all learn the same and their
+whole contributions have 0.7 and more (measured with a tiny model). A copy with a tenth of noise has
+0.98, one with half 0.67; what noise hides, its own sequences give away."""
+
+COPY_COSINE_WHOLE = 0.9
+"""The same of whole contributions, where one trainer alone shows nothing of what is common."""
+
+COPY_REST = 0.5
+"""A copy of the trainers' mean has less besides it than this share of what a trainer has."""
 
 Direction = Sequence[tuple[Contribution, float]]
 """Contributions and their factors, which are added up."""
@@ -81,7 +89,7 @@ def score(replica: Replica, job: ScoreRound) -> list[Scored]:
         if not named:
             return []
         typical = median_low([norm for _, norm, _ in named])
-        seen = [values for *_, values in named]
+        copies = Copies([values for *_, values in named])
         reference = [
             (file, min(1.0, typical / norm) / len(named) if norm else 0.0)
             for file, norm, _ in named
@@ -92,14 +100,9 @@ def score(replica: Replica, job: ScoreRound) -> list[Scored]:
             except (BadContribution, OSError) as error:
                 problems[each.trainer] = str(error)
                 continue
-            alike = max(float(torch.cosine_similarity(values, other, dim=0)) for other in seen)
-            if alike > COPY_COSINE:
-                problems[each.trainer] = (
-                    f"it is a copy: its cosine with one that came before it is {alike:.3f}, and "
-                    f"those of independent trainers stay below {COPY_COSINE}"
-                )
+            if problem := copies.problem(values):
+                problems[each.trainer] = problem
                 continue
-            seen.append(values)
             strangers[each.trainer] = [(file, min(1.0, typical / norm) if norm else 0.0)]
             own[each.trainer] = _assigned(replica, each, job.draw)
         others = _others(replica, job.draw, list(chain(*own.values())))
@@ -122,6 +125,41 @@ def score(replica: Replica, job: ScoreRound) -> list[Scored]:
         why = problems.get(each.trainer, "")
         scored.append(Scored(each.trainer, clipped(gain), clipped(more), share, why))
     return scored
+
+
+def _share(part: Tensor, whole: Tensor) -> float:
+    return float(part.norm() / whole.norm()) if bool(whole.any()) else 1.0
+
+
+class Copies:
+    """Finds copies among samples of contributions, flat fp32, in the order in which they came;
+    `named` are those of trainers."""
+
+    def __init__(self, named: Sequence[Tensor]) -> None:
+        mean = torch.stack(list(named)).mean(0)
+        self._common = mean / mean.norm().clamp_min(1e-30) if len(named) > 1 else None
+        self._most = COPY_COSINE if len(named) > 1 else COPY_COSINE_WHOLE
+        self._seen = [self._rest(each) for each in named]
+        rests = [_share(self._rest(each), each) for each in named]
+        self._least = COPY_REST * min(rests) if len(named) > 1 else 0.0
+
+    def _rest(self, values: Tensor) -> Tensor:
+        """What a contribution has besides its part along the mean."""
+        return values if self._common is None else values - (values @ self._common) * self._common
+
+    def problem(self, values: Tensor) -> str:
+        """Why a contribution is a copy; empty: it is none, and the next are compared with it."""
+        rest = self._rest(values)
+        if _share(rest, values) < self._least:
+            return "it is a copy of what the trainers have in common"
+        alike = max(float(torch.cosine_similarity(rest, other, dim=0)) for other in self._seen)
+        if alike > self._most:
+            return (
+                f"it is a copy: its cosine with one that came before it is {alike:.3f}, and those "
+                f"of independent trainers stay below {self._most}"
+            )
+        self._seen.append(rest)
+        return ""
 
 
 def figures(
