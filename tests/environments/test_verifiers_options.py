@@ -62,7 +62,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"package": "p", "arguments": "{"}, "is no JSON object"),
         ({"package": "p", "tasks": 0}, "options.*tasks"),
         ({"package": "p", "reward_low": 1.0}, "reward_high 1 is not above reward_low 1; raise it"),
-        ({"package": "p", "library": "0.3.1"}, "type: swarm environment install verifiers --ver"),
+        ({"package": "p", "library": "0.3.1"}, "type: swarm environment install verifiers@0.3.1"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(options: Any, sentence: str, home: Path) -> None:
@@ -162,7 +162,7 @@ def test_wrong_arguments_of_the_installation(tmp_path: Path) -> None:
     command = ("environment", "install")
     said = complaint(*command, "gym")
     assert said == "library 'gym' cannot be installed; there are: verifiers, openenv"
-    said = complaint(*command, "verifiers", "--version", "9", "--home", tmp_path)
+    said = complaint(*command, "verifiers@9", "--home", tmp_path)
     assert said == "verifiers '9' cannot be installed; there are: 0.4.0, 0.3.1"
     said = complaint(*command, "verifiers", "--package", "-r x", "--home", tmp_path)
     assert said.startswith("--package '-r x' is no package; write one like marble-v1==0.1.0")
