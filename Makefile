@@ -50,10 +50,10 @@ test-long: .venv/installed
 	$(PYTEST) -m long $(ARGS)
 
 # Each version of verifiers has a Python of its own; the tests run under Swarm's and start children.
-VERIFIERS := $(BIN)/swarm environment install verifiers --home build/verifiers
+VERIFIERS := $(BIN)/swarm environment install --home build/verifiers
 test-verifiers: .venv/installed
-	$(VERIFIERS) --package marble-v1==0.1.0
-	$(VERIFIERS) --version 0.3.1 --package staros-stardata==0.1.1
+	$(VERIFIERS) verifiers --package marble-v1==0.1.0
+	$(VERIFIERS) verifiers@0.3.1 --package staros-stardata==0.1.1
 	$(BIN)/python -m pytest -m verifiers tests/environments tests/end_to_end $(ARGS)
 
 # The libraries have a Python of their own: their requirements exclude some of Swarm's.

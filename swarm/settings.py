@@ -188,4 +188,7 @@ def _validated(model: type[ModelT], table: dict[str, Any], where: str) -> ModelT
         if first["type"] == "extra_forbidden":
             known = ", ".join(sorted(model.model_fields)) or "none"
             raise UserError(f"{where}: unknown key {key!r}; there are: {known}") from error
-        raise UserError(f"{where}: {key} is {first['input']!r}: {first['msg'].lower()}") from error
+        example = f", such as [{first['input']!r}]" if first["type"] == "list_type" else ""
+        raise UserError(
+            f"{where}: {key} is {first['input']!r}: {first['msg'].lower()}{example}"
+        ) from error

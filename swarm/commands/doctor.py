@@ -29,6 +29,7 @@ def doctor(
     flags = {**locals()}
     del flags["config"], flags["model"], flags["given"], flags["as_json"]
     from swarm.look.doctor import look
+    from swarm.roles import check_tables
     from swarm.run.findings import lines
     from swarm.settings import load_settings
     from swarm.terminal.interrupt import run_until_interrupted
@@ -36,7 +37,9 @@ def doctor(
     from swarm.terminal.untrusted import printable
 
     folder = model.expanduser().absolute() if model is not None else None
-    found = run_until_interrupted(look, load_settings(config, flags, given or ()), folder)
+    settings = load_settings(config, flags, given or ())
+    check_tables(settings)
+    found = run_until_interrupted(look, settings, folder)
     if as_json:
         print_json(
             [

@@ -68,6 +68,7 @@ def test_any_setting_can_be_given_on_the_line(tmp_path: Path) -> None:
         ("speed=1", "settings: unknown key 'speed'"),
         ("uplink_mbps=fast", "uplink_mbps is 'fast'"),
         ("tables.inference=1", "--set tables.inference is of no table"),
+        ("role=trainer", r"role is 'trainer': .* valid list, such as \['trainer'\]"),
         ("uplink_mbps", "--set is 'uplink_mbps'; write it as NAME=VALUE"),
         ("=1", "--set is '=1'; write it as NAME=VALUE"),
     ],
