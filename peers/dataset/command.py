@@ -26,6 +26,7 @@ from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import explained
 from swarm.terminal.output import check_writable, to_json, write_text
+from swarm.terminal.progress import progress_bar
 
 if TYPE_CHECKING:
     from peers.environments import Environment, Task
@@ -146,8 +147,9 @@ def select_command(
     novelty, counts = Novelty(similarity, evaluations), Counter[str]()
     part = out.with_suffix(".part")
     try:
-        with part.open("w", encoding="utf-8") as file:
+        with part.open("w", encoding="utf-8") as file, progress_bar("rows", counted=True) as show:
             for row, prompt, place in _prompts(options):
+                show(counts.total(), None)
                 reason = novelty.why_not(prompt, place) if prompt else "unusable"
                 counts[reason] += 1
                 if not reason:

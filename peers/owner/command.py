@@ -164,7 +164,9 @@ def run_show(
     if file is not None:
         envelope = load_manifest(file)
     else:
-        envelope = run_until_interrupted(_fetch_manifest, bootstrap, run)
+        envelope = run_until_interrupted(
+            _fetch_manifest, bootstrap, run, waiting="asking the network for the run"
+        )
     _show_manifest(envelope, as_json=as_json)
 
 

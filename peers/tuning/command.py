@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ async def tune(
         SERVICE, name="fine-tuning", start_deadline_seconds=offline.TUNING_START_SECONDS
     ) as child:
         service = client(offline.TuningService, child)
+        print("loading the model and the examples…", file=sys.stderr, flush=True)
         started = await service.start(job)
 
         async def validate(step: int) -> None:

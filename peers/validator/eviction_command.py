@@ -33,7 +33,14 @@ def check_eviction(
     eviction, by = checked.eviction, checked.record.owner
     if eviction_check.is_proven_fault(archive, checked):
         evidence = eviction_check.find_evidence(archive, eviction, source, bootstrap)
-        run_until_interrupted(eviction_check.check_fault, archive, checked, evidence, tokenizer)
+        run_until_interrupted(
+            eviction_check.check_fault,
+            archive,
+            checked,
+            evidence,
+            tokenizer,
+            waiting="computing the check again",
+        )
     else:
         eviction_check.check_statistics(archive, checked)
     if as_json:

@@ -39,7 +39,7 @@ def doctor(
     folder = model.expanduser().absolute() if model is not None else None
     settings = load_settings(config, flags, given or ())
     check_tables(settings)
-    found = run_until_interrupted(look, settings, folder)
+    found = run_until_interrupted(look, settings, folder, waiting="checking this machine")
     if as_json:
         print_json(
             [

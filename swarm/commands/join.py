@@ -105,7 +105,7 @@ def look_at(joining: Joining, given: Sequence[str] = ()) -> bool:
         print(f"{topic:<10} {printable(numbered(text))}")
     # The run was just looked at; the checks here are of this machine.
     alone = settings.model_copy(update={"bootstrap": []})
-    found: list[Finding] = run_until_interrupted(look, alone)
+    found: list[Finding] = run_until_interrupted(look, alone, waiting="checking this machine")
     for line in lines(found):
         print(printable(line))
     return not any(each.problem for each in found)

@@ -225,7 +225,7 @@ def asked(
             except PeerError:
                 return archive, None  # the logs of those that answered will do
 
-    return run_until_interrupted(ask)
+    return run_until_interrupted(ask, waiting="reading the logs of the trusted peers")
 
 
 def report(archive: Archive) -> None:

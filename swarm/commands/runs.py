@@ -28,7 +28,7 @@ def runs(bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
     """List the runs of a network: progress, peers, who may join, what a policy weighs."""
     from swarm.look.networks import runs_of
 
-    found = run_until_interrupted(runs_of, bootstrap)
+    found = run_until_interrupted(runs_of, bootstrap, waiting="asking each run's trusted peers")
     if as_json:
         print_json([run_object(each) for each in found])
         return

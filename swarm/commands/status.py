@@ -51,7 +51,7 @@ def status(
         async with visit(bootstrap or last_bootstrap(home), run, looks_on=True) as (node, joined):
             return await status_of(node, joined)
 
-    found = run_until_interrupted(ask)
+    found = run_until_interrupted(ask, waiting="asking the run's trusted peers")
     if as_json:
         print_json(status_object(found))
         return

@@ -34,7 +34,10 @@ ENTRIES_MAX = 10_000_000
 def find_archive(source: Path | None, bootstrap: Sequence[str] | None, run: str | None) -> Archive:
     """Read the logs from a home or an export, or fetch them from the network."""
     if source is None:
-        return run_until_interrupted(_fetch, bootstrap or last_bootstrap(), run)
+        entry = bootstrap or last_bootstrap()
+        return run_until_interrupted(
+            _fetch, entry, run, waiting="reading the logs of the trusted peers"
+        )
     if bootstrap:
         raise UserError("give either --from PATH or --bootstrap MULTIADDR, not both")
     source = source.expanduser()

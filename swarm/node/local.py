@@ -29,7 +29,7 @@ from swarm.world.machine import Machine
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
-SILENT_SECONDS_MAX = 5.0
+SILENT_SECONDS_MAX = 2.0
 """Time after which a visit says that it still waits for its bootstrap peers."""
 
 

@@ -1,6 +1,7 @@
 """Ending a program's asynchronous work by Ctrl-C or SIGTERM."""
 
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
@@ -11,6 +12,9 @@ from swarm.world.tasks import open_guarded
 ResultT = TypeVar("ResultT")
 ArgumentsT = TypeVarTuple("ArgumentsT")
 
+SILENT_SECONDS_MAX = 2.0
+"""Time for which a command may work without a word."""
+
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM)
 """Signals after which a program ends in good order. All others have their usual effect."""
 
@@ -20,11 +24,13 @@ def run_until_interrupted(
     *arguments: *ArgumentsT,
     on_interrupt: Callable[[], None] = lambda: None,
     ask_to_leave: Callable[[], bool] = lambda: False,
+    waiting: str = "",
 ) -> ResultT:
     """Run `trio.run(main, *arguments)` and cancel it on the first SIGINT or SIGTERM.
 
     Each signal calls `ask_to_leave`, before anything is cancelled: if it returns True, `main` ends
-    by itself, and the next signal cancels it.
+    by itself, and the next signal cancels it. `waiting`: what is said if it takes longer than
+    `SILENT_SECONDS_MAX`.
 
     Raises `KeyboardInterrupt` once everything has been cancelled, unless `main` ended first.
 
@@ -43,10 +49,16 @@ def run_until_interrupted(
         on_interrupt()
         scope.cancel()
 
+    async def say() -> None:
+        await trio.sleep(SILENT_SECONDS_MAX)
+        print(f"{waiting}…", file=sys.stderr, flush=True)
+
     async def interruptible() -> ResultT:
         results: list[ResultT] = []
         async with open_guarded() as guarded:
             await guarded.nursery.start(listen)
+            if waiting:
+                guarded.nursery.start_soon(say)
             with scope:
                 results.append(await main(*arguments))
             guarded.nursery.cancel_scope.cancel()

@@ -1,6 +1,6 @@
 """Progress bars on standard error."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -14,7 +14,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from swarm.shardcast.mirror.folder import Progress as Report
+Report = Callable[[int, int | None], None]
+"""Called with what is done and what there is in all, if that is known."""
 
 
 @contextmanager

@@ -89,7 +89,9 @@ def check_command(
         options=environment_options(option),
         model="" if model is None else str(find_model(model, "--model", weights=False).folder),
     )
-    found = run_until_interrupted(check, setup, limit, graded)
+    found = run_until_interrupted(
+        check, setup, limit, graded, waiting="playing tasks in two processes"
+    )
     shown = figures(name, found)
     if as_json:
         print_json({"figures": shown, "faults": found.faults, "warnings": found.warnings})
