@@ -20,7 +20,7 @@ ProtocolVersion = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 def protocol_problem(run: str, needs: int) -> str | None:
-    """Say in one sentence why this build cannot take part in a run of that one; None if it can."""
+    """One sentence on why this build cannot take part in a run that needs more; None if it can."""
     if needs > PROTOCOL_VERSION:
         return (
             f"run {run} needs protocol version {needs}, and this build speaks {PROTOCOL_VERSION}: "
