@@ -27,21 +27,14 @@ from peers.environments.play import Observation
 
 
 class McpOptions(DatasetOptions, frozen=True, kw_only=True):
-    """The tasks, and which tools there are."""
+    """The tasks, and which tools there are (docs/agents.md)."""
 
     server: ServerName
-    """Name of a server's file on the machines that serve this environment."""
     calls: Literal["hermes", "mistral", "llama"] = "hermes"
-    """How the model writes calls, by the checkpoint's chat template."""
     offer: Literal["template", "none"] = "template"
-    """template: prompts are chats, whose template gets the tools' definitions. none: prompts are
-    what the data have, and say themselves what tools there are."""
     turns: Annotated[int, Meta(ge=1, le=64)] = 8
-    """Turns of the model whose calls are answered."""
     result_characters: Annotated[int, Meta(ge=1, le=65_536)] = 4096
-    """Characters that the model sees of a result."""
     must_call: bool = False
-    """Whether an answer earns nothing unless a tool gave a result before it."""
 
 
 @dataclass(eq=False)

@@ -40,26 +40,17 @@ REFUSED = "VALIDATION_ERROR"
 
 
 class OpenEnvOptions(ScaledOptions, frozen=True, kw_only=True):
-    """Which server, and what its messages mean."""
+    """Which server, and what its messages mean (docs/agents.md)."""
 
     server: ServerName
-    """Name of a server's file on the machines that serve this environment."""
     tasks: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """Tasks: an episode is reset with a seed below this number."""
     reset: Pairs = msgspec.field(default_factory=list)
-    """Further parameters of a reset."""
     task: Annotated[str, Meta(max_length=10_000)] = ""
-    """Text with names in braces of a reset's result, or of its messages; empty: the observation."""
     answer: Annotated[str, Meta(max_length=10_000)] = ""
-    """Text with such names: a turn with full reward, if the reset tells one."""
     observation: Annotated[str, Meta(max_length=10_000)] = ""
-    """The same as `task`, of what a step gives."""
     action: Annotated[str, Meta(max_length=200)] = ""
-    """The action's field that gets the model's text; empty: the text is the action, in JSON."""
     turns: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Most turns of the model, for a server that never says that an episode is over."""
     reward: Literal["last", "sum", "max"] = "last"
-    """Which of the turns' rewards counts."""
 
 
 @dataclass(frozen=True)

@@ -63,29 +63,19 @@ class Overdue(Gone):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """How this machine reaches a server, and what it may cost."""
+    """How this machine reaches a server, and what it may cost (docs/agents.md)."""
 
     command: Annotated[list[Annotated[str, Meta(max_length=4000)]], Meta(max_length=64)] = []
-    """The program to start, without a shell. An OpenEnv server must listen on 127.0.0.1 at
-    `{port}`."""
     url: Annotated[str, Meta(max_length=2000)] = ""
-    """Its address, instead of a command: `ws://` or `http://`, with a final `s` for TLS."""
     headers: dict[str, str] = {}
-    """HTTP headers, such as `Authorization`."""
     folder: Annotated[str, Meta(max_length=4000)] = "/"
-    """Where the command runs."""
     variables: dict[str, str] = {}
-    """Environment variables of the command. It gets no others but `PATH`, `HOME` and `LANG`."""
     seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
-    """Deadline of a turn. Keep it below half of `seconds_max` of `[environment]`."""
     start_seconds: Annotated[float, Meta(gt=0, le=600)] = 60.0
     answer_bytes: Annotated[int, Meta(ge=1024, le=1 << 26)] = 1 << 20
     memory_mb: Annotated[int, Meta(ge=64)] = 2048
-    """Memory that the command may write, in each of its processes."""
     sessions: Annotated[int, Meta(ge=1, le=4096)] = 8
-    """Episodes with a session at a time; beyond, the oldest loses its own, and is played again."""
     is_stateless: bool = False
-    """Whether no call of a tool changes what a later one gives: one session serves all episodes."""
 
 
 def read_definition(name: str) -> Definition:

@@ -21,30 +21,19 @@ GIVEN = ("add_generation_prompt", "chat_date", "documents", "messages", "self", 
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options that make a chat of any environment's prompts."""
+    """Options that make a chat of any environment's prompts (docs/environments.md)."""
 
     chat: bool = True
-    """A prompt of text becomes a message of the user. False leaves text as it is."""
     system_prompt: Text | None = None
-    """The first message, of the role `system`; it replaces one that the environment gives."""
     enable_thinking: bool | None = None
-    """The template's switch of that name (Qwen 3)."""
     thinking: bool | None = None
-    """The template's switch of that name (DeepSeek, Granite)."""
     reasoning_effort: Text | None = None
-    """The template's variable of that name (gpt-oss)."""
     template_variables: Annotated[
         list[Annotated[str, Meta(pattern=PAIR, max_length=1000)]], Meta(max_length=32)
     ] = []
-    """Other variables of the template, each `name=value` with the value in JSON."""
     chat_date: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d\Z")] | None = None
-    """The day that a template gets when it asks for today's, such as 2026-11-23."""
     history: Literal["template", "keep"] = "template"
-    """What `swarm run create` does about a template that changes earlier turns, as by removing
-    thoughts: template: refuse it. keep: let the model see its earlier turns unchanged."""
     answer_after: Text | None = None
-    """Graders see what follows the last such text in a turn, and nothing if it is missing: give
-    `</think>` for a model that thinks."""
 
 
 class Chat(interface.Wrapper):

@@ -35,18 +35,13 @@ ANSWERS_MAX = 16
 
 
 class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the rows are."""
+    """Where the rows are (docs/data.md)."""
 
     path: Annotated[str, Meta(min_length=1, max_length=1000)]
-    """A .jsonl, .json or .parquet file, a folder of them, or OWNER/NAME[@REVISION] of the hub."""
     split: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
-    """Of several, the split to read; default: train."""
     subset: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
-    """Of several data sets, the folder of the one to read; `*`: all."""
     where: Pairs = []
-    """Conditions on columns; only rows that meet all of them are tasks."""
     hash: Hash | None = None
-    """BLAKE3 of the data; `swarm run create` fills it in."""
 
 
 class DatasetOptions(DataOptions, frozen=True, kw_only=True):

@@ -43,29 +43,18 @@ PROMPTS_KEPT = 1 << 16
 
 
 class HarnessOptions(DataOptions, frozen=True, kw_only=True):
-    """Which program plays, and what it may use."""
+    """Which program plays, and what it may use (docs/endpoint.md)."""
 
     program: Annotated[str, Meta(min_length=1, max_length=1000)]
-    """File of the harness: executable, or a Python program (.py)."""
     program_hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
-    """BLAKE3 of that file; `swarm run create` fills it in."""
     arguments: Annotated[list[Annotated[str, Meta(max_length=1000)]], Meta(max_length=32)] = (
         msgspec.field(default_factory=list)
     )
-    """Arguments of the program."""
     sampling: Literal["refuse", "ignore"] = "refuse"
-    """What becomes of fields such as `temperature` and `max_tokens` in its requests: the run's
-    manifest decides how the policy is sampled."""
     calls: Literal["none", "hermes", "mistral", "llama"] = "none"
-    """How the checkpoint's chat template writes calls of tools; none: they are refused."""
     seconds: Annotated[float, Meta(gt=0, le=3600)] = 25.0
-    """Deadline of a prompt, an observation or a grade; keep it below the environment peers'
-    `seconds_max`."""
     processes: Annotated[int, Meta(ge=1, le=4096)] = 64
-    """Harnesses that wait for the model at a time; the oldest is killed when another is needed, and
-    its episode is played again from the texts."""
     cut_reward: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Reward of an episode that ends at the run's limits, if the harness posts none for it."""
 
 
 @dataclass

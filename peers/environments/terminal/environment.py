@@ -37,25 +37,18 @@ WORDS = (
 
 
 class TerminalOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks there are, and what a command may use."""
+    """Which tasks there are, and what a command may use (docs/environments.md)."""
 
     path: Annotated[str, Meta(max_length=1000)] = ""
-    """A `.jsonl` file with a task a line."""
     hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
-    """BLAKE3 of that file; `swarm run create` fills it in."""
     statement: Literal["words", "bare"] = "words"
-    """bare: only the instruction, and the result `ok` or `error`, for a policy of characters."""
     calls: Annotated[int, Meta(ge=1, le=200)] = 16
-    """Commands that are answered in an episode."""
     cpu_seconds: Annotated[float, Meta(gt=0, le=300)] = 5.0
-    """CPU time of each process; a command has twice as long by the clock."""
     test_cpu_seconds: Annotated[float, Meta(gt=0, le=300)] = 20.0
-    """The same of the tests."""
     memory_mib: Annotated[int, Meta(ge=64, le=2048)] = 512
     files_mib: Annotated[int, Meta(ge=1, le=32)] = 16
     processes: Annotated[int, Meta(ge=4, le=60)] = 32
     output_characters: Annotated[int, Meta(ge=100, le=50_000)] = 4_000
-    """Of a command's output, beyond which its middle is left out."""
 
 
 @dataclass

@@ -29,27 +29,17 @@ COMPLETION_ROLE = "text"
 
 
 class VerifiersOptions(interface.ScaledOptions, frozen=True, kw_only=True):
-    """Which package, and what it may use."""
+    """Which package, and what it may use (docs/verifiers.md)."""
 
     package: str
-    """Module of the package, such as `marble-v1`."""
     version: str = ""
-    """Version of the package that every machine must have; empty: any."""
     library: Literal["0.4.0", "0.3.1"] = "0.4.0"
-    """Version of `verifiers`: 0.4.0 for the 1.x interface, 0.3.1 for `load_environment`."""
     arguments: str = "{}"
-    """JSON object of the package's own options."""
     player: str = ""
-    """Environment of the library that plays the tasks, such as `best-of-n`; empty: the package's.
-    """
     tasks: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """Tasks used of a package that has more, or infinitely many; the first ones."""
     seconds: Annotated[float, Meta(gt=0, le=3600)] = 60.0
-    """Deadline of a call: a prompt, an observation or a grade."""
     memory_mib: Annotated[int, Meta(ge=256)] = 4096
-    """Memory of the process that plays the package."""
     calls: Literal["none", "hermes", "mistral", "llama"] = "none"
-    """How the checkpoint's chat template writes calls of tools; none: these are refused."""
 
 
 @dataclass
