@@ -180,7 +180,7 @@ def engine_classes(names: Sequence[str] = ()) -> list[EngineClass]:
     for dtype, _, device in (name.partition(":") for name in names):
         find_device(device or "cpu")
         if dtype not in DTYPES:
-            raise UserError(f"--engines names {dtype!r}; dtypes are {', '.join(DTYPES)}")
+            raise UserError(f"--class names {dtype!r}; dtypes are {', '.join(DTYPES)}")
         found.append(EngineClass(dtype, device or "cpu"))
     return found
 

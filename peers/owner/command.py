@@ -31,11 +31,6 @@ REASON_CHARACTERS_MAX = 500
 app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 
 
-def listed(engines: str | None) -> list[str]:
-    """The engine classes that an option names."""
-    return [name.strip() for name in engines.split(",")] if engines else []
-
-
 @app.command("create")
 @exits
 @explained(__file__)
@@ -46,7 +41,7 @@ def run_create(
     tokenizer: options.TokenizerFolder = None,
     ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
     measure: bool = True,
-    engines: str | None = None,
+    engines: list[str] | None = None,
 ) -> None:
     """Make and sign a run manifest.
 
@@ -56,7 +51,7 @@ def run_create(
     from peers.calibration.of_run import Measuring
     from peers.owner.signing import OwnersFiles, create_run
 
-    measuring = Measuring(measure=measure, engines=listed(engines))
+    measuring = Measuring(measure=measure, engines=engines or ())
     signed = out or file.with_suffix(".manifest")
     create_run(OwnersFiles(file, signed, owner_key, tokenizer, ungradable_max, measuring))
 
@@ -72,7 +67,7 @@ def run_update(
     tokenizer: options.TokenizerFolder = None,
     ungradable_max: options.UngradableMax = options.UNGRADABLE_MAX,
     measure: bool = False,
-    engines: str | None = None,
+    engines: list[str] | None = None,
 ) -> None:
     """Sign another version of a run, show what it changes and when, and hand it to the network.
 
@@ -82,7 +77,7 @@ def run_update(
     from peers.calibration.of_run import Measuring
     from peers.owner.signing import OwnersFiles, update_run
 
-    measuring = Measuring(measure=measure, again=measure, engines=listed(engines))
+    measuring = Measuring(measure=measure, again=measure, engines=engines or ())
     signed = manifest or file.with_suffix(".manifest")
     files = OwnersFiles(file, signed, owner_key, tokenizer, ungradable_max, measuring)
     update_run(files, bootstrap or [])

@@ -31,10 +31,10 @@ SERVICE = "peers.tuning.service:Tuning"
 
 
 async def tune(
-    job: offline.StartTuning, out: Path, report_every: int, save_every: int, as_json: bool
+    job: offline.StartTuning, out: Path, report_steps: int, save_steps: int, as_json: bool
 ) -> None:
     """Fine-tune a policy in a child process and write the result, resuming from a saved state. With
-    `save_every` 0 the state is never saved, so an interrupted tuning begins anew."""
+    `save_steps` 0 the state is never saved, so an interrupted tuning begins anew."""
     say = say_json if as_json else say_event
     async with LocalCompute().child(
         SERVICE, name="fine-tuning", start_deadline_seconds=offline.TUNING_START_SECONDS
@@ -54,12 +54,12 @@ async def tune(
         for step in range(started.steps_done + 1, last + 1):
             made = await service.step(offline.Tune())
             tokens += made.tokens
-            if step % report_every == 0 or step == last:
+            if step % report_steps == 0 or step == last:
                 speed = tokens / max(1e-9, time.monotonic() - began)
                 say({"event": "trained", **to_builtins(made), "tokens_per_second": speed})
                 await validate(step)
                 tokens, began = 0, time.monotonic()
-            if save_every and step % save_every == 0 and step < last:
+            if save_steps and step % save_steps == 0 and step < last:
                 await service.save_state(offline.SaveState(folder=_absolute(state_beside(out))))
         await service.save(Export(folder=_absolute(out)))
         shutil.rmtree(state_beside(out), ignore_errors=True)
@@ -134,8 +134,8 @@ def sft(
     validation_share: float = 0.05,
     tokens_max: int = 8192,
     seed: int = 0,
-    report_every: int = 10,
-    save_every: int = 200,
+    report_steps: int = 10,
+    save_steps: int = 200,
     as_json: common.AsJson = False,
 ) -> None:
     """Fine-tune a policy on prompts with answers. Needs no network.
@@ -160,7 +160,7 @@ def sft(
             reward=parse_range("--reward", reward, "1:") or (-math.inf, math.inf),
         ),
     )
-    run_until_interrupted(tune, job, out, report_every, save_every, as_json)
+    run_until_interrupted(tune, job, out, report_steps, save_steps, as_json)
 
 
 @exits
@@ -183,8 +183,8 @@ def dpo(
     validation_share: float = 0.05,
     tokens_max: int = 8192,
     seed: int = 0,
-    report_every: int = 10,
-    save_every: int = 200,
+    report_steps: int = 10,
+    save_steps: int = 200,
     as_json: common.AsJson = False,
 ) -> None:
     """Teach a policy to prefer one answer to another (DPO). Needs no network.
@@ -200,4 +200,4 @@ def dpo(
         settings=common.filled(offline.TuningSettings, given, loss="preferences"),
         reading=common.filled(offline.Reading, given, where=common.toml_lines(where, *WHERE)),
     )
-    run_until_interrupted(tune, job, out, report_every, save_every, as_json)
+    run_until_interrupted(tune, job, out, report_steps, save_steps, as_json)

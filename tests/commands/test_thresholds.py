@@ -47,7 +47,7 @@ def update(folder: Path, text: str, *more: str) -> list[str | Path]:
 
 
 def test_thresholds_are_measured_shown_and_signed(lab: Path) -> None:
-    done = swarm(*create(lab), "--engines", "float32,bfloat16")
+    done = swarm(*create(lab), "--class", "float32", "--class", "bfloat16")
     assert done.status == 0, done.errors
     for row in ("float32 cpu → bfloat16 cpu", "bfloat16 cpu → float32 cpu", "[thresholds]"):
         assert row in done.errors

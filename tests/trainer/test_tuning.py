@@ -458,7 +458,7 @@ def test_what_is_no_preference_is_refused(base: Path, tmp_path: Path) -> None:
 def test_the_command_tells_what_it_does(base: Path, tmp_path: Path) -> None:
     arguments = ["sft", "--model", str(base), "--out", str(tmp_path / "out"), "--json"]
     arguments += ["--data", str(write_examples(tmp_path / "data")), "--steps", "4"]
-    result = CliRunner().invoke(app, [*arguments, "--report-every", "2", "--batch", "8"])
+    result = CliRunner().invoke(app, [*arguments, "--report-steps", "2", "--batch", "8"])
     assert result.exit_code == 0, result.output
     told = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(line["event"], line.get("step")) for line in told] == [
