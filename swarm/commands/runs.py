@@ -9,7 +9,7 @@ from swarm.terminal.exit import exits
 from swarm.terminal.figures import DIM, readable_bytes
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, Bootstrap
-from swarm.terminal.output import print_json
+from swarm.terminal.output import print_json, print_lines
 from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def runs(bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
     from rich.console import Console
 
     console = Console()
-    for line in table(found):
-        console.print(line, soft_wrap=True)
+    print_lines(table(found, console.width if console.is_terminal else None), console)
 
 
 def run_object(listed: Listed) -> dict[str, Any]:
@@ -65,8 +64,9 @@ def run_object(listed: Listed) -> dict[str, Any]:
     }
 
 
-def table(found: Sequence[Listed]) -> list[Text]:
-    """Format the runs in columns, with the complete id of each below, to be copied."""
+def table(found: Sequence[Listed], width: int | None = None) -> list[Text]:
+    """Format the runs in columns, with the complete id of each below, to be copied; one below the
+    other if the columns need more than `width`."""
     from rich.text import Text
 
     if not found:
@@ -78,9 +78,16 @@ def table(found: Sequence[Listed]) -> list[Text]:
         columns = zip(cells, widths, strict=True)
         return "  ".join(f"{cell:<{width}}" for cell, width in columns).rstrip()
 
-    lines = [Text(line(HEADS), style="bold")]
+    narrow = width is not None and sum(widths) + 2 * len(widths) - 2 > width
+    lines = [] if narrow else [Text(line(HEADS), style="bold")]
     for each, cells in zip(found, rows, strict=True):
-        lines += [Text(line(cells)), Text(f"  {each.run.id}", style=DIM)]
+        if narrow:
+            facts = zip(HEADS[1:], cells[1:], strict=True)
+            lines.append(Text(cells[0], style="bold"))
+            lines.append(Text(" · ".join(f"{head.lower()} {cell}" for head, cell in facts)))
+        else:
+            lines.append(Text(line(cells)))
+        lines.append(Text(f"  {each.run.id}", style=DIM))
     return lines
 
 

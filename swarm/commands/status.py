@@ -10,7 +10,7 @@ from swarm.terminal.exit import exits
 from swarm.terminal.figures import DIM, ROLE_STYLES, STATE_STYLES, readable_bytes
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun, explained
-from swarm.terminal.output import plain, print_json
+from swarm.terminal.output import plain, print_json, print_lines
 from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ def status(
         return
     from rich.console import Console
 
-    console = Console()
-    for line in status_lines(found, len(found.present) if every else PEERS_LISTED):
-        console.print(line, soft_wrap=True)
+    print_lines(status_lines(found, len(found.present) if every else PEERS_LISTED), Console())
 
 
 def status_object(status: RunStatus) -> dict[str, Any]:

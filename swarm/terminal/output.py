@@ -1,17 +1,23 @@
 """What commands print for programs: JSON, on standard output or in a file."""
 
+from __future__ import annotations
+
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from swarm.errors import UserError, file_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -30,6 +36,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def print_lines(lines: Iterable[Text], console: Console) -> None:
+    """Print lines, cut between words on a terminal that is narrower. One with a longer word, such
+    as an id, is left to the terminal, so that it can be copied whole."""
+    for line in lines:
+        word = max(map(len, line.plain.split()), default=0)
+        whole = not console.is_terminal or word > console.width
+        console.print(line, soft_wrap=whole)
 
 
 STANDARD_OUTPUT = Path("-")

@@ -95,6 +95,9 @@ def test_a_row_has_progress_peers_and_what_a_policy_weighs() -> None:
     assert "\\x1b[31mxxx" in first.plain and "\x1b" not in first.plain
     assert ident.plain.strip() == run.id
     assert "no answer" in second.plain
+    name, facts, ident, *_ = table([Listed(run, status), Listed(run)], width=40)
+    assert " step 5 of 10 · peers 1 · admission invite · policy 62.0 GB" in facts.plain
+    assert ident.plain.strip() == run.id and name.plain == first.plain.split("  ")[0]
     assert run_object(Listed(run, status))["policy_bytes"] == 62 * 10**9
 
 
