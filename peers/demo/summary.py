@@ -156,7 +156,7 @@ def _answer(answer: dict[str, Any]) -> Text:
 def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
 
     def change(before: float | None, after: float | None) -> Text:
         return (
