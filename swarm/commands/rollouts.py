@@ -36,7 +36,7 @@ def chosen(
     path: Path,
     environment: str | None = None,
     reward: str | None = None,
-    worker: str | None = None,
+    peer: str | None = None,
     step: str | None = None,
     tokenizer: Path | None = None,
     ledger: Path | None = None,
@@ -49,7 +49,7 @@ def chosen(
     filters = Filters(
         environment,
         parse_range("--reward", reward, "0:0.5"),
-        worker,
+        peer,
         parse_range("--step", step, "10:20"),
     )
     source = open_source(path, ledger, tokenizer, run)
@@ -79,7 +79,7 @@ def show(
     path: Path,
     environment: str | None = None,
     reward: str | None = None,
-    worker: str | None = None,
+    peer: str | None = None,
     step: str | None = None,
     limit: int = SHOWN,
     tokenizer: Path | None = None,
@@ -91,7 +91,7 @@ def show(
     require_extra("infer", "swarm rollouts show")
     from swarm.look.rollouts.seen import as_row
 
-    source, found = chosen(path, environment, reward, worker, step, tokenizer, ledger, run)
+    source, found = chosen(path, environment, reward, peer, step, tokenizer, ledger, run)
     shown = islice(found, limit or None)
     if as_json:
         print_json({"source": str(source.path), "rollouts": [as_row(seen) for seen in shown]})
@@ -119,7 +119,7 @@ def export(
     out: Path,
     environment: str | None = None,
     reward: str | None = None,
-    worker: str | None = None,
+    peer: str | None = None,
     step: str | None = None,
     limit: int = 0,
     tokenizer: Path | None = None,
@@ -131,7 +131,7 @@ def export(
     from swarm.look.rollouts import export as data
 
     data.check_target(out)
-    source, found = chosen(path, environment, reward, worker, step, tokenizer, ledger, run)
+    source, found = chosen(path, environment, reward, peer, step, tokenizer, ledger, run)
     print(numbered(f"{data.export(islice(found, limit or None), out):,} rollouts are in {out}"))
     _warn(source)
 

@@ -44,15 +44,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_new_package_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mirror"
-    made = swarm("environment", "new", "word-mirror", "--folder", folder)
+    made = swarm("environment", "new", "word-mirror", "--out", folder)
     assert made.status == 0 and str(folder / "word_mirror.py") in made.output
     assert 'word-mirror = "word_mirror:WordMirror"' in (folder / "pyproject.toml").read_text()
     monkeypatch.syspath_prepend(folder)
     importlib.import_module("test_word_mirror").test_the_answer_and_nothing_else_is_rewarded()
     for name in ("word_mirror", "test_word_mirror"):
         monkeypatch.delitem(sys.modules, name)
-    assert "exists already; give --folder" in complaint(
-        "environment", "new", "word-mirror", "--folder", folder
+    assert "exists already; give --out" in complaint(
+        "environment", "new", "word-mirror", "--out", folder
     )
 
 

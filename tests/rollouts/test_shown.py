@@ -120,7 +120,7 @@ def test_filters_and_limit_choose_rollouts(tmp_path: Path) -> None:
 
     assert steps() == [1, 1, 12, 12]
     assert steps("--limit", "3") == [1, 1, 12]
-    assert steps("--step", "10:20") == steps("--worker", OTHER[-8:]) == [12, 12]
+    assert steps("--step", "10:20") == steps("--peer", OTHER[-8:]) == [12, 12]
     assert steps("--environment", "sort-digits", "--step", ":1") == [1, 1]
     assert "more follow" in swarm("rollouts", "show", tmp_path, "--limit", "3").output
 

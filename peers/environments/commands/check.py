@@ -165,7 +165,7 @@ def write_package(
             f"NAME is {name!r}, which is built into Swarm and would hide yours; choose another"
         )
     if folder.exists():
-        raise UserError(f"{folder} exists already; give --folder the name of a new one")
+        raise UserError(f"{folder} exists already; give --out the name of a new one")
     words = {"name": name, "module": module, "cls": module.title().replace("_", "")}
     texts = {
         "pyproject.toml": "pyproject.toml",

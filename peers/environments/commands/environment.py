@@ -54,17 +54,15 @@ def list_command(as_json: AsJson = False) -> None:
 @app.command("new")
 @exits
 @explained(__file__)
-def new_command(name: str, folder: Path | None = None, terminal: bool = False) -> None:
+def new_command(name: str, out: Path | None = None, terminal: bool = False) -> None:
     """Write a package with a small environment, its test and a README."""
     from peers.environments.commands.check import write_package
     from peers.environments.registry import BUILT_IN
 
-    made = write_package(name, folder or Path(name), BUILT_IN, terminal)
+    made = write_package(name, out or Path(name), BUILT_IN, terminal)
     for path in made:
         print(path)
-    print(
-        f"install it with `pip install -e {folder or name}`, then `swarm environment check {name}`"
-    )
+    print(f"install it with `pip install -e {out or name}`, then `swarm environment check {name}`")
 
 
 @app.command("check")
@@ -114,7 +112,7 @@ def survey_command(
     packages: list[str] | None = None,
     list_file: Path | None = None,
     out: Path = Path("survey.jsonl"),
-    seconds: float = 180,
+    deadline: float = 180,
     mib: int = 4096,
     home: Home = Path("~/.swarm"),
     as_json: AsJson = False,
@@ -128,7 +126,7 @@ def survey_command(
     check_writable("--out", out, (".jsonl",))
     chosen = list(packages or ()) or listed(list_file or LISTED)
     found = []
-    for each in survey(chosen, home.expanduser().absolute(), out, Limits(seconds, mib)):
+    for each in survey(chosen, home.expanduser().absolute(), out, Limits(deadline, mib)):
         found.append(each)
         print(numbered(each.line), file=sys.stderr, flush=True)
     if as_json:
