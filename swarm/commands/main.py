@@ -44,8 +44,17 @@ class Deferred(TyperCommand):
     def __init__(
         self, name: str, entry: EntryPoint, inner: dict[str, EntryPoint], panel: str | None = None
     ) -> None:
-        super().__init__(name, help=summary(entry), rich_help_panel=panel)
         self.entry, self.inner = entry, inner
+        super().__init__(name, rich_help_panel=panel)
+
+    @property
+    def help(self) -> str:
+        """What the command is for: read when help is shown, since it costs a parser's time."""
+        return summary(self.entry)
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        """As typer's constructor calls it; the summary counts."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """As typer calls it: from here on the command itself is at work."""
