@@ -12,7 +12,7 @@ from peers.engines.doctor import task_of
 from swarm.look.health import Pulse
 from swarm.wire.identity import load_or_create
 from swarm.wire.manifest import EnvironmentReference
-from tests.commands.harness import NOBODY, swarm
+from tests.commands.harness import NOBODY, complaint, swarm
 
 
 def doctor(*arguments: str | Path) -> dict[str, str]:
@@ -98,3 +98,10 @@ def test_a_home_that_cannot_be_one(tmp_path: Path) -> None:
 def test_the_environments_of_the_run(name: str, version: str, words: str) -> None:
     found = task_of(EnvironmentReference(name=name, version=version))
     assert found.problem == bool(words) and words in found.text
+
+
+def test_settings_on_the_line_count_as_those_of_a_file(tmp_path: Path) -> None:
+    found = doctor("--home", tmp_path, "--role", "relay", "--set", "uplink_mbps=20")
+    assert "packages" in found
+    said = complaint("doctor", "--home", tmp_path, "--set", "validator.threads=none")
+    assert said == "settings of [validator]: threads is 'none': input should be a valid integer"

@@ -297,7 +297,7 @@ def test_a_receipt_is_proven_offline(
     archive: Archive, kept: list[Receipt], worker: Path, tmp_path: Path
 ) -> None:
     table, file = tmp_path / "run.jsonl", tmp_path / "receipt.json"
-    proving = ("--from", worker, "--out", file)
+    proving = ("--home", worker, "--out", file)
     (worker / "peer.sqlite").touch()
     assert "keeps no proofs: only workers keep them" in complaint("ledger", "prove", "0", *proving)
     keep(worker, archive, [])
