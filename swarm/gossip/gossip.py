@@ -1,7 +1,8 @@
 """The gossip of one peer: conversations with its neighbours, and the spreading of envelopes."""
 
+import itertools
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import trio
@@ -10,7 +11,7 @@ from blake3 import blake3
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
 from swarm.gossip import topics as frames
-from swarm.gossip.slots import STRANGER, Neighbour, Slots
+from swarm.gossip.slots import NEIGHBOURS_MAX, STRANGER, Neighbour, Slots
 from swarm.gossip.store import Store
 from swarm.transport import Stream, StreamError, Transport
 from swarm.transport.rates import TokenBuckets
@@ -26,9 +27,14 @@ TICK_SECONDS = 1.0
 EAGER = 6
 """Neighbours to which an announcement is pushed at once; the others get its digest."""
 
-SUPPLIED_SECONDS = 60.0
-"""A neighbour whose copies of routine announcements crossed this peer's gets digests of that
-sender's next ones for this long, then a copy again."""
+OFFERED = 8
+"""Neighbours to which the newest heartbeats are offered in a tick: most have them by then, so that
+60 trainers with 32 neighbours each would send each other thousands of needless frames a second."""
+
+SUPPLIED_SECONDS = 300.0
+"""A neighbour that has routine announcements from elsewhere as early gets digests of that sender's
+next ones for this long, or until it asks for one: each sender's then spread along a tree (Plumtree,
+Leitão et al. 2007), and who loses its place in it takes another one within some ticks."""
 
 ADMITTED_SECONDS = 600.0
 """Time for which an admission shown to a neighbour counts for its slot. (It was valid when it was
@@ -94,7 +100,9 @@ class Gossip:
         self._slots = Slots(transport, gate.world, gate.trusts)
         self._store = Store(gate.world)
         self._fresh: dict[str, list[bytes]] = {}
-        """Digests of envelopes accepted since the last tick, by topic."""
+        """Digests of envelopes accepted since the last tick, by topic; without heartbeats."""
+        self._beats: deque[list[bytes]] = deque([[]], maxlen=NEIGHBOURS_MAX // OFFERED + 1)
+        """Digests of the heartbeats of the last ticks, the newest last."""
         self._asked: dict[bytes, float] = {}
         """Digests that a trusted neighbour was asked for, and until when no other is asked."""
         self._unknown = TokenBuckets(
@@ -308,6 +316,8 @@ class Gossip:
             elif isinstance(frame, frames.Have):
                 for digest in frame.digests:
                     neighbour.knows[digest] = None
+                    if digest in neighbour.pushed and (kept := self._store.get(digest)) is not None:
+                        self._note_supplied(neighbour, kept.sender)
                 self._ask(neighbour, frame.digests)
             elif isinstance(frame, frames.Want):
                 for digest in frame.digests:
@@ -388,7 +398,9 @@ class Gossip:
         if held is not None:  # skip the usual duplicates before any check
             neighbour.knows[digest] = None
             if digest in neighbour.pushed:  # both copies crossed: each has another source
-                neighbour.supplied_until[held.sender] = self._world.now() + SUPPLIED_SECONDS
+                self._note_supplied(neighbour, held.sender)
+            elif held.routine:
+                self._post(neighbour, frames.Have([digest]))  # it need not send the next ones
             return
         try:
             envelope = self._gate.admit(raw, frames.TOPICS)
@@ -409,6 +421,10 @@ class Gossip:
         neighbour.knows[envelope.digest] = None
         self._accept(envelope)
 
+    def _note_supplied(self, neighbour: Neighbour, sender: str) -> None:
+        """Note that a neighbour has a sender's routine announcements from elsewhere."""
+        neighbour.supplied_until[sender] = self._world.now() + SUPPLIED_SECONDS
+
     def _is_out_of_time(self, neighbour: Neighbour, cause: str, raw: bytes) -> bool:
         """Whether an envelope is expired, or from the future, by the neighbour's clock too, and by
         far. Where clocks differ, this peer's own may be wrong."""
@@ -424,7 +440,8 @@ class Gossip:
 
     def _accept(self, envelope: envelopes.Envelope) -> None:
         topic, digest = self._store.add(envelope), envelope.digest
-        self._fresh.setdefault(topic, []).append(digest)
+        beats = isinstance(envelope.message, frames.HEARTBEATS)
+        (self._beats[-1] if beats else self._fresh.setdefault(topic, [])).append(digest)
         self._spread(envelope, topic)
         for listener in self._listeners.get(type(envelope.message), ()):
             listener(envelope)
@@ -433,18 +450,21 @@ class Gossip:
         """Push an announcement to the neighbours that need it; the others get its digest."""
         digest, sender, now = envelope.digest, envelope.sender, self._world.now()
         routine = isinstance(envelope.message, frames.ROUTINE)
-        candidates = [
+        lacking = [
             neighbour
             for neighbour in self._slots.neighbours.values()
-            if topic in neighbour.topics
-            and digest not in neighbour.knows
-            and self._slots.rank(neighbour) > STRANGER
+            if digest not in neighbour.knows
+            and topic in neighbour.topics
             and not (routine and neighbour.supplied_until.get(sender, now) > now)
         ]
+        ranked = [(self._slots.rank(neighbour), neighbour) for neighbour in lacking]
+        candidates = [each for each in ranked if each[0] > STRANGER]
         if len(candidates) > EAGER:
             self._world.random.shuffle(candidates)
-            candidates.sort(key=self._slots.rank, reverse=True)
-        for neighbour in candidates[:EAGER]:
+            candidates.sort(key=lambda each: each[0], reverse=True)
+            for _, neighbour in candidates[EAGER:] if routine else ():
+                self._note_supplied(neighbour, sender)  # by one of its other neighbours
+        for _, neighbour in candidates[:EAGER]:
             neighbour.knows[digest] = None
             neighbour.news[digest] = None
             if routine:
@@ -490,17 +510,22 @@ class Gossip:
     async def _tick(self, nursery: trio.Nursery) -> None:
         reported: Counter[str] = Counter()
         report_at = self._world.now() + DROPPED_REPORT_SECONDS
-        while True:
+        for tick in itertools.count():
             await trio.sleep(TICK_SECONDS)
             if self._world.now() >= report_at:
                 reported = self._report_dropped(reported)
                 report_at = self._world.now() + DROPPED_REPORT_SECONDS
             fresh, self._fresh = self._fresh, {}
             self._store.forget_oldest()
-            for neighbour in list(self._slots.neighbours.values()):
-                neighbour.sweep(self._store.get)
+            neighbours = list(self._slots.neighbours.values())
+            beats = {frames.WORK: [d for some in self._beats for d in some if self._store.get(d)]}
+            self._beats.append([])
+            for number, neighbour in enumerate(neighbours):
+                neighbour.sweep(self._store)
                 if fresh:
                     self._offer(neighbour, fresh)
+                if (number + tick) % (-(-len(neighbours) // OFFERED)) == 0:
+                    self._offer(neighbour, beats)
                 if neighbour.offers:
                     offers = list(neighbour.offers)
                     neighbour.offers.clear()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import trio
 
-from swarm.gossip.store import EVENTS_MAX
+from swarm.gossip.store import EVENTS_MAX, Store
 from swarm.gossip.topics import RUN, Frame
 from swarm.transport import Stream, Transport
 from swarm.wire.envelope import BAN_SECONDS, ENVELOPE_BYTES_MAX
@@ -64,12 +64,12 @@ class Neighbour:
         """Announcements it offered that were just requested from a trusted neighbour."""
         self.writing = False
 
-    def sweep(self, kept: Callable[[bytes], object | None]) -> None:
-        """Forget that it knows announcements that `kept` finds no more: they are never sent again.
+    def sweep(self, store: Store) -> None:
+        """Forget that it knows announcements that are not stored: they are never sent again.
 
         Only after as many were added as were left, so a digest costs constant time."""
         if len(self.knows) > self._sweep_at:
-            for digest in [digest for digest in self.knows if kept(digest) is None]:
+            for digest in store.without(self.knows):
                 del self.knows[digest]
             self._sweep_at = max(KNOWN_SWEPT_MIN, 2 * len(self.knows))
 

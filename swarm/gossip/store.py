@@ -1,9 +1,10 @@
 """Announcements held for neighbours that lack them."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from swarm.gossip.topics import LASTING, RUN, STATES_FIRST, TOPICS
+from swarm.gossip.topics import LASTING, ROUTINE, RUN, STATES_FIRST, TOPICS
 from swarm.wire.envelope import Envelope
 from swarm.wire.messages import StateMessage
 from swarm.world import World
@@ -23,6 +24,7 @@ class Kept(NamedTuple):
     topic: str
     expires_ms: int
     sender: str
+    routine: bool
 
 
 class Store:
@@ -46,11 +48,17 @@ class Store:
     def get(self, digest: bytes) -> Kept | None:
         return self._events.get(digest) or self._lasting.get(digest) or self._states.get(digest)
 
+    def without(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Those of some digests of which nothing is held."""
+        events, lasting, states = self._events, self._lasting, self._states
+        return [d for d in digests if not (d in states or d in events or d in lasting)]
+
     def add(self, envelope: Envelope) -> str:
         """Store an announcement; returns its topic."""
         digest, message = envelope.digest, envelope.message
         topic = TOPICS[type(message)]
-        kept = Kept(envelope.raw, topic, envelope.body.expires_ms, envelope.sender)
+        routine = isinstance(message, ROUTINE)
+        kept = Kept(envelope.raw, topic, envelope.body.expires_ms, envelope.sender, routine)
         if isinstance(message, LASTING):
             self._lasting[digest] = kept
         elif isinstance(message, StateMessage):

@@ -108,3 +108,6 @@ LASTING = (messages.Eviction, messages.Reinstatement)
 ROUTINE = (messages.Checkpoint, messages.StepOrder, messages.Presence, OuterStatus)
 """States that come with every step, or every few seconds. A neighbour that gets them from others as
 early gets only their digests, at the next tick. Others are rare or urgent, and always pushed."""
+
+HEARTBEATS = (messages.Presence, OuterStatus)
+"""Those of them that tell who is there: a later one makes up for one that comes late."""

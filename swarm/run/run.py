@@ -232,7 +232,7 @@ class Run:
 
     def trusts(self, peer: str) -> bool:
         """Whether a peer is the owner, or one that the newest version names."""
-        return peer == self.owner or peer in self._trusted
+        return peer in self._trusted or peer == self.owner
 
     def environment_peers(self, order: messages.StepOrder) -> list[str]:
         """The environment peers that a step's version names and the newest has not removed."""

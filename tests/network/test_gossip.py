@@ -13,7 +13,7 @@ import trio
 from blake3 import blake3
 
 from swarm.errors import PeerError, UserError
-from swarm.gossip.gossip import ANSWER_BYTES_PER_TICK, OUTBOX_MAX
+from swarm.gossip.gossip import ANSWER_BYTES_PER_TICK, EAGER, OFFERED, OUTBOX_MAX, TICK_SECONDS
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.store import EVENTS_MAX
 from swarm.gossip.topics import PROTOCOL, RUN, WORK, Frame, Have, Hello, Push, Want, decode, encode
@@ -29,6 +29,7 @@ from swarm.wire.messages import (
     Heartbeat,
     LogHead,
     Message,
+    Presence,
     StepOrder,
 )
 from tests.network.harness import (
@@ -152,11 +153,12 @@ def count_pushes(monkeypatch: pytest.MonkeyPatch) -> Counter[type]:
     return sent
 
 
+@pytest.mark.parametrize("count", [5, 16])
 async def test_neighbours_with_another_source_get_no_second_copy_of_routine_announcements(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     async with running(MANIFEST) as run:
-        trainer, *others = members = await all_connected(run, 5)
+        trainer, *others = members = await all_connected(run, count)
         sent = count_pushes(monkeypatch)
         await trainer.announce(checkpoint(1))
         await trio.sleep(3)
@@ -173,6 +175,30 @@ async def test_neighbours_with_another_source_get_no_second_copy_of_routine_anno
         await trainer.announce(gone, EVICTION_LIFETIME_SECONDS)
         await trio.sleep(3)
         assert sent[Push] > 2 * len(others)  # urgent: from everybody
+
+
+async def test_heartbeats_are_offered_to_a_few_neighbours_at_a_time_and_reach_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others of the hub's neighbours know only it, so each needs a copy or an offer of it."""
+    async with running(MANIFEST) as run:
+        hub = await run.add(TRAINER)
+        others = [await run.add(identity(100 + n)) for n in range(3 * OFFERED)]
+        for other in others:
+            await other.reach(hub.id)
+        await trio.sleep(8)
+        assert len(hub.gossip.neighbours()) == len(others)
+        heard = [hears(other, Presence) for other in others]
+        sent = count_pushes(monkeypatch)
+        await hub.announce(Presence(peers=[]))
+        offered = []
+        for _ in range(5):
+            await trio.sleep(TICK_SECONDS)
+            offered.append(sent[Have])
+            sent.clear()
+        assert heard == [[Presence(peers=[])]] * len(others)
+        assert max(offered) <= OFFERED
+        assert sum(offered) == len(others) - EAGER
 
 
 async def test_who_speaks_late_is_heard_by_one_that_has_neighbours_enough() -> None:
