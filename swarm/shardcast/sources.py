@@ -26,6 +26,12 @@ SOURCE_BACKOFF_SECONDS = 0.1
 
 SOURCE_BACKOFF_SECONDS_MAX = 10.0
 
+INFLOW_SECONDS = 1.0
+"""Shortest measurement of what arrives from all sources together."""
+
+INFLOW_SLOWER_SMOOTHING = 0.1
+"""Weight of a measurement below the average: the sources may have been slow, not the line."""
+
 SOURCES_KNOWN_MAX = 4096
 """Sources whose averages are remembered."""
 
@@ -62,6 +68,11 @@ class SourceBook:
         self._world = world
         self._records: Recent[str, _Record] = Recent(SOURCES_KNOWN_MAX)
         self._observations = 0
+        self.inflow = limits.SOURCE_BANDWIDTH_INITIAL
+        """Averaged bytes per second of all sources together, while anything is requested."""
+        # The running measurement: its start, its bytes, and when the last of them came.
+        self._since = self._arrived_at = 0.0
+        self._arrived = 0
 
     def _record(self, name: str) -> _Record:
         return self._records.of(name, self._newcomer)
@@ -111,6 +122,20 @@ class SourceBook:
             bandwidth = record.bandwidth + limits.SOURCE_SMOOTHING * (bandwidth - record.bandwidth)
         record.bandwidth = bandwidth
         record.measured = True
+        self._measure(size_bytes, seconds)
+
+    def _measure(self, size_bytes: int, seconds: float) -> None:
+        now = self._world.now()
+        if self._arrived_at < now - seconds:  # nothing else came since it was requested
+            self._since, self._arrived = now - seconds, 0
+        self._arrived_at = now
+        self._arrived += size_bytes
+        if now - self._since >= INFLOW_SECONDS:
+            measured = self._arrived / (now - self._since)
+            faster = measured > self.inflow
+            weight = limits.SOURCE_SMOOTHING if faster else INFLOW_SLOWER_SMOOTHING
+            self.inflow += weight * (measured - self.inflow)
+            self._since, self._arrived = now, 0
 
     def failed(self, name: str) -> None:
         """Note that a request failed; the source's pause doubles each time."""

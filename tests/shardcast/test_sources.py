@@ -41,6 +41,23 @@ async def test_a_small_piece_says_nothing_of_bandwidth() -> None:
     assert book.bandwidth("a") == pytest.approx(expected), "it may have been that fast"
 
 
+async def test_what_arrives_together_is_measured_while_something_is_requested() -> None:
+    book = SourceBook(VirtualWorld())
+    for _ in range(60):  # two sources at 100 KB/s each
+        await trio.sleep(2.0)
+        book.succeeded("a", 200_000, 2.0)
+        book.succeeded("b", 200_000, 2.0)
+    assert book.inflow == pytest.approx(200_000, rel=0.3)
+    before = book.inflow
+    await trio.sleep(1000.0)
+    book.succeeded("a", 400_000, 2.0)
+    assert book.inflow == pytest.approx(before, rel=0.05), "idle time is not slowness"
+    for _ in range(20):
+        await trio.sleep(2.0)
+        book.succeeded("a", 20_000_000, 2.0)
+    assert book.inflow == pytest.approx(1e7, rel=0.05)
+
+
 async def test_sampling_is_in_proportion_and_repeats_from_a_seed() -> None:
     def draw(seed: int) -> list[str]:
         book = SourceBook(VirtualWorld(seed))

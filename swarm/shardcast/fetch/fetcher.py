@@ -10,7 +10,7 @@ from swarm.events import Events
 from swarm.shardcast import limits
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.choosing import Chooser
-from swarm.shardcast.fetch.job import Arriving, Job, Request, Sources, Width
+from swarm.shardcast.fetch.job import Arriving, Job, Request, Sources, Width, seconds_for
 from swarm.shardcast.fetch.requesting import Requester
 from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.held import Held, Key, delta_key
@@ -28,6 +28,10 @@ LOOK_SECONDS_MIN = 0.01
 TOGETHER_MAX = 64
 """Requests of all fetches of a peer at once. A trainer fetches from each of the others at the end
 of a round: with the usual number each, a piece would share the line with hundreds, too late."""
+
+TOGETHER_SHARE = 1 / 2
+"""On a slow line they are fewer: as many pieces as arrive in this part of a piece's deadline. Below
+50 Mb/s the line would not carry 64 pieces of 4 MB in time."""
 
 
 class Fetcher:
@@ -278,7 +282,9 @@ class Fetcher:
         """How many requests a fetch may make at once beside the other fetches; two at least, so
         that no fetch that gets nothing holds up another, nor a source that hangs this one."""
         others = sum(each.active for each in self._jobs.values()) - job.active
-        return max(2, TOGETHER_MAX - others)
+        size = job.held.manifest.piece_size if job.held is not None else limits.PIECE_BYTES_MIN
+        in_time = int(self.book.inflow * TOGETHER_SHARE * seconds_for(size) / size)
+        return max(2, min(TOGETHER_MAX, max(in_time, self.width.usual)) - others)
 
     def _is_ending(self) -> bool:
         """Whether every missing piece is requested. Before, a second request for one that takes too

@@ -111,6 +111,12 @@ PIECE_BYTES_PER_SECOND_MIN = 2 * http_limits.BYTES_PER_SECOND_MIN
 """A source slower than this misses the deadline: twice the rate at which the source itself breaks
 off, so that an honest client gives up first."""
 
+
+def seconds_for(size_bytes: int) -> float:
+    """Longest time that a request for so many bytes may take."""
+    return PIECE_DEADLINE_SECONDS + size_bytes / PIECE_BYTES_PER_SECOND_MIN
+
+
 Sources = Callable[[], Iterable[Source]]
 """Sources that may have the checkpoint, as of now; called again while the fetch runs."""
 
@@ -172,8 +178,7 @@ class Request:
         self.started = started
         self.size_bytes = size_bytes
         self.attempts: list[Attempt] = []
-        self.seconds = PIECE_DEADLINE_SECONDS + size_bytes / PIECE_BYTES_PER_SECOND_MIN
-        """Longest time it may take."""
+        self.seconds = seconds_for(size_bytes)
         self.scope = trio.CancelScope(deadline=started + self.seconds)
 
 
