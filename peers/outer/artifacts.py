@@ -4,6 +4,7 @@ Both are published like checkpoints, so every trainer that has a piece serves it
 resumed. Lineage is the round, and step a hash, so that the store keeps the newest rounds."""
 
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import trio
@@ -14,6 +15,7 @@ from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, build
 from swarm.shardcast.store import CheckpointConflict
+from swarm.transport import Source
 from swarm.wire.messages import Checkpoint, CheckpointReference
 from swarm.wire.outer import Contribution
 
@@ -22,6 +24,13 @@ FOLDER = "outer"
 
 STALLED_SECONDS = 60.0
 """A fetch without a new piece for this long is given up: nobody has the artifact any more."""
+
+FETCHES_AT_ONCE = 16
+"""Fetches at once. A round of 60 trainers has a hundred; each asks for pieces and looks for sources
+by itself, so all together would share the line with more requests than it can answer in time."""
+
+STUCK_SECONDS = 10.0
+"""A fetch without a new piece for this long makes room for another one, and asks everybody."""
 
 
 def _number(*parts: bytes) -> int:
@@ -46,6 +55,7 @@ class Artifacts:
     peer: RunNode
     _partial: set[tuple[int, int]] = field(default_factory=set)
     """Contributions of which only some shards were fetched: the store would trim them."""
+    _turns: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(FETCHES_AT_ONCE))
 
     def local(self, folder: str) -> str:
         """The path of a folder or file on this machine, as jobs name it."""
@@ -113,9 +123,11 @@ class Artifacts:
         name: str,
         total_bytes: int = 0,
         folders: Collection[str] = (),
+        holders: Collection[str] = (),
     ) -> str:
         """Return the folder of an artifact; fetch it if missing, or some `folders` of it. The log
         calls it `name`. An artifact of another size than `total_bytes` is not fetched; 0: any size.
+        `holders`: who says to have it, and is asked first.
 
         Raises `PeerError` when no further piece arrives, and the errors of
         `swarm.shardcast.fetch.fetcher.Fetcher.fetch`."""
@@ -127,13 +139,21 @@ class Artifacts:
             self._partial.add(key)
             self.peer.store.pin(key)
         failed: list[Exception] = []
+        policies, asked = self.peer.policies, set(holders)
+
+        def sources() -> list[Source]:
+            found, claims = policies.sources(reference.digest), policies.have.claims
+            # Of sixty trainers one or two have a part: to ask the others costs each a refusal.
+            near = [each for each in found if each.peer and claims.of(each.peer, reference.digest)]
+            near += [each for each in found if each.peer in asked and each not in near]
+            return near if asked and near else found
 
         async def fetch(scope: trio.CancelScope) -> None:
             nonlocal folder
             try:
-                folder = await self.peer.policies.fetcher.fetch(
+                folder = await policies.fetcher.fetch(
                     Checkpoint(reference=reference, total_bytes=total_bytes),
-                    lambda: self.peer.policies.sources(reference.digest),
+                    sources,
                     name=name,
                     folders=folders,
                     plain=True,
@@ -142,10 +162,14 @@ class Artifacts:
                 failed.append(error)
             scope.cancel()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fetch, nursery.cancel_scope)
-            await self._until_stalled(reference)
-            nursery.cancel_scope.cancel()
+        await self._turns.acquire()
+        with ExitStack() as turn:
+            turn.callback(self._turns.release)
+            turn.callback(asked.clear)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fetch, nursery.cancel_scope)
+                await self._until_stalled(reference, turn)
+                nursery.cancel_scope.cancel()
         if failed:
             raise failed[0]
         if folder is None:
@@ -155,19 +179,25 @@ class Artifacts:
             )
         return folder
 
-    async def _until_stalled(self, reference: CheckpointReference) -> None:
-        """Wait until no new piece of an artifact has arrived for `STALLED_SECONDS`."""
-        before = -1
-        while True:
-            await trio.sleep(STALLED_SECONDS)
+    async def _until_stalled(self, reference: CheckpointReference, turn: ExitStack) -> None:
+        """Wait until no new piece of an artifact has arrived for `STALLED_SECONDS`; end its turn
+        when none has for `STUCK_SECONDS`."""
+        before, since = -1, trio.current_time()
+        while trio.current_time() < since + STALLED_SECONDS:
+            await trio.sleep(STUCK_SECONDS)
             held = self.peer.store.held((reference.lineage, reference.step))
             now = sum(held.pieces) if held is not None else -1
             if now == before:
-                return
-            before = now
+                turn.close()
+            else:
+                before, since = now, trio.current_time()
 
     async def fetch_contribution(
-        self, contribution: Contribution, total_bytes: int = 0, shards: Sequence[int] = ()
+        self,
+        contribution: Contribution,
+        total_bytes: int = 0,
+        shards: Sequence[int] = (),
+        holders: Collection[str] = (),
     ) -> str:
         """Return the folder of a contribution, as `fetch`; with `shards`, only these are there.
 
@@ -183,7 +213,8 @@ class Artifacts:
         if held is not None and held.complete and held.digest != reference.digest:
             await self.peer.store.withdraw(key)  # its trainer gave others other files
         folders = [str(shard) for shard in shards]
-        return await self.fetch(reference, name, total_bytes, folders)
+        holders = [contribution.trainer, *holders]
+        return await self.fetch(reference, name, total_bytes, folders, holders)
 
     # --- merged shards -----------------------------------------------------------------------
 

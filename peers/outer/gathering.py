@@ -153,10 +153,17 @@ class Gathering:
     def _view(self, head: bytes) -> View:
         return self._sharing.view(self._loop.chain.round_of(head) + 1)
 
-    async def run(self, head: Callable[[], bytes], child: OuterService, bytes_max: int) -> None:
+    async def run(
+        self,
+        head: Callable[[], bytes],
+        is_behind: Callable[[], bool],
+        child: OuterService,
+        bytes_max: int,
+    ) -> None:
         """Fetch and check every announced contribution until cancelled.
 
-        `head()` is the record whose outer state this trainer holds. Raises `ChildDied`.
+        `head()` is the record whose outer state this trainer holds; `is_behind()`: there is another
+        one to follow. Raises `ChildDied`.
         """
         async with trio.open_nursery() as nursery:
             while True:
@@ -169,13 +176,18 @@ class Gathering:
                     else:
                         self._busy.add(_name(contribution))
                         nursery.start_soon(self._take, contribution, child, bytes_max)
-                if self._sharing.count == 1:
+                # Those who have merged a record first have no part in its round any more. Their
+                # shards would fall to those who still write the state: a whole shard each.
+                if self._sharing.count == 1 or is_behind():
                     await self._loop.changed.wait_change()
                     continue
                 view = self._view(head())
-                for trainer, (contribution, since) in list(self._ready.items()):
-                    busy = trainer == self._loop.peer.peer_id
-                    if busy or _name(contribution) in self._busy:
+                own = self._loop.peer.peer_id
+                # From the next trainer on: if all began with the same one, its line would be full
+                # and the others' idle.
+                for trainer in sorted(self._ready, key=lambda each: (each <= own, each)):
+                    contribution, since = self._ready[trainer]
+                    if trainer == own or _name(contribution) in self._busy:
                         continue
                     if self._loop.chain.refusal(contribution, head()) is not None:
                         continue  # counted already: the next round has other mergers
@@ -202,6 +214,10 @@ class Gathering:
         """Whether a contribution was fetched, and nothing was wrong with it."""
         held = self._ready.get(contribution.trainer)
         return held is not None and held[0] == contribution
+
+    @property
+    def is_fetching(self) -> bool:
+        return bool(self._busy)
 
     def reason(self, contribution: Contribution) -> str:
         """Why a contribution was refused; empty if it was not."""
@@ -265,7 +281,8 @@ class Gathering:
                 )
             else:
                 artifacts, size = self._loop.artifacts, contribution.total_bytes
-                folder = await artifacts.fetch_contribution(contribution, size, shards)
+                holders = self._sharing.holding(contribution, shards)
+                folder = await artifacts.fetch_contribution(contribution, size, shards, holders)
                 self._sharing.took(self._loop.peer.node.world.now() - begun)
                 why = await self._inspect(artifacts.local(folder), shards, child)
             if why:

@@ -47,8 +47,8 @@ PRESENT_SECONDS = 3 * STATUS_SECONDS
 """A trainer is present for this long after its status."""
 
 STATUS_GAP_SECONDS = 1.0
-"""Least time between two statuses that differ in the shards that a trainer holds, among up to eight
-trainers; with more, in proportion."""
+"""Least time between two statuses that differ in the shards that a trainer holds; in proportion to
+the number of trainers, if more than eight, while it still fetches."""
 
 STATUS_LIFETIME_SECONDS = 60.0
 

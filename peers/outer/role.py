@@ -59,6 +59,10 @@ START_DEADLINE_SECONDS = 600.0
 MEETING_SECONDS = 15.0
 """Time that a trainer waits at its start for the status of another trainer."""
 
+NEWS_SECONDS = 0.004
+"""Statuses are looked at together that arrive within as long for each trainer of the run: of 60
+there are dozens a second while a round is merged, and each is a reason to look at all others."""
+
 RECORDS_WAITING_MAX = 1000
 """Records from gossip that wait to be stored."""
 
@@ -149,6 +153,8 @@ class ReplicaRole:
         self._alone: bool | None = None
         """Whether no other trainer was present when this was reported last."""
         self._leaving = False
+        self._news = trio.Event()
+        """Set by a status that has news."""
         self._received, self._records = trio.open_memory_channel[Envelope](RECORDS_WAITING_MAX)
         """Records from gossip, which only trainers may send."""
         self._told, self._entries = trio.open_memory_channel[CheckpointPublished](
@@ -165,7 +171,14 @@ class ReplicaRole:
         if self._loop.presence.hear(envelope):
             if envelope.sender != self._peer.peer_id and self._run.trusts(envelope.sender):
                 self._sharing.hear(envelope.sender, envelope.expect(OuterStatus))
+            self._news.set()
+
+    async def _pass_on_news(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
             self._loop.changed.touch()
+            await trio.sleep(NEWS_SECONDS * len(self._run.manifest.trainers))
 
     def _on_record(self, envelope: Envelope) -> None:
         with suppress(trio.WouldBlock):  # one too many is asked for when a status names it
@@ -213,13 +226,14 @@ class ReplicaRole:
                 self._gathering.add(self._own.contribution)
             most = self._sharing.bytes_max = started.contribution_bytes_max
             async with open_guarded() as tasks:
-                head = self._head
+                head, behind = self._head, self._following.is_behind
                 tasks.start_soon(self._hear_records)
+                tasks.start_soon(self._pass_on_news)
                 if self._is_stranger:
                     tasks.start_soon(lambda: keep_offering(self._loop, lambda: self._own))
                 else:
                     tasks.start_soon(self._keep_log)
-                    tasks.start_soon(lambda: self._gathering.run(head, child, most))
+                    tasks.start_soon(lambda: self._gathering.run(head, behind, child, most))
                     tasks.start_soon(self._keep_announcing)
                 await self._meet()
                 tasks.start_soon(lambda: self._following.run(child))
@@ -620,7 +634,9 @@ class ReplicaRole:
                 while (status := self._status()) == announced:
                     await self._loop.changed.wait_change()
                 while replace(status, held=announced.held) == announced:
-                    with trio.move_on_at(told_at + apart) as scope:
+                    # Not before the last one that is on its way, or there is one for each.
+                    pause = apart if self._gathering.is_fetching else STATUS_GAP_SECONDS
+                    with trio.move_on_at(told_at + pause) as scope:
                         await self._loop.changed.wait_change()
                     if scope.cancelled_caught:
                         break

@@ -65,16 +65,17 @@ def lines(
 @lru_cache(maxsize=1024)
 def _duties(
     trainers: tuple[str, ...], run: str, round: int, here: frozenset[str], shards: int, me: str
-) -> tuple[int, dict[str, int]]:
-    """The shards of which a trainer is the first in line (`lines`), and those of which it is the
-    second, by the first: bit s is shard s."""
-    first, second = 0, dict[str, int]()
-    for shard, line in enumerate(lines(trainers, run, round, here, shards)):
+) -> tuple[int, dict[str, int], tuple[int, ...]]:
+    """The shards of which a trainer is the first in line (`lines`), those of which it is the
+    second, by the first (bit s is shard s), and its place in each line."""
+    first, second, queue = 0, dict[str, int](), lines(trainers, run, round, here, shards)
+    for shard, line in enumerate(queue):
         if line[0] == me:
             first |= 1 << shard
         elif line[1] == me:  # of all that are in line, this one is
             second[line[0]] = second.get(line[0], 0) | 1 << shard
-    return first, second
+    places = tuple(line.index(me) if me in line else len(line) for line in queue)
+    return first, second, places
 
 
 class View(NamedTuple):
@@ -85,6 +86,8 @@ class View(NamedTuple):
     """The shards of which this trainer is the first in line."""
     second: dict[str, int]
     """Those of which it is the second, by the first."""
+    places: tuple[int, ...]
+    """Its place in each line."""
 
 
 def _mask(numbers: Iterable[int]) -> int:
@@ -197,6 +200,12 @@ class Sharing:
             self._covers[digest] = mask
         return mask
 
+    def holding(self, part: Contribution, shards: Collection[int]) -> list[str]:
+        """The other trainers that say to have some shards of a contribution."""
+        wanted, digest = _mask(shards), part.artifact.digest
+        held = self._held_by.items()
+        return [who for who, has in held if wanted and has.get(digest, 0) & wanted == wanted]
+
     def due(self, part: Contribution, view: View, since: float) -> list[int]:
         """The shards of another's contribution, heard of at `since`, to fetch now.
 
@@ -207,9 +216,10 @@ class Sharing:
         waited = self._loop.peer.node.world.now() - since
         if waited > self._patience:
             for shard in _numbers(self._all & ~self._holders(part)):
-                rest = [trainer for trainer in view.lines[shard] if trainer != part.trainer]
-                if rest.index(self._me) * self._patience < waited:
-                    due |= 1 << shard
+                line, place = view.lines[shard], view.places[shard]
+                if (place - 1) * self._patience < waited:  # in front of it may be the part's own
+                    place -= part.trainer in line[:place]
+                    due |= (place * self._patience < waited) << shard
         return _numbers(due & ~mine)
 
     def is_covered(self, part: Contribution, view: View) -> bool:
@@ -288,7 +298,9 @@ class Sharing:
         async def fetch(part: Contribution) -> None:
             try:
                 shards = () if shard is None else (shard,)
-                folder = artifacts.local(await artifacts.fetch_contribution(part, shards=shards))
+                holders = self.holding(part, shards)
+                folder = await artifacts.fetch_contribution(part, shards=shards, holders=holders)
+                folder = artifacts.local(folder)
                 folder = folder if shard is None else f"{folder}/{shard}"
                 parts[part.trainer] = Contributed(
                     trainer=part.trainer,
@@ -344,11 +356,13 @@ class Sharing:
             while len(folders) < self.count and not failed:
                 offers, view = self._offers(record), self.view(link.round)
                 wake_at = world.now() + self._loop.presence.gone_in()
-                todo = [each for each in range(self.count) if each not in {*folders, *busy}]
+                # From the own one on, so that not all fetch from the same trainer at first.
+                own, here = max(1, view.first.bit_length()) - 1, {*folders, *busy}
+                todo = [n for n in (*range(own, self.count), *range(own)) if n not in here]
                 self._check_parts(link, [each for each in todo if each not in offers])
                 for shard in todo:
                     some = [e for e in offers.get(shard, []) if e.signature not in tried]
-                    turn = begun + view.lines[shard].index(self._me) * self._patience
+                    turn = begun + view.places[shard] * self._patience
                     agree = len({each.values for each in some}) == 1
                     if some or turn <= world.now():
                         busy.add(shard)
@@ -385,7 +399,9 @@ class Sharing:
         if each.total_bytes > self.bytes_max:
             raise PeerError(f"it has {each.total_bytes} bytes; {self.bytes_max} are the most")
         name = f"shard {each.shard} of round {link.round}"
-        folder = await self._loop.artifacts.fetch(each.artifact, name, each.total_bytes)
+        folder = await self._loop.artifacts.fetch(
+            each.artifact, name, each.total_bytes, holders=[each.trainer]
+        )
         job = InspectContribution(
             contribution=self._loop.artifacts.local(folder), shard=each.shard, shards=self.count
         )

@@ -127,7 +127,42 @@ def test_a_line_that_drops_to_1_megabit_costs_the_others_only_the_grace_window()
     run_virtual(main, seed=1, limit_seconds=2000.0)
 
 
-def test_trainers_with_one_seed_do_the_same() -> None:
-    first, again = (simulate("several-trainers", peers=2, seed=3) for _ in range(2))
+def test_each_part_of_a_contribution_is_fetched_once() -> None:
+    """Also by one who still writes a state that the others hold: their shards do not fall to it."""
+    names, rounds, size = ["a", "b", "c", "slow"], 3, 4_000_000
+    received = 0
+
+    async def main() -> None:
+        simulation = Simulation(1, workload=Workload(model_bytes=size))
+        Agreement(simulation)
+
+        def hear(_: float, peer: Peer, event: Event) -> None:
+            nonlocal received
+            if event.name == "shardcast.piece_received" and event.fields["piece"] >= 0:
+                received += event.fields["bytes"]
+
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            outer = Outer(rounds=rounds, shards=len(names), audit_share=0.0)
+            await start_bootstrap(simulation, trainers=names, validators=names[:1], outer=outer)
+            for name in names:
+                plan = Plan(name, ["replica"], SERVER, Hardware(step_seconds=20.0))
+                peer = simulation.add(plan)
+                if name == "slow":
+                    peer.disk.bytes_per_second = 4e6
+                await peer.start()
+            done = simulation.expect("outer.run_complete", names)
+            await simulation.meet(done, 600.0)
+        assert simulation.violations == []
+
+    run_virtual(main, seed=1, limit_seconds=1000.0)
+    # Of each contribution every shard once, and of the means of the round all but the own one.
+    expected = rounds * size * (len(names) + len(names) - 1)
+    assert expected <= received < 1.02 * expected
+
+
+@pytest.mark.parametrize("peers", [2, 6, pytest.param(30, marks=pytest.mark.slow)])
+def test_trainers_with_one_seed_do_the_same(peers: int) -> None:
+    first, again = (simulate("several-trainers", peers=peers, seed=3) for _ in range(2))
     assert first["violations"] == []
     assert first["trace_hash"] == again["trace_hash"]
