@@ -266,6 +266,30 @@ def of_several_trainers(rounds: int, trainers: int = 4, seed: int = 7) -> Snapsh
     return snapshot_of(status, history, [])
 
 
+def answers(seed: int = 7) -> list[dict[str, Any]]:
+    """Rollouts as the page is given them, of tasks that sort digits; half of them are right."""
+    drawn, found = random.Random(seed), []
+    for at in range(8):
+        digits = [drawn.randrange(10) for _ in range(6)]
+        right = sorted(digits)
+        said = right if at % 2 == 0 else [*right[:3], *digits[3:]]
+        reward = sum(one == two for one, two in zip(said, right, strict=True)) / 6
+        texts = {
+            "prompt": f"sort {' '.join(map(str, digits))}:",
+            "model": f" {' '.join(map(str, said))}\n",
+        }
+        found.append(
+            {
+                **{"step": 249, "policy": 248, "worker": WORKERS[at % 5].peer_id, "sample": at},
+                **{"group": at // 2, "environment": "sort-digits", "reward": reward},
+                **{"advantage": 2 * (reward - 0.75), "fate": "accepted", "verdict": "accepted"},
+                **{"detail": "", "parts": {}},
+                "turns": [{"kind": kind, "text": text} for kind, text in texts.items()],
+            }
+        )
+    return found
+
+
 def _made(kind: str) -> Snapshot:
     if kind == "rounds":
         return of_several_trainers(60)
