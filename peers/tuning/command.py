@@ -43,27 +43,54 @@ async def tune(
         print("loading the model and the examples…", file=sys.stderr, flush=True)
         started = await service.start(job)
 
-        async def validate(step: int) -> None:
+        async def validate(step: int) -> float | None:
             found = await service.validate(offline.Validate())
             say({"event": "validated", "step": step, **to_builtins(found)})
+            return found.loss
 
         say({"event": "started", **to_builtins(started)})
-        await validate(started.steps_done)
+        before = await validate(started.steps_done)
         tokens, began = 0, time.monotonic()
         last = job.settings.steps
+        judged_from = (started.steps_done + last) / 2
         for step in range(started.steps_done + 1, last + 1):
             made = await service.step(offline.Tune())
             tokens += made.tokens
             if step % report_steps == 0 or step == last:
                 speed = tokens / max(1e-9, time.monotonic() - began)
                 say({"event": "trained", **to_builtins(made), "tokens_per_second": speed})
-                await validate(step)
+                now = await validate(step)
+                if step >= judged_from and before is not None and now is not None:
+                    warn_if_stuck(step, before, now, started.learning_rate)
+                    judged_from = last  # once more, at the end
                 tokens, began = 0, time.monotonic()
             if save_steps and step % save_steps == 0 and step < last:
                 await service.save_state(offline.SaveState(folder=_absolute(state_beside(out))))
         await service.save(Export(folder=_absolute(out)))
         shutil.rmtree(state_beside(out), ignore_errors=True)
         say({"event": "saved", "folder": str(out)})
+
+
+HARDLY = 0.05
+"""Share of the loss; less of a fall is hardly one."""
+LEARNED = 0.05
+"""Loss in nats below which there is little left to learn."""
+
+
+def warn_if_stuck(step: int, before: float, now: float, rate: float) -> None:
+    """Say on standard error that the loss on held-out examples hardly fell, or rose."""
+    if now <= max(LEARNED, (1 - HARDLY) * before):
+        return
+    way_out = (
+        f"give a smaller --learning-rate than {rate:.2g}"
+        if now > before
+        else f"give a larger --learning-rate than {rate:.2g}, or more --steps"
+    )
+    sentence = (
+        f"warning: after step {step} the loss on held-out examples is {now:.3g}, and was "
+        f"{before:.3g} at the start; {way_out}, or look whether the answers follow from the prompts"
+    )
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def state_beside(out: Path) -> Path:
@@ -129,7 +156,7 @@ def sft(
     reward: str | None = None,
     steps: int = 100,
     batch: int = 32,
-    learning_rate: float = 1e-5,
+    learning_rate: float | None = None,
     warmup_steps: int = 10,
     validation_share: float = 0.05,
     tokens_max: int = 8192,
@@ -178,7 +205,7 @@ def dpo(
     chat: bool = False,
     steps: int = 100,
     batch: int = 32,
-    learning_rate: float = 1e-6,
+    learning_rate: float | None = None,
     warmup_steps: int = 10,
     validation_share: float = 0.05,
     tokens_max: int = 8192,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from peers.engines.config import read_text_config
 from peers.engines.model import count_parameters
 from peers.environments import load as load_environment
 from peers.learning import states
@@ -68,8 +69,8 @@ class Answers:
     def judge(self, examples: Sequence[Example], batch: Batch, score: Score) -> offline.Validated:
         """Measure the policy on examples held back."""
         scores = score(examples)
-        exact = _sums(scores, batch.completion_lengths).exp().mean()
-        return offline.Validated(loss=-float(scores.mean()), exact=float(exact))
+        whole = _sums(scores, batch.completion_lengths).exp().mean()
+        return offline.Validated(loss=-float(scores.mean()), answer_probability=float(whole))
 
 
 class Preferences:
@@ -120,12 +121,18 @@ def _sums(scores: Tensor, lengths: Tensor) -> Tensor:
     return torch.stack([each.sum() for each in torch.split(scores, lengths.tolist())])
 
 
+RATES = {"answers": 0.1, "preferences": 0.005}
+"""Learning rates times the model's width (hidden size): AdamW's best rate falls as the width grows
+(Yang et al. 2022, 2203.03466). Measured at widths 96 and 576; at 4,096 it is 2.4e-5 and 1.2e-6."""
+
+
 def check(settings: offline.TuningSettings) -> None:
     """Check the settings' bounds; raises `UserError`."""
+    rate = settings.learning_rate
     for name, fine, bounds in (
         ("steps", settings.steps >= 1, "at least 1"),
         ("batch", settings.batch >= 1, "at least 1"),
-        ("learning_rate", 0 < settings.learning_rate < 1, "above 0 and below 1"),
+        ("learning_rate", rate is None or 0 < rate < 1, "above 0 and below 1"),
         ("warmup_steps", settings.warmup_steps >= 0, "at least 0"),
         ("validation_share", 0 <= settings.validation_share < 1, "from 0 to below 1"),
         ("tokens_max", settings.tokens_max >= 2, "at least 2"),
@@ -161,6 +168,7 @@ class Tuning:
             held_back=len(self._held_back),
             left_out=left_out,
             parameters=count_parameters(self._policy.model),
+            learning_rate=self._rate,
             steps_done=self._done,
         )
 
@@ -170,9 +178,10 @@ class Tuning:
         return self._settings.loss == "preferences"
 
     def _load(self) -> None:
-        settings = self._settings
+        settings, width = self._settings, read_text_config(self._base)["hidden_size"]
+        self._rate = settings.learning_rate or RATES[settings.loss] / width
         numbers = Optimiser(
-            learning_rate=settings.learning_rate,
+            learning_rate=self._rate,
             beta2=0.999,
             weight_decay=0.01,
             warmup_steps=settings.warmup_steps,

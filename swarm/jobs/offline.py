@@ -22,7 +22,8 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 100
     batch: int = 32
     """Examples, or pairs, per step."""
-    learning_rate: float = 1e-5
+    learning_rate: float | None = None
+    """None: by the width of the model."""
     warmup_steps: int = 10
     final_learning_rate_share: float = 0.1
     """Learning rate at the end of the cosine decay, as a share of `learning_rate`."""
@@ -79,6 +80,8 @@ class TuningStarted(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
     """Number of examples that are too long or have no prompt."""
     parameters: int
+    learning_rate: float
+    """The highest."""
     steps_done: int = 0
     """Steps that the resumed state holds."""
 
@@ -107,8 +110,8 @@ class Validated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     loss: float | None = None
     """As in `Tuned`."""
-    exact: float | None = None
-    """Answers: probability of the complete answer."""
+    answer_probability: float | None = None
+    """Answers: probability that a sample at temperature 1 is the answer, to its last token."""
     preferred: float | None = None
     """Preferences: share of the pairs whose chosen answer gained more than the rejected one."""
     margin: float | None = None

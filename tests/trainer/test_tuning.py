@@ -22,6 +22,7 @@ from peers.engines.model import read_weights
 from peers.environments import Renderer
 from peers.learning.data_files import cache_folder
 from peers.learning.examples import Encoder, read_examples, stop_id
+from peers.tuning.command import HARDLY, warn_if_stuck
 from peers.tuning.service import Example, Tuning, batch_of, read_job
 from swarm.commands.main import app
 from swarm.errors import UserError
@@ -78,6 +79,37 @@ def test_it_learns_the_answers_and_writes_a_policy(base: Path, tmp_path: Path) -
     Renderer(tmp_path / "out")
 
 
+@pytest.mark.parametrize(("loss", "rate"), [("answers", 0.1), ("preferences", 0.005)])
+def test_the_default_rate_goes_by_the_width_and_learns(
+    base: Path, tmp_path: Path, loss: str, rate: float
+) -> None:
+    data = tmp_path / "data.jsonl"
+    (write_pairs if loss == "preferences" else write_examples)(data)
+    service, told = begin(base, data, loss=loss, learning_rate=None, validation_share=0.0)
+    width = json.loads((base / "config.json").read_text())["hidden_size"]
+    assert told.learning_rate == pytest.approx(rate / width)
+    losses = [step(service).loss for _ in range(40)]
+    assert sum(losses[-4:]) < (1 - HARDLY) * sum(losses[:4])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (3.52, 3.41, "give a larger --learning-rate than 1e-05, or more --steps"),
+        (3.52, 3.6, "give a smaller --learning-rate than 1e-05"),
+        (3.52, 0.88, ""),
+        (0.04, 0.04, ""),
+    ],
+)
+def test_a_loss_that_does_not_fall_is_warned_of(
+    before: float, now: float, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_if_stuck(150, before, now, 1e-5)
+    said = capsys.readouterr().err
+    figures = f"after step 150 the loss on held-out examples is {now}, and was {before} at the"
+    assert words in said and (figures in said) == bool(words)
+
+
 def test_the_loss_is_on_the_answer_alone_packed_or_not(base: Path, tmp_path: Path) -> None:
     """As literal as can be: each example by itself through the model."""
     service, _ = begin(base, write_examples(tmp_path / "data", 12), validation_share=0.0, batch=12)
@@ -113,7 +145,7 @@ def test_examples_held_back_are_never_trained_on(base: Path, tmp_path: Path) -> 
     assert not trained & {tuple(rollout.prompt) for rollout in rollouts(service._held_back)}
     measured = trio.run(service.validate, Validate())
     assert measured.loss is not None and measured.loss > 3
-    assert measured.exact is not None and 0 <= measured.exact < 0.01
+    assert measured.answer_probability is not None and 0 <= measured.answer_probability < 0.01
 
 
 def test_each_step_has_its_share_of_each_source(base: Path, tmp_path: Path) -> None:
@@ -460,6 +492,7 @@ def test_the_command_tells_what_it_does(base: Path, tmp_path: Path) -> None:
     arguments += ["--data", str(write_examples(tmp_path / "data")), "--steps", "4"]
     result = CliRunner().invoke(app, [*arguments, "--report-steps", "2", "--batch", "8"])
     assert result.exit_code == 0, result.output
+    assert "warning: after step 2 the loss on held-out examples is" in result.stderr
     told = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(line["event"], line.get("step")) for line in told] == [
         ("started", None),
