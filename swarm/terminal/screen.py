@@ -24,6 +24,8 @@ LINE_SECONDS = 60.0
 REDRAW_SECONDS = 0.5
 
 WIDTH_MIN = 20
+NO_BREAK = "\u00a0"
+"""Between the words of one count, so that a line ends between two."""
 
 ROUTINE = {
     "inference.policy_loaded": "",
@@ -93,6 +95,9 @@ class Screen:
         fields = shown(event.fields)  # strangers wrote some of them
         if event.name == "peer.status":
             self._status = fields
+        elif event.name == "peer.earned":  # the last word, in place of the counts
+            self._erase()
+            self._lines, self._counted = 0, False
         self._counts[ROUTINE.get(event.name, "")] += 1
         line = sentence(event.name, fields)
         if line is not None and self._is_news(event):
@@ -138,17 +143,18 @@ class Screen:
             self.say(" · ".join(self._parts()), now)
 
     def _write_counts(self) -> None:
-        lines = self._wrapped(" · ".join(self._parts()), exactly=True)
+        parts = (part.replace(" ", NO_BREAK) for part in self._parts())
+        lines = self._wrapped(f"{NO_BREAK}· ".join(parts), exactly=True)
         self._lines = len(lines)
-        self._write("".join(f"{line}\n" for line in lines))
+        self._write("".join(f"{line}\n" for line in lines).replace(NO_BREAK, " "))
 
     def _parts(self) -> Iterator[str]:
         """What the peer does, its counts, and what it has earned, in words."""
         status = self._status
-        if doing := status.get("doing"):
-            yield str(doing)
+        if doing := str(status.get("doing", "")):
+            yield doing
         for name in ("step", "policy"):
-            if int(status.get(name, -1)) >= 0:
+            if int(status.get(name, -1)) >= 0 and f"{name} " not in doing:
                 yield f"{name} {status[name]}"
         if speed := status.get("tokens_per_second"):
             yield f"{speed:,.0f} tokens/s"
@@ -160,9 +166,7 @@ class Screen:
                 yield f"{name} {readable_bytes(count)}"
         told = self._earned.totals()
         if self._earned.submissions:
-            yield numbered(
-                f"earned: {told['completions']:,} completions in {told['groups']:,} groups"
-            )
+            yield numbered(f"earned: {told['completions']:,} completions")
         for outcome in ("accepted", "refused", "quarantined"):
             if told[outcome]:
                 yield f"{told[outcome]:,} {outcome}"

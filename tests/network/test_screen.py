@@ -75,7 +75,7 @@ def test_a_terminal_has_a_few_lines_that_are_drawn_anew(
     assert all(len(row) < columns for row in rows)
     words = " ".join(row.strip() for row in rows)
     assert "generating · step 12 · policy 11 · 1,250 tokens/s · 600 submissions made" in words
-    assert "earned: 19,232 completions in 2,404 groups · 600 accepted · 1 refused" in words
+    assert "earned: 19,232 completions · 600 accepted · 1 refused" in words
     assert words.count("receipt from") == 2  # the first, and the refusal
     assert words.index("refused by check") < words.index("generating ·"), "news stand above"
 
