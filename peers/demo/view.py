@@ -26,6 +26,9 @@ from swarm.terminal.figures import (
 
 REFRESH_SECONDS = 0.5
 
+STEP_LINE_SECONDS = 10.0
+"""Between two lines about steps where there is no live view."""
+
 WIDTH_MIN, HEIGHT_MIN = 40, 12
 INDENT = 10
 """Columns before the text of a verdict or a note, which its time takes."""
@@ -387,12 +390,13 @@ async def draw(state: SwarmState, console: Console) -> None:
 
 
 class PlainLines:
-    """Formats the demo's progress: one line per step, refusal and note."""
+    """Formats the demo's progress: a line per refusal and note, and one for a step now and then."""
 
     def __init__(self, state: SwarmState) -> None:
         self._state = state
         self._shown_join = False
         self._last_step = -1
+        self._step_at = 0.0
         self._last_note = 0.0
         self._last_verdict = 0.0
         self._last_answer = 0.0
@@ -423,6 +427,10 @@ class PlainLines:
         for step in sorted(step for step in state.trained if step > self._last_step):
             trained = state.trained[step]
             self._last_step = step
+            ends = step + 1 in (1, state.steps_wanted)
+            if not ends and trained.at - self._step_at < STEP_LINE_SECONDS:
+                continue
+            self._step_at = trained.at
             left = state.seconds_left()
             speed = state.tokens_per_second(trained.at)
             lines.append(

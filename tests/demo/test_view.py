@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from peers.demo.state import SwarmState
-from peers.demo.view import Screen, compose, paste_lines, plot
+from peers.demo.view import PlainLines, Screen, compose, paste_lines, plot
 from tests.demo.recorded import JOIN_LINE, fresh, identifier, say, trained
 from tests.network.test_untrusted import HOSTILE, controls
 
@@ -75,6 +75,12 @@ def test_a_cut_command_survives_pasting(word: str) -> None:
     assert all(len(line) <= 40 for line in cut)
     assert all(len(line) == 40 for line in cut[:-1])
     assert "".join(line[:-1] for line in cut[:-1]) + cut[-1] == command
+
+
+def test_without_a_live_view_a_step_is_shown_every_ten_seconds() -> None:
+    said = PlainLines(trained(fresh(steps=90), 90)).lines()  # half a second each
+    steps = [line.split()[1] for line in said if line.startswith("step ")]
+    assert steps == ["1/90", "21/90", "41/90", "61/90", "81/90", "90/90"]
 
 
 def dots(picture: list[str]) -> list[tuple[int, int]]:
