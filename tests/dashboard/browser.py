@@ -73,6 +73,21 @@ class Page:
         )
         await self.call("Input.dispatchKeyEvent", type="keyUp", **told)
 
+    async def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Move the mouse from one point of the window to another with its button down."""
+        await self._mouse("Moved", start, button="none", buttons=0)
+        await self._mouse("Pressed", start)
+        for share in (0.5, 1.0):
+            x, y = (one + share * (two - one) for one, two in zip(start, end, strict=True))
+            await self._mouse("Moved", (x, y))
+        await self._mouse("Released", end, buttons=0)
+
+    async def _mouse(self, kind: str, at: tuple[float, float], **changes: Any) -> None:
+        given = {"type": f"mouse{kind}", "x": at[0], "y": at[1], "clickCount": 1}
+        await self.call(
+            "Input.dispatchMouseEvent", **{**given, "button": "left", "buttons": 1, **changes}
+        )
+
     async def names(self) -> list[tuple[str, str]]:
         """Role and name of all that a screen reader finds."""
         told = await self.call("Accessibility.getFullAXTree")

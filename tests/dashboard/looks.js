@@ -57,3 +57,10 @@ function bars() {
 
 // The parts of the page that are shown, from top to bottom.
 const parts = () => [...document.querySelectorAll("main > section")].filter((each) => !each.hidden).map((each) => each.id);
+
+// What stands above a chart, and where its plot is in the window.
+function chart(title) {
+  const figure = [...document.querySelectorAll("figure")].find((each) => each.querySelector("b").textContent === title);
+  const { left, top, width, height } = figure.querySelector(".u-over").getBoundingClientRect();
+  return { caption: figure.getAttribute("aria-label"), left, top, width, height };
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -203,6 +204,24 @@ async def test_keys_do_all_that_a_mouse_does(tmp_path: Path) -> None:
         )
         await page.press("/")
         assert await page.evaluate("document.activeElement.id") == "find"
+        assert not page.console
+
+
+async def test_a_zoom_is_that_of_all_charts_and_bars_stand_for_fewer_steps(tmp_path: Path) -> None:
+    async with serving(Feed(recorded(250))) as http, chromium(tmp_path) as browser:
+        page = await browser.open(str(http.base_url))
+        assert "steps 245–249" in (await looks(page, 'chart("verdicts")'))["caption"]
+        found = await looks(page, 'chart("reward")')
+        middle = found["top"] + found["height"] / 2
+        at = [found["left"] + share * found["width"] for share in (0.2, 0.4)]
+        await page.drag((at[0], middle), (at[1], middle))
+        # Of steps 50 to 99 the mouse, still at 40 %, points at 69; each step has a bar of its own.
+        near = (await looks(page, 'chart("verdicts")'))["caption"]
+        step = re.search(r"step (\d+),", near)
+        assert step and 66 <= int(step[1]) <= 73, near
+        await until_focus(page, "reward: step")
+        await page.press("Escape")
+        assert "steps 245–249" in (await looks(page, 'chart("verdicts")'))["caption"]
         assert not page.console
 
 

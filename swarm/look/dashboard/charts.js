@@ -61,6 +61,7 @@ export function smoothed(values) {
 // --- one chart --------------------------------------------------------------------------------
 
 const all = [];
+let dragged = null; // the chart in which the mouse was pressed last
 const zoomed = {}; // by unit: [first, last] step or round; without: everything
 
 function zoom(unit, range) {
@@ -197,11 +198,16 @@ class Chart {
         setSelect: [(plot) => {
           const { left, width } = plot.select;
           if (width < 4) return;
+          // The others follow the drag and end it, too, when their scales may be the new ones already.
+          if (dragged !== self) { plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false); return; }
           const [first, last] = [left, left + width].map((x) => plot.posToVal(x, "x"));
           plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
           zoom(self.unit, [first, last]);
         }],
-        ready: [(plot) => plot.over.addEventListener("dblclick", () => zoom(self.unit, null))],
+        ready: [(plot) => {
+          plot.over.addEventListener("mousedown", () => { dragged = self; });
+          plot.over.addEventListener("dblclick", () => zoom(self.unit, null));
+        }],
       },
     };
   }
