@@ -207,6 +207,28 @@ async def test_keys_do_all_that_a_mouse_does(tmp_path: Path) -> None:
         assert not page.console
 
 
+async def test_a_new_state_changes_figures_and_nothing_that_a_reader_chose(tmp_path: Path) -> None:
+    feed = Feed(recorded(63))
+    async with serving(feed) as http, chromium(tmp_path) as browser:
+        page = await browser.open(str(http.base_url))
+        await until_focus(page, "reward: step")
+        await until_focus(page, "batch")
+        await page.press("Enter")
+        peer = await until_focus(page, "inference")
+        await page.press("Enter")
+        for steps in (64, 75):  # from 64 steps on lines are means
+            feed.publish(recorded(steps))
+            await page.until(f"document.title.startsWith('{steps} ')")
+            assert await page.evaluate(FOCUS) == peer
+            assert await page.evaluate("document.activeElement.ariaExpanded") == "true"
+            hidden = "document.querySelectorAll('[aria-pressed=false]').length"
+            assert await page.evaluate(hidden) == 1
+            told = await looks(page, "[chart('reward').caption, chart('verdicts').caption]")
+            assert f"step {steps - 1}," in told[0] and f"–{steps - 1 + steps % 2}," in told[1], told
+            assert await looks(page, "cut()") == []
+        assert not page.console
+
+
 async def test_a_zoom_is_that_of_all_charts_and_bars_stand_for_fewer_steps(tmp_path: Path) -> None:
     async with serving(Feed(recorded(250))) as http, chromium(tmp_path) as browser:
         page = await browser.open(str(http.base_url))
