@@ -37,10 +37,11 @@ class Asker(NamedTuple):
     network: str
 
 
-_Key = tuple[bytes, int, int, int, bytes]
+Key = tuple[bytes, int, int, int, bytes]
+"""What a turn answers."""
 
 
-def _key(turn: Turn) -> _Key:
+def key_of(turn: Turn) -> Key:
     return (turn.seed, turn.group, turn.sample, turn.index, turn.before)
 
 
@@ -54,7 +55,7 @@ class SignedTurns:
         self._database = disk.database("turns.sqlite")
         self._bytes_max = bytes_max
         self._turn = trio.Lock()
-        self._unstored: dict[_Key, tuple[int, int, bytes, str, str]] = {}
+        self._unstored: dict[Key, tuple[int, int, bytes, str, str]] = {}
         self._used: Counter[tuple[str, str]] = Counter()
         """Bytes in all (`""`), and of each worker and network."""
 
@@ -88,7 +89,7 @@ class SignedTurns:
         """The turn that was signed before in the place of `turn`."""
         found = self._database.read(
             f"SELECT envelope FROM turns WHERE ({_COLUMNS}) = (?, ?, ?, ?, ?) ORDER BY {_COLUMNS}",
-            _key(turn),
+            key_of(turn),
         )
         try:
             return open_envelope(found[0][0]) if found else None
@@ -102,7 +103,7 @@ class SignedTurns:
 
         `at`: lineage and step of its submission; turns of those before `oldest` are deleted."""
         turn = signed.expect(Turn)
-        key = _key(turn)
+        key = key_of(turn)
         if key not in self._unstored:
             self._unstored[key] = (*at, signed.raw, *asker)
             self._charge(asker, len(signed.raw))
@@ -222,7 +223,8 @@ class _Queue:
     async def run_next(self, run: Callable[[_Call], Awaitable[bool]]) -> bool:
         """Await `run` with the next call, and count its time; returns its result."""
         while not self._waiting:
-            self._arrived = trio.Event()
+            if self._arrived.is_set():  # an event of its own would wake the last child alone
+                self._arrived = trio.Event()
             await self._arrived.wait()
         client = min(self._waiting, key=lambda each: (self._running[each], self._seconds(each)))
         call = self._waiting[client].popleft()

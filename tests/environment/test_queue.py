@@ -47,6 +47,25 @@ async def test_a_client_whose_calls_hang_delays_itself_more_than_others() -> Non
     assert abs(ended["a"][-1] - ended["b"][-1]) < 1.0
 
 
+async def test_all_idle_children_take_calls() -> None:
+    begun: list[str] = []
+
+    async def run(call: _Call) -> bool:
+        begun.append(call.client)
+        await trio.sleep(30.0)
+        return True
+
+    queue = _Queue(4096, trio.current_time)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(queue.run_next, run)
+        await trio.testing.wait_all_tasks_blocked()
+        for client in "abc":
+            queue.put(_Call(client, _never))
+        await trio.testing.wait_all_tasks_blocked()
+        assert begun == ["a", "b", "c"]
+
+
 def test_too_many_calls_are_refused_and_dropped_ones_leave_room() -> None:
     queue = _Queue(2, lambda: 0.0)
     calls = [_Call("a", _never), _Call("b", _never), _Call("b", _never)]
