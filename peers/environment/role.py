@@ -8,9 +8,12 @@ runs in child processes (`pool`), never here."""
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import msgspec
+import trio
 
 from peers.environment import pool
 from peers.environment.memory import Texts
@@ -31,8 +34,9 @@ from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import EnvironmentReference
 from swarm.wire.messages import Admission, Message, StepOrder
-from swarm.wire.messenger import first
+from swarm.wire.messenger import REQUESTS_OPEN_MAX, first
 from swarm.world import ChildError
+from swarm.world.tasks import Guarded, open_guarded
 
 ATTEMPTS_MAX = 2
 """Failed calls over one episode, after which it is over, or has no prompt, or no grade."""
@@ -47,6 +51,11 @@ BURST_SECONDS = 20.0
 """Requests at once are those of this time: all samples of a batch may end their turn together."""
 
 
+REPLY_SECONDS = 45.0
+"""Time after which a worker whose turn is still being made is told to ask again: less than its
+deadline, which would end all its other requests."""
+
+
 class _Refused(SwarmError):
     """The request is refused, for a reason that the asking peer is told."""
 
@@ -54,6 +63,15 @@ class _Refused(SwarmError):
         super().__init__(reason)
         self.later = later
         self.incomplete = incomplete
+
+
+@dataclass(eq=False)
+class _Making:
+    """A turn in the making. It is finished and kept though nobody waits for it any more: to play it
+    again would cost a slow tool's time again, and may give another answer."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    made: Envelope | _Refused | None = None
 
 
 class EnvironmentRole:
@@ -77,6 +95,10 @@ class EnvironmentRole:
         self._texts = Texts()
         self._failures: Counter[tuple[str, bytes, int, int]] = Counter()
         """Calls that failed, by kind (`prompt`, `turn` or `grade`) and episode."""
+        self._making: dict[str, dict[pool.Key, _Making]] = {}
+        """Turns in the making, by worker and place."""
+        self._guarded: Guarded | None = None
+        """Owns the tasks that make them, while this peer serves."""
         self._dropped = Rationed(peer.node.events)
         peer.gossip.listen(StepOrder, self._orders.take)
 
@@ -106,8 +128,11 @@ class EnvironmentRole:
                 environments=served, folder=str(self._node.disk.local_path(folder))
             )
             self._peer.status.doing = "ready to serve"
-            async with self._peer.messenger.answering(
-                {turns.TurnRequest: self._on_turn, turns.GradeRequest: self._on_grade}
+            async with (
+                open_guarded() as self._guarded,
+                self._peer.messenger.answering(
+                    {turns.TurnRequest: self._on_turn, turns.GradeRequest: self._on_grade}
+                ),
             ):
                 await self._pool.run(setup, lambda service: check_rendering(service.probe, served))
 
@@ -170,23 +195,64 @@ class EnvironmentRole:
         assert found is not None, "the order of the request was found"
         if segments:
             self._check_is_in_charge(found, seed)
+            if turn.index > 1:
+                self._check_shown(request, turn, segments, first(supporting, turns.Turn))
+        of_worker, key = self._making.get(worker, {}), pool.key_of(turn)
+        making = of_worker.get(key)
+        if making is None:
+            if len(of_worker) >= REQUESTS_OPEN_MAX:
+                raise _Refused(f"{len(of_worker)} of its turns are being made", later=True)
+            making = self._making.setdefault(worker, {})[key] = _Making()
+            assert self._guarded is not None
+            self._guarded.start_soon(partial(self._make, making, order, turn, segments, asker))
+        with trio.move_on_after(REPLY_SECONDS):
+            await making.done.wait()
+        if isinstance(making.made, _Refused):
+            raise making.made
+        if making.made is None:
+            raise _Refused("the turn is still being made", later=True)
+        if segments:
+            self._texts.keep(making.made.expect(turns.Turn), before)
+        return making.made
+
+    async def _make(
+        self,
+        making: _Making,
+        order: SubmissionOrder,
+        turn: turns.Turn,
+        segments: list[list[int]],
+        asker: pool.Asker,
+    ) -> None:
+        """Make, sign and keep a turn."""
         try:
-            if not segments:
-                turn = await self._prompt(order, turn)
-            else:
-                if turn.index > 1:
-                    self._check_shown(request, turn, segments, first(supporting, turns.Turn))
+            making.made = await self._made(order, turn, segments, asker)
+        except _Refused as refusal:
+            making.made = refusal
+        finally:
+            del self._making[asker.worker][pool.key_of(turn)]
+            if not self._making[asker.worker]:
+                del self._making[asker.worker]
+            making.done.set()
+
+    async def _made(
+        self, order: SubmissionOrder, turn: turns.Turn, segments: list[list[int]], asker: pool.Asker
+    ) -> Envelope:
+        """Raises `_Refused`."""
+        try:
+            if segments:
                 turn = await self._answer(order, turn, segments)
+            else:
+                turn = await self._prompt(order, turn)
         except pool.TooBusy as error:
             raise _Refused(str(error), later=True) from error
         except (pool.CallFailed, ChildError) as error:
             turn = self._after_failure(turn, error)
-        if segments:
-            self._texts.keep(turn, before)
         signed = await self._peer.seal(turn, STATE_LIFETIME_SECONDS)
-        newest = self._peer.step_order() or found
-        oldest = (newest.lineage, newest.step - self._run.max_staleness)
-        return await self._signed.keep(signed, (found.lineage, found.step), oldest, asker)
+        at = (order.policy.lineage, order.step)
+        newest = self._peer.step_order()
+        last = (newest.lineage, newest.step) if newest is not None else at
+        oldest = (last[0], last[1] - self._run.max_staleness)
+        return await self._signed.keep(signed, at, oldest, asker)
 
     def _check_is_in_charge(self, order: StepOrder, seed: bytes) -> None:
         """Raise `_Refused` while an environment peer lives that ranks before this one.
