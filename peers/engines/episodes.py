@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from time import perf_counter
 from typing import Self
 
@@ -19,6 +19,8 @@ from peers.engines.engine import Engine, Piece, Request
 from peers.environments import Environment, Renderer, Task, episodes_of
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.environments.interface import Prompt
+from swarm.errors import UserError
+from swarm.jobs.inference import TurnFailed
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.signed_turns import is_answered
 from swarm.wire.manifest import Sampling
@@ -67,7 +69,11 @@ class Episodes:
 
 
 WAIT_SECONDS = 0.5
-"""Longest wait for a served environment's turn before the caller may cancel."""
+"""Longest wait for an environment's turn before the caller may cancel."""
+
+QUICK_SECONDS = 0.05
+"""Time that the engine waits for an environment here, whose answer mostly takes less: the episode
+then keeps its slot, and the batch of a seed is the same each time. A slower one gives it up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +195,7 @@ class Playing:
         """Why these episodes were given up, set here or by any thread that wants them no more."""
         self._on_end = on_end
         self.asked: dict[int, _Row] = {}
-        """Episodes whose environment peer was asked for a turn."""
+        """Episodes whose environment, here or at its peer, was asked for a turn."""
         self.answers: deque[tuple[int, Sequence[int]]] = deque()
         """(row, tokens) of the turns that came; any thread appends."""
         self.reporter = current.get()
@@ -198,6 +204,11 @@ class Playing:
     @property
     def is_over(self) -> bool:
         return self.left == 0 or self.error is not None
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether all its episodes have begun, and most of those that are left wait for a turn."""
+        return not self.waiting and 2 * len(self.asked) > self.left
 
     def end(self, row: _Row) -> None:
         """Note that an episode is over."""
@@ -229,11 +240,43 @@ def _prompts_of(renderer: Renderer, work: Sequence[Work]) -> Iterator[Sequence[i
             yield rendered[prompt]
 
 
+class _Answering:
+    """A thread for the environments that run here, whose code need not be safe in two at once. It
+    lives while there are calls."""
+
+    def __init__(self) -> None:
+        self.turn = Lock()
+        """Held while an environment's code runs."""
+        self._calls: deque[Callable[[], None]] = deque()
+        self._lock = Lock()
+        self._is_running = False
+
+    def start(self, call: Callable[[], None]) -> None:
+        """Run `call`, which must not raise, after those before it."""
+        with self._lock:
+            self._calls.append(call)
+            if self._is_running:
+                return
+            self._is_running = True
+        Thread(target=self._run, name="environments", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._is_running = False
+                    return
+                call = self._calls.popleft()
+            with self.turn:
+                call()
+
+
 class Player:
     """Plays sets of episodes on an engine that has no other requests.
 
     Up to `sets_at_once` sets share the batch: episodes of the next set begin as those of the sets
-    before it end. As many are played at once as the largest set has."""
+    before it end, or wait for an environment that takes long. As many are generated at once as the
+    largest set has."""
 
     def __init__(self, engine: Engine, sets_at_once: int = 1) -> None:
         self._engine = engine
@@ -244,10 +287,13 @@ class Player:
         """By id of the request."""
         self.seconds = 0.0
         """Time of all steps."""
-        self.environments_turn = Lock()
-        """Held while an environment's code runs: it need not be safe in two threads at once."""
+        self._answering = _Answering()
+        self.environments_turn = self._answering.turn
+        self._answered = Event()
+        """Set when the environments here have answered the last call."""
+        self._answered.set()
         self._news = Event()
-        """Set when an environment peer's turn has come."""
+        """Set when a turn has come."""
 
     @property
     def is_idle(self) -> bool:
@@ -315,8 +361,9 @@ class Player:
 
     def _begin(self) -> None:
         """Begin waiting episodes while there is room; a task's together, to share its prompt."""
-        sets = self._sets[: self._sets_at_once]
-        room = max((len(each.played) for each in sets), default=0)
+        leaving = [each for each in self._sets if each.leaves_room]
+        sets = [each for each in self._sets if each not in leaving][: self._sets_at_once]
+        room = max((len(each.played) for each in (*leaving, *sets)), default=0)
         for playing in sets:
             while playing.waiting and len(self._going) < room and playing.error is None:
                 first = playing.waiting[0]
@@ -349,17 +396,34 @@ class Player:
             else:
                 self._continue(playing, row, ())
             return
-        answer = None
-        if row.has_turns:
-            assert isinstance(work, tuple)
-            if row.replies is None:
-                limits = EpisodeLimits(
-                    sampling.stop_ids, sampling.max_new_tokens, self._engine.capabilities.length_max
-                )
-                row.replies = Replies(*work, playing.renderer, limits)
-            with self.environments_turn:
-                answer = row.replies.next(row.segments)
-        self._continue(playing, row, answer or ())
+        if not row.has_turns:
+            self._continue(playing, row, ())
+            return
+        assert isinstance(work, tuple)
+        if row.replies is None:
+            limits = EpisodeLimits(
+                sampling.stop_ids, sampling.max_new_tokens, self._engine.capabilities.length_max
+            )
+            row.replies = Replies(*work, playing.renderer, limits)
+        playing.asked[row.row] = row
+        is_free, self._answered = self._answered.is_set(), Event()
+        call = partial(self._reply, playing, row, row.replies, self._answered)
+        self._answering.start(call)
+        if is_free and self._answered.wait(QUICK_SECONDS):
+            self._take_answers()
+
+    def _reply(self, playing: Playing, row: _Row, replies: Replies, done: Event) -> None:
+        """Answer an episode's last segment, in the thread of environments."""
+        try:
+            if playing.error is None:
+                self.answer(playing, row.row, replies.next(row.segments) or ())
+        except UserError as error:
+            playing.error = TurnFailed(str(error))
+        except Exception as error:
+            playing.error = error
+        finally:
+            done.set()
+            self._news.set()
 
     def _continue(self, playing: Playing, row: _Row, answer: Sequence[int]) -> None:
         """Submit an episode's next turn, or end it if the environment does not answer."""

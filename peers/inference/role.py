@@ -39,6 +39,10 @@ from swarm.world.tasks import alongside, open_guarded
 STATES_PAUSE_SECONDS = 5.0
 """Pause after no peer had the states that a step continues, unless the order changes."""
 
+ATTEMPTS_MAX = 3
+"""Attempts at a submission whose environment fails over a turn. Then this peer ends with the
+sentence."""
+
 POLICIES_IN_MEMORY = 2
 """The policy in use, and the next policy while it is loaded."""
 
@@ -457,10 +461,9 @@ class InferenceRole:
         try:
             prompts = await self._turns.prompts(pending)
             path = str(self._node.disk.local_path(pending.path))
+            job = inference.Generate(order=pending.asked, path=path, prompts=prompts)
             with self._generating():
-                return await engine.generate(
-                    inference.Generate(order=pending.asked, path=path, prompts=prompts)
-                )
+                return await self._attempt(engine, pending, job)
         except (Unwanted, ChildUserError) as error:
             if isinstance(error, ChildUserError) and seed not in self._turns.unwanted:
                 raise
@@ -480,6 +483,30 @@ class InferenceRole:
         self._pending.end(pending, self._peer.step_order())
         self._changed()
         return None
+
+    async def _attempt(
+        self,
+        engine: inference.InferenceService,
+        pending: PendingSubmission,
+        job: inference.Generate,
+    ) -> inference.Generated:
+        """Generate a submission, again where an environment of this machine fails over a turn: it
+        may be slow for a moment, the tokens are the same, and others in the batch go on."""
+        attempt = 1
+        while True:
+            try:
+                return await engine.generate(job)
+            except ChildUserError as error:
+                if error.kind != inference.TurnFailed.__name__ or attempt == ATTEMPTS_MAX:
+                    raise
+                self._events.emit(
+                    "inference.turn_failed",
+                    step=pending.order.step,
+                    number=pending.number,
+                    reason=str(error),
+                )
+            self._turns.forget(pending.asked.seed())
+            attempt += 1
 
     def _changed(self) -> None:
         """Another submission may be allowed now."""

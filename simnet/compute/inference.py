@@ -89,7 +89,7 @@ class EngineModel:
     async def _ask(self, seed: bytes, row: int, segments: list[list[int]]) -> inference.GiveTurn:
         """Ask for the environment's turn, and wait for it."""
         given: list[inference.GiveTurn] = []
-        came = trio.Event()
+        came, since = trio.Event(), trio.current_time()
 
         def take(job: inference.GiveTurn) -> None:
             given.append(job)
@@ -101,6 +101,7 @@ class EngineModel:
         )
         self._news.set()
         await came.wait()
+        self._setting.tell("turn_given", seconds=trio.current_time() - since)
         return given[0]
 
     async def _play(self, job: inference.Generate, made: SimulatedRollouts, seconds: float) -> None:
@@ -150,6 +151,8 @@ class EngineModel:
             raise ValueError(
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
+        if fabricates == "a failure":
+            raise ChildUserError("the tool's server is gone", inference.TurnFailed.__name__)
         made = rollouts(self._setting, order)
         made.invented = self._altered or fabricates in ("weights", "sleepers")
         made.sleeps_seconds = SLEEP_SECONDS if fabricates == "sleepers" else 0.0

@@ -4,10 +4,16 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
+from swarm.errors import UserError
 from swarm.jobs import Hardware, Load, SubmissionOrder
 from swarm.wire.manifest import EnvironmentReference
 from swarm.wire.messages import CheckpointReference, Digest
 from swarm.world import Job, Setup
+
+
+class TurnFailed(UserError):
+    """An environment that runs here failed over a turn. Its submission is given up for now; others
+    go on."""
 
 
 class InferenceSetup(Setup, frozen=True, kw_only=True):

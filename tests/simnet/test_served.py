@@ -153,6 +153,64 @@ def test_a_submission_whose_prompts_hang_is_given_up_and_the_next_begun() -> Non
     assert "took longer than 30 s" in found[0]["reason"]
 
 
+def test_a_tool_slower_than_a_request_s_deadline_is_called_once_per_turn() -> None:
+    """A worker asks again after 45 s, and its request would end after 60 s. Were a call of 100 s
+    lost with its request, none would ever be answered. A submission needs three in a row, and all
+    32 children at once."""
+    made: list[float] = []
+
+    async def main() -> None:
+        workload = Workload(model_bytes=3_000_000, turns=1, is_random=True)
+        simulation = Simulation(7, workload=workload)
+        slow = Hardware(environment_seconds=100.0)
+        async with going(
+            simulation,
+            Plan("v0", ["validator"]),
+            Plan("trainer", ["trainer"]),
+            Plan("w0", ["inference"]),
+            Plan(
+                "e0",
+                ["environment"],
+                hardware=slow,
+                tables={"environment": {"seconds_max": 200, "children": 32}},
+            ),
+            steps=2,
+            environments=[SERVED],
+        ):
+            verdict = simulation.expect(
+                "validator.verdict", ["v0"], lambda event: event.fields["outcome"] == "accepted"
+            )
+            began = trio.current_time()
+            assert await simulation.meet(verdict, 3600.0)
+            made.append(trio.current_time() - began)
+
+    run_virtual(main, seed=7)
+    assert 300.0 < made[0] < 400.0
+
+
+async def test_a_submission_is_made_again_after_its_own_environment_failed_over_a_turn() -> None:
+    """The peer and its engine go on, with what else is generated."""
+    asked: list[int] = []
+
+    def fails(order: SubmissionOrder) -> str:
+        asked.append(order.number)
+        return "a failure" * (order.number == 0 and asked.count(0) <= 2)
+
+    simulation = Simulation(7, workload=Workload(model_bytes=3_000_000))
+    async with going(
+        simulation,
+        Plan("v0", ["validator"]),
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0)),
+        Plan("w0", ["inference"], fabricates=fails),
+        steps=2,
+    ):
+        assert await simulation.meet(simulation.expect("trainer.run_complete", ["trainer"]), 900.0)
+    counts = simulation.trace.counts
+    assert counts["inference.turn_failed"] == 2
+    assert counts["inference.submission_given_up"] == 0
+    assert counts["inference.ready"] == 1, "no engine was started again"
+
+
 def test_an_episode_whose_grade_hangs_is_not_gradable() -> None:
     (verdict,) = events_with(Hardware(grade_seconds=1000.0), "v0", "validator.verdict", count=1)
     assert (verdict["outcome"], verdict["failed"]) == ("quarantined", "not_gradable")
