@@ -203,6 +203,8 @@ class Connection:
         owner = self.owner
         network.count_message(owner.peer_id)
         network.bytes_sent += size_bytes
+        network.bytes_by_sender[owner.peer_id] += size_bytes
+        network.bytes_by_receiver[self.peer.peer_id] += size_bytes
         self._number += 1
         free_at = max(trio.current_time(), self._line_free_at)
         self._line_free_at = free_at + size_bytes / owner.line.uplink_bytes_per_second

@@ -42,6 +42,8 @@ class SimulatedNetwork:
         self.bytes_sent = 0
         """Bytes of messages on connections so far."""
         self.messages_by_sender: Counter[PeerId] = Counter()
+        self.bytes_by_sender: Counter[PeerId] = Counter()
+        self.bytes_by_receiver: Counter[PeerId] = Counter()
         self.connections_made = 0
         self.link_seed = link_seed(seed)
         self._numbers: dict[str, int] = {}

@@ -33,6 +33,7 @@ class EnvironmentModel:
 
     async def play(self, job: environment.PlayTurn) -> environment.Played:
         await self._work()
+        self._setting.tell("turn_played", worker=job.order.worker)
         workload, turn = self._setting.workload, len(job.segments) // 2
         if turn > workload.turns:
             return environment.Played(tokens=[])
