@@ -7,7 +7,13 @@ import trio
 from peers.models.find import FORMS
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
-from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options, explained
+from swarm.terminal.options import (
+    AsJson,
+    EnvironmentOptions,
+    Settings,
+    environment_options,
+    explained,
+)
 
 
 @exits
@@ -22,6 +28,7 @@ def demo(
     keep: Path | None = None,
     cheat: str | None = None,
     plain: bool = False,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> int:
     """Run a whole swarm on this machine, which learns a small task, by default to sort six digits.
@@ -45,6 +52,7 @@ def demo(
         keep=keep,
         cheat=cheat,
         plain=plain,
+        settings=settings or (),
         as_json=as_json,
     )
     return trio.run(run_demo, options)  # it handles signals itself

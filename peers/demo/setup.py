@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from peers.demo.recipes import MODEL, OBJECTIVE, RECIPES, Recipe
 from swarm.errors import UserError
+from swarm.roles import check_tables
 from swarm.run.toml import RunHashes
-from swarm.settings import ROLE_GROUP
+from swarm.settings import ROLE_GROUP, load_settings
 from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import Admissions, OptionValue, RunManifest, TrustedKey
 from swarm.world.machine import free_memory_bytes
@@ -100,9 +101,12 @@ class DemoOptions:
     """One of `CHEATS`: how the last inference peer cheats."""
     plain: bool = False
     as_json: bool = False
+    settings: Sequence[str] = ()
+    """NAME=VALUE for every peer, or ROLE.NAME=VALUE."""
 
 
 def check_options(options: DemoOptions) -> None:
+    check_tables(load_settings(None, {}, [*options.settings, "trainer.model=."]))  # the demo's own
     if options.steps is not None and not 1 <= options.steps <= STEPS_MAX:
         raise UserError(f"--steps is {options.steps}; give 1 to {STEPS_MAX}")
     if not 1 <= options.peers <= PEERS_MAX:
@@ -272,3 +276,6 @@ def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoO
             config = peer.home / "settings.toml"
             write_config(config, peer.role, settings)
             peer.arguments += ["--config", str(config)]
+        for each in options.settings:
+            if each.partition("=")[0].rpartition(".")[0] in ("", peer.role):
+                peer.arguments += ["--set", each]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peers.demo.recipes import LORA, RECIPES, TEMPERATURE, TOKENS_MAX, recipe_of
-from peers.demo.setup import DemoOptions, check_memory, check_options
+from peers.demo.setup import DemoOptions, check_memory, check_options, configure, make_peers
 from peers.engines.demo import EOS_ID, make_policy, save_tokenizer
 from swarm.errors import UserError
 from tests.demo.chat_model import make_chat_model
@@ -104,3 +104,16 @@ def test_a_model_that_is_too_large_is_refused_before_anything_starts(
 def test_a_cheat_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--cheat is 'int4'; give one of: wrong-weights, int8"):
         check_options(DemoOptions(cheat="int4", keep=tmp_path))
+
+
+def test_settings_of_the_line_reach_the_peers_that_have_them(tmp_path: Path) -> None:
+    options = DemoOptions(settings=["trainer.device=cpu", "uplink_mbps=20"])
+    check_options(options)
+    peers = make_peers(tmp_path, inference_peers=1)
+    configure(peers, "/ip4/127.0.0.1/tcp/1", tmp_path, options)
+    for peer in peers:
+        given = [] if peer.role == "bootstrap" else ["uplink_mbps=20"]
+        assert peer.arguments.count("--set") == len(given) + (peer.role == "trainer")
+        assert ("trainer.device=cpu" in peer.arguments) == (peer.role == "trainer")
+    with pytest.raises(UserError, match="unknown key 'speed'"):
+        check_options(DemoOptions(settings=["inference.speed=1"]))
