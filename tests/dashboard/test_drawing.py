@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from swarm.look.dashboard.history import REFUSALS_KEPT
 from tests.dashboard.harness import in_node
 
 PEERS = 8192
@@ -200,5 +201,6 @@ console.log(JSON.stringify([causes, workerHours(steps), workerHours(new Map())])
 
 def test_refusals_by_cause_and_the_cost_of_tokens(tmp_path: Path) -> None:
     causes, hours, none = in_node(tmp_path, REFUSALS, "sections.js", "charts.js", "dom.js")
+    assert f"const KEPT = {REFUSALS_KEPT};" in (tmp_path / "sections.js").read_text("utf-8")
     assert causes == [["refused: b", [0, 2]], ["refused: a", [1]]]
     assert hours == pytest.approx(6 / 3600 / 600 * 1e6) and none is None

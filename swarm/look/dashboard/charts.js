@@ -289,7 +289,7 @@ class Chart {
     const words = this.shown.map(({ label, field, low, high }, index) => {
       const value = row[field] ?? (this.at === null && !this.bars ? this.newest(field) : null);
       const interval = low && isNumber(row[low]) ? ` (${written(row[low])}–${written(row[high])})` : "";
-      const text = `${label ? `${label} ` : ""}${isNumber(value) ? written(value) + interval : "–"}`;
+      const text = `${label ? `${label} ` : ""}${isNumber(value) ? written(value) + interval : this.bars ? 0 : "–"}`;
       this.parts[index].textContent = text;
       return text;
     });

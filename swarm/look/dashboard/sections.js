@@ -6,6 +6,7 @@ import { byId, bytes, count, counted, element, paragraph, short, tableRow } from
 
 // --- refusals, one card for each cause --------------------------------------------------------
 
+const KEPT = 50; // refusals that the page is sent at most
 const LISTED = 8; // submissions of one cause that are listed before the rest
 const opened = new Set();
 
@@ -45,6 +46,7 @@ function causeCard([cause, found]) {
 export function drawRefusals(refusals, head) {
   byId("refusals-part").hidden = head.rounds > 0 && !refusals.length; // trainers of an outer loop have none
   const shown = byCause(refusals).map(causeCard);
+  if (refusals.length >= KEPT) shown.push(element("p", `Of the newest ${KEPT} submissions that were not accepted.`, "note"));
   byId("refusals").replaceChildren(...(shown.length ? shown : [element("p", "None so far.", "soft")]));
 }
 
