@@ -42,6 +42,11 @@ function faint() {
   return found.slice(0, 9);
 }
 
+// Opens a peer and all refusals.
+function open() {
+  for (const each of document.querySelectorAll(".open, summary")) each.click();
+}
+
 // The bars near the ground of the chart of verdicts: their number, and the share of its width.
 function bars() {
   const figure = [...document.querySelectorAll("figure")].find((each) => each.querySelector("b").textContent === "verdicts");

@@ -67,7 +67,7 @@ def recorded(steps: int, labels: Sequence[str] = ("sort-digits",), seed: int = 7
         if step % 10 == 9:
             evaluation = _evaluated(drawn, step + 1, labels)
             history.learn_evaluation(evaluation)
-    for number in range(min(steps, 40)):
+    for number in reversed(range(min(steps, 40))):
         kind = (
             ("proofs", REASON)
             if number % 4

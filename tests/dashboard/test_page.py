@@ -85,8 +85,10 @@ async def test_nothing_is_cut_wraps_or_is_faint(width: int, dark: bool, tmp_path
         for name, make in RUNS.items():
             async with serving(Feed(make())) as http:
                 page = await browser.open(str(http.base_url), width=width, dark=dark)
-                assert await looks(page, "cut()") == [], name
-                assert await looks(page, "faint()") == [], name
+                for _ in range(2):
+                    assert await looks(page, "cut()") == [], name
+                    assert await looks(page, "faint()") == [], name
+                    await looks(page, "open()")
                 assert not page.console, name
 
 
