@@ -7,16 +7,17 @@ import importlib
 import inspect
 import re
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, get_origin
+from typing import Annotated, Any, get_origin
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import swarm
-from swarm.commands.main import FIRST_LINES, GROUP, OTHERS, PANELS, app
+from swarm.commands.main import FIRST_LINES, GROUP, OTHERS, PANELS, Deferred, app
 
 
 def ours() -> set[str]:
@@ -92,3 +93,27 @@ def _explained(path: Path) -> list[str]:
         if isinstance(each, ast.FunctionDef)
         and any(ast.unparse(mark).startswith("explained(") for mark in each.decorator_list)
     ]
+
+
+def _options(command: Any, path: str = "swarm") -> Iterator[tuple[str, str, str]]:
+    """(command, option, kind of its value) of every command and option."""
+    command = command.loaded() if isinstance(command, Deferred) else command
+    for each in command.params:
+        for name in each.opts:
+            if name.startswith("--"):
+                kind = each.type_descriptor.annotation if each.type_descriptor else str
+                yield path, name, "count" if kind in (int, float) else kind.__name__
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _options(inner, f"{path} {name}")
+
+
+def test_one_word_stands_for_one_thing_in_every_command() -> None:
+    kinds: dict[str, set[str]] = {}
+    for _, option, kind in _options(typer.main.get_command(app)):
+        same = {"list": "text", "str": "text", "Path": "text"}.get(kind, kind)
+        kinds.setdefault(option, set()).add(same)
+    assert [option for option, found in kinds.items() if len(found) > 1] == []
+    assert len(kinds) > 100
+    others = "--policy --teacher --checkpoint --tasks --ledger --to --last --folder --token-file"
+    assert not kinds.keys() & set(others.split())
+    assert kinds["--json"] == {"bool"}
