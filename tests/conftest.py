@@ -12,6 +12,9 @@ import trio
 import trio.testing
 from hypothesis import HealthCheck, settings
 
+# First: libp2p by itself imports fastecdsa, which is not installed.
+import swarm.transport.libp2p  # noqa: F401
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name of a model that is no folder asks nobody
 
 settings.register_profile(

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from swarm.terminal.extras import EXTRAS
 from swarm.wire.identity import Identity
@@ -23,6 +24,7 @@ from tests.commands.harness import bootstrap_peer, complaint, signed_manifest
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = ("swarm", "peers", "simnet")
 OPTIONAL = sorted({module for modules in EXTRAS.values() for module in modules})
+PYTHONS = ("3.11", "3.12", "3.13")
 
 
 def project() -> dict[str, Any]:
@@ -93,16 +95,81 @@ def test_commands_know_what_each_extra_holds(extra: str) -> None:
     assert names == {name_of(called.get(module, module)) for module in EXTRAS[extra]}
 
 
+def left_out() -> set[str]:
+    """The distributions that uv leaves out by `deploy/overrides.txt`."""
+    lines = (REPOSITORY / "deploy/overrides.txt").read_text(encoding="utf-8").splitlines()
+    return {name_of(line) for line in lines if not line.startswith("#")}
+
+
+def needed(extra: str, without: set[str], python: str) -> Iterator[tuple[str, str]]:
+    """Collect (who requires, what) for all of `swarm-rl[extra]`, but for those `without`."""
+    table = project()["project"]
+    own = list(table["dependencies"])
+    for name, lines in table["optional-dependencies"].items():
+        own += [f"{line}; extra == '{name}'" for line in lines]
+    queue, seen = [("swarm-rl", extra)], set()
+    while queue:
+        name, wanted = queue.pop()
+        if (name, wanted) in seen:
+            continue
+        seen.add((name, wanted))
+        for line in own if name == "swarm-rl" else requires(name) or ():
+            required = Requirement(line)
+            where = {
+                "extra": wanted,
+                "python_version": python,
+                "python_full_version": f"{python}.0",
+            }
+            child = name_of(required.name)
+            if child in without or (
+                required.marker and not required.marker.evaluate({**where, "extra": wanted})
+            ):
+                continue
+            yield name, child
+            if child == "fastecdsa":
+                continue  # which is installed nowhere
+            queue += [(child, each) for each in ("", *required.extras)]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_lock_is_complete(python: str) -> None:
+    """`make install` takes it without looking for what is required besides, or built from source.
+
+    PyTorch's own packages are installed with it, for they depend on the machine."""
+    lines = (REPOSITORY / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    locked = {name_of(line) for line in lines if line and not line.startswith("#")}
+    found = {child for _, child in needed("dev", {"fastecdsa", "torch"}, python)}
+    assert found - locked == {"swarm-rl"} and "fastecdsa" not in locked
+    assert f"Programming Language :: Python :: {python}" in project()["project"]["classifiers"]
+
+
+def test_what_uv_leaves_out_is_required_by_nothing_else_than_libp2p() -> None:
+    """But for TensorBoard, of which the file speaks."""
+    (own,) = project()["tool"]["uv"]["override-dependencies"]
+    assert name_of(own) == "fastecdsa" and left_out() > {"fastecdsa"}
+    for python in PYTHONS:
+        required = {each for each in needed("dev", set(), python) if each[1] in left_out()}
+        by_libp2p = {(name, child) for name, child in required if name == "libp2p"}
+        assert {child for _, child in by_libp2p} == left_out()
+        assert required - by_libp2p <= {("tensorboard", "grpcio")}
+
+
 @pytest.fixture
 def core_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment in which child processes find only the core distribution's dependencies."""
+    """An environment in which child processes find only the core distribution's dependencies, and
+    of libp2p's those that uv installs."""
+    distributions = packages_distributions()
+    without = {
+        name for name in distributions if left_out() & set(map(name_of, distributions[name]))
+    }
+    missing = [*OPTIONAL, *sorted(without)]
     (tmp_path / "sitecustomize.py").write_text(
         f"""
 import sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {OPTIONAL}:
+        if name.partition(".")[0] in {missing}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Missing())
