@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
@@ -42,6 +42,8 @@ class Pipeline:
     sampling: Sampling
     learned_steps: int = 0
     """Steps with a group whose rewards differ."""
+    trained: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the last step."""
 
     def take_step(self, step: int) -> tuple[float, float, Rollouts]:
         """Generate a step's rollouts: (mean reward, share of episodes with two turns, rollouts)."""
@@ -105,6 +107,7 @@ class Pipeline:
         )
         trained = trio.run(self.trainer.train, TrainStep(step=step, submissions=[accepted]))
         assert trained.unreadable == []
+        self.trained = trained.figures
         # Groups of equal rewards teach nothing, and have no such figure.
         difference = trained.figures.get("engine_log_probability_difference")
         if difference is not None:
