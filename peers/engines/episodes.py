@@ -5,6 +5,7 @@ Each episode goes on by itself: its next turn is submitted as soon as the enviro
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -245,11 +246,23 @@ class _Answering:
     lives while there are calls."""
 
     def __init__(self) -> None:
-        self.turn = Lock()
-        """Held while an environment's code runs."""
+        self._turn, self._next = Lock(), Lock()
         self._calls: deque[Callable[[], None]] = deque()
         self._lock = Lock()
         self._is_running = False
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold this while an environment's code runs, in whatever thread.
+
+        Who waits for it is `_next`, so that the thread, which wants it again at once for the next
+        call, does not overtake a submission that draws its tasks."""
+        with self._next:
+            self._turn.acquire()
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def start(self, call: Callable[[], None]) -> None:
         """Run `call`, which must not raise, after those before it."""
@@ -267,7 +280,7 @@ class _Answering:
                     self._is_running = False
                     return
                 call = self._calls.popleft()
-            with self.turn:
+            with self.turn():
                 call()
 
 

@@ -228,7 +228,7 @@ class EngineService:
         renderer = self._renderer = Renderer.current(self._folder, self._renderer)
         positions = ModelFacts.read(self._folder).max_position_embeddings
         room = PromptRoom.of_policy(renderer, positions, order.sampling.max_new_tokens)
-        with self._player.environments_turn:
+        with self._player.environments_turn():
             local = self._environments.tasks(order, room)
         groups = self._with_served(job, local)
         path = Path(job.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -106,6 +106,28 @@ def test_others_are_generated_while_a_tool_runs(player: Player, policy: Path) ->
     assert tool.calls == quick.calls > 2, "each turn is asked for once"
     cut = [each.finish for row in slow.played for each in row.segments if each.kind == "model"]
     assert set(cut) == {"stop"}
+
+
+def test_calls_that_wait_do_not_overtake_a_submission_that_draws_its_tasks(
+    player: Player, policy: Path
+) -> None:
+    tool, drawn = Tool(), []
+    slow = playing(player, policy, tool, rows=4)
+    while len(slow.asked) < 4:
+        player.step()
+
+    def draw() -> None:
+        with player.environments_turn():
+            drawn.append(tool.calls)
+
+    thread = Thread(target=draw, daemon=True)
+    thread.start()
+    while not player._answering._next.locked():
+        assert thread.is_alive()
+    tool.gate.set()
+    thread.join(SECONDS)
+    assert drawn == [1]
+    finish(player, slow)
 
 
 def test_a_tool_that_fails_ends_its_own_set(player: Player, policy: Path) -> None:
