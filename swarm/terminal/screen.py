@@ -183,8 +183,8 @@ class Screen:
         ) or [line]
 
     def _erase(self) -> None:
-        if self._lines:
-            self._write(f"\x1b[{self._lines}A\x1b[J")
+        above = f"\x1b[{self._lines}A" if self._lines else ""
+        self._write(f"\r{above}\x1b[J")  # also a ^C that the terminal has echoed
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

@@ -23,13 +23,13 @@ class Terminal(io.StringIO):
 
     def rows(self) -> list[str]:
         rows = [""]
-        for part in re.split(r"(\x1b\[\d+A|\x1b\[J|\n)", self.getvalue()):
+        for part in re.split(r"(\r(?:\x1b\[\d+A)?\x1b\[J|\n)", self.getvalue()):
             if part == "\n":
                 rows.append("")
-            elif part == "\x1b[J":
-                assert rows[-1] == "", "the cursor is at the beginning of a line"
-            elif part.startswith("\x1b["):
-                del rows[len(rows) - 1 - int(part[2:-1]) :]
+            elif part == "\r\x1b[J":
+                rows[-1] = ""
+            elif part.startswith("\r"):
+                del rows[len(rows) - 1 - int(part[3:-4]) :]
                 rows.append("")
             else:
                 rows[-1] += part
@@ -101,6 +101,7 @@ def test_a_text_that_is_said_leaves_nothing_half_erased(monkeypatch: pytest.Monk
     screen = Screen(terminal)
     work(screen, submissions=60, seconds=30)
     before = terminal.rows()
+    terminal.write("^C")  # the terminal's echo
     screen.say("leaving…")
     after = terminal.rows()
     news = before.index(next(row for row in before if row.startswith("generating")))
