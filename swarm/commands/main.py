@@ -6,6 +6,8 @@ an entry point of the group `swarm.commands`. A dot puts one into a group: `ledg
 
 import ast
 import importlib.util
+import inspect
+import re
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -131,7 +133,10 @@ def summary(entry: EntryPoint) -> str:
     if found is None or found.origin is None:
         return f"cannot be loaded: there is no module {entry.module}"
     try:
-        tree = ast.parse(Path(found.origin).read_bytes())
+        source = Path(found.origin).read_text(encoding="utf-8")
+        if (docstring := _docstring_in(source, entry.attr)) is not None:
+            return docstring
+        tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError) as error:
         return f"cannot be loaded: {error}"
     for node in tree.body:
@@ -139,6 +144,14 @@ def summary(entry: EntryPoint) -> str:
             return ast.get_docstring(node) or ""
     told = (ast.get_docstring(tree) or "").partition("\n\n")[0].rpartition("`: ")[2]
     return told[:1].upper() + told[1:]
+
+
+def _docstring_in(source: str, name: str) -> str | None:
+    """A function's docstring if it is written as usual. Parsing all commands' files instead takes
+    an eighth of the time of `swarm -h`."""
+    head = rf'^def {re.escape(name)}\(.*\n(?:(?:    .*|\).*)\n)*?    """([^"\\]*)"""'
+    found = re.search(head, source, re.M)
+    return inspect.cleandoc(found[1]) if found is not None else None
 
 
 app = typer.Typer(

@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 import swarm
-from swarm.commands.main import FIRST_LINES, GROUP, OTHERS, PANELS, Deferred, app
+from swarm.commands.main import FIRST_LINES, GROUP, OTHERS, PANELS, Deferred, _docstring_in, app
 
 
 def ours() -> set[str]:
@@ -117,3 +117,17 @@ def test_one_word_stands_for_one_thing_in_every_command() -> None:
     others = "--policy --teacher --checkpoint --tasks --ledger --to --last --folder --token-file"
     assert not kinds.keys() & set(others.split())
     assert kinds["--json"] == {"bool"}
+
+
+def test_docstrings_are_read_at_once_as_a_parser_reads_them() -> None:
+    found = 0
+    for entry in entry_points(group=GROUP):
+        if entry.name in ours():
+            path = Path(swarm.__file__).parents[1] / f"{entry.module.replace('.', '/')}.py"
+            source = path.read_text(encoding="utf-8")
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.FunctionDef):
+                    read = _docstring_in(source, node.name)
+                    assert read in (None, ast.get_docstring(node)), node.name
+                    found += read is not None and node.name == entry.attr
+    assert found >= 20
