@@ -9,7 +9,8 @@ last sync survives or vanishes by seed."""
 
 import hashlib
 import sqlite3
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from random import Random
 from typing import Any, TypeVar
@@ -81,6 +82,8 @@ class SimulatedDisk:
         self.bytes_per_second = bytes_per_second
         self.sync_seconds = sync_seconds
         self._files: dict[str, File] = {}
+        self._folders: Counter[str] = Counter()
+        """Files in each folder, at any depth: most are asked for before they exist."""
         self._durable: dict[str, File] = {}
         """Files by name, as of the last sync."""
         self._journal: list[dict[str, File | None]] = []
@@ -104,7 +107,8 @@ class SimulatedDisk:
         for change in self._journal[: chance.randint(0, len(self._journal))]:
             _apply(self._durable, change)
         self._journal.clear()
-        self._files = dict(self._durable)
+        self._files, self._folders = {}, Counter()
+        self._apply_now(dict(self._durable))
         for name in sorted(self._files):
             self._files[name].crash(chance)
         self.used_bytes = sum(file.size_bytes for file in self._files.values())
@@ -376,6 +380,8 @@ class SimulatedDisk:
     def _under(self, path: str) -> Names:
         if path in self._files:
             return [path]
+        if not self._folders[path]:
+            return []
         return sorted([name for name in self._files if name.startswith(path + "/")])
 
     def _make_room(self, path: str, needed_bytes: int) -> None:
@@ -386,8 +392,17 @@ class SimulatedDisk:
             )
 
     def _change(self, change: dict[str, File | None]) -> None:
-        _apply(self._files, change)
+        self._apply_now(change)
         self._journal.append(change)
+
+    def _apply_now(self, change: Mapping[str, File | None]) -> None:
+        for name, file in change.items():
+            more = (file is not None) - (name in self._files)
+            end = name.rfind("/") if more else 0
+            while end > 0:
+                self._folders[name[:end]] += more
+                end = name.rfind("/", 0, end)
+        _apply(self._files, change)
 
     def _sync_names(self) -> None:
         for change in self._journal:
@@ -401,7 +416,7 @@ class SimulatedDisk:
         self.check_power()
 
 
-def _apply(names: dict[str, File], change: dict[str, File | None]) -> None:
+def _apply(names: dict[str, File], change: Mapping[str, File | None]) -> None:
     for name, file in change.items():
         if file is None:
             names.pop(name, None)
