@@ -15,8 +15,16 @@ from swarm.run.work import judges_of, receipt_in
 from swarm.transport import BlobReference, Source
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
-from swarm.wire.messages import Acknowledgement, Admission, AdmissionRefused, Submission, Verdict
+from swarm.wire.messages import (
+    Acknowledgement,
+    Admission,
+    AdmissionRefused,
+    StepOrder,
+    Submission,
+    Verdict,
+)
 from swarm.wire.messenger import REQUEST_ENVELOPES_MAX, first
+from swarm.wire.turns import Turn
 from swarm.world.recent import Recent
 
 COMPLAINT_SECONDS = 30.0
@@ -227,11 +235,29 @@ class Deliveries:
         """What is presented with a submission, because its validator may have missed it."""
         offered = made.submission
         admission = self._peer.lease.admission if self._peer.lease else None
-        before = self._receipts.get((offered.lineage, offered.step, offered.number - 1))
+        before = self._before(offered)
         later = [step for step in made.policies if step != offered.policy]
         announced = [self._peer.announced.find(offered.lineage, step) for step in later]
-        shown = (admission, made.ordered, before, *announced[-ANNOUNCEMENTS_SHOWN_MAX:])
+        left_out = max(0, len(announced) + max(0, len(before) - 1) - ANNOUNCEMENTS_SHOWN_MAX)
+        shown = (admission, made.ordered, *before, *announced[left_out:])
         return [envelope for envelope in shown if envelope is not None]
+
+    def _before(self, offered: Submission) -> list[Envelope]:
+        """What shows that the number before is taken; if it could not be made, that the one before
+        that is, and so on."""
+        shown: list[Envelope] = []
+        for number in range(offered.number - 1, -1, -1):
+            receipt = self._receipts.get((offered.lineage, offered.step, number))
+            if receipt is None:
+                break
+            shown.append(receipt)
+            if not isinstance(receipt.message, Turn):
+                break
+        return shown[:ANNOUNCEMENTS_SHOWN_MAX]
+
+    def note_unmakeable(self, order: StepOrder, number: int, failed: Envelope) -> None:
+        """Show, with later numbers, what an environment peer signed in place of a prompt."""
+        self._receipts[order.lineage, order.step, number] = failed
 
     def _complain(self, name: str, validator: str, **fields: Any) -> None:
         """Emit a failure once per `COMPLAINT_SECONDS`; `times` counts those since the last."""

@@ -467,6 +467,8 @@ class InferenceRole:
         except (Unwanted, ChildUserError) as error:
             if isinstance(error, ChildUserError) and seed not in self._turns.unwanted:
                 raise
+            if isinstance(error, Unwanted) and error.failed is not None:
+                self._deliveries.note_unmakeable(pending.order, pending.number, error.failed)
             self._events.emit(
                 "inference.submission_given_up",
                 step=pending.order.step,

@@ -36,8 +36,13 @@ REST_SECONDS = 10.0
 class Unwanted(PeerError):
     """The submission cannot be finished, or nobody wants it any more; the message says why."""
 
+    def __init__(self, message: str, failed: Envelope | None = None) -> None:
+        """`failed`: what an environment peer signed in place of a group's prompt."""
+        super().__init__(message)
+        self.failed = failed
 
-class _NoPrompt(PeerError):
+
+class _NoPrompt(Unwanted):
     """An environment peer has signed that it cannot render a group's prompt."""
 
 
@@ -161,15 +166,15 @@ class ServedTurns:
                     try:
                         async with self._limits[name]:
                             return await self._request(PeerId(name), episode)
-                    except Unwanted:
-                        raise
                     except PeerError as error:
                         if isinstance(error, _NoPrompt):
                             no_prompt = error
+                        elif isinstance(error, Unwanted):
+                            raise
                         self._reason = str(error)
                         self._rests[name] = self._peer.node.world.now() + REST_SECONDS
                 if no_prompt is not None:
-                    raise Unwanted(str(no_prompt)) from no_prompt
+                    raise no_prompt
                 await trio.sleep(pause)
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
         finally:
@@ -258,7 +263,7 @@ class ServedTurns:
                 f"{peer} gives a turn that no validator would accept: {error}"
             ) from error
         if turn.over and not episode.segments:
-            raise _NoPrompt(f"{peer} cannot render the prompt of a group: {turn.failed}")
+            raise _NoPrompt(f"{peer} cannot render the prompt of a group: {turn.failed}", given)
         return given.raw, turn
 
     def _shown(self, episode: _Episode) -> list[Envelope]:

@@ -17,9 +17,12 @@ from swarm.jobs.validation import Report
 from swarm.ledger.ruling import settles
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS
+from swarm.rollouts.seeds import nonce_of, submission_seed
+from swarm.rollouts.signed_turns import failed_prompt
 from swarm.run.work import ORDER_WAIT_SECONDS, judges_of, receipt_in
 from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
+from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import (
     Acknowledgement,
     Admission,
@@ -204,7 +207,7 @@ class Reception:
             order=order,
             newest_order=self._peer.step_order(),
             slot_taken_by=taken.digest if taken else None,
-            is_next=submission.number == 0 or self._docket.taken(slot.before) is not None,
+            is_next=self._is_next(slot, submission, order, manifest, supporting),
             on_trial=self._peer.trusted_part("validator").is_on_trial(worker),
             unjudged=self._unjudged(worker, slot.before),
             pushed_bytes=self._inbox.size_bytes(key),
@@ -232,6 +235,27 @@ class Reception:
         case = Case(envelope, ordered)
         await self._queue.add(case)
         return [await self._acknowledge(case)]
+
+    def _is_next(
+        self,
+        slot: Slot,
+        submission: Submission,
+        order: StepOrder | None,
+        manifest: RunManifest,
+        shown: Sequence[Envelope],
+    ) -> bool:
+        """Whether all numbers before are taken, but for those that their worker could not make: an
+        environment peer has signed that it cannot render a prompt of theirs."""
+        failed = {seed for each in shown if (seed := failed_prompt(self._run.id, manifest, each))}
+        number = submission.number - 1
+        while number >= 0 and self._docket.taken(slot._replace(number=number)) is None:
+            if order is None:
+                return False
+            nonce = nonce_of(order.nonce, submission.entry)
+            if submission_seed(self._run.id, nonce, slot.worker, number) not in failed:
+                return False
+            number -= 1
+        return True
 
     async def _inform(self, asker: str, announced: Envelope) -> Sequence[Envelope]:
         """Tell a later validator our verdict, acknowledgement or request to deliver, if any."""

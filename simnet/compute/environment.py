@@ -27,6 +27,8 @@ class EnvironmentModel:
 
     async def draw(self, job: environment.DrawPrompt) -> environment.Drawn:
         await self._work()
+        if self._setting.fabricated(job.order) == "a failure":
+            raise ValueError("no such task")
         workload = self._setting.workload
         tokens = tokens_of(workload.prompt_tokens, job.order.seed(), "prompt", job.group)
         return environment.Drawn(tokens=tokens, last=workload.turns == 0)

@@ -6,7 +6,8 @@ episode of one worker: it cannot be forged, moved, left out, or used with anothe
 from collections.abc import Collection, Sequence
 
 from swarm.rollouts.rollout import TURNS_MAX, Segment
-from swarm.wire.envelope import Dropped, open_envelope
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.manifest import RunManifest
 from swarm.wire.turns import Turn, tokens_digest, unpack
 
 
@@ -49,6 +50,17 @@ def open_turn(
     except ValueError as error:
         raise BadTurn(f"turn {index} is malformed ({error})") from error
     return turn
+
+
+def failed_prompt(run: str, manifest: RunManifest, shown: Envelope) -> bytes:
+    """The seed of a submission that cannot be made, as an environment peer signed in place of one
+    of its prompts; empty if `shown` does not say so."""
+    turn = shown.message
+    if not isinstance(turn, Turn) or not turn.failed:
+        return b""
+    is_first = (turn.sample, turn.index, turn.before) == (0, 0, tokens_digest(()))
+    is_of_run = shown.body.run == run and shown.sender in manifest.environment_ids()
+    return turn.seed if is_first and is_of_run else b""
 
 
 def is_answered(segments: Sequence[Segment], *, last: bool, max_new_tokens: int) -> bool:

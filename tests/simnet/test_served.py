@@ -211,6 +211,27 @@ async def test_a_submission_is_made_again_after_its_own_environment_failed_over_
     assert counts["inference.ready"] == 1, "no engine was started again"
 
 
+async def test_numbers_without_prompts_do_not_hold_up_those_after_them() -> None:
+    """Validators are shown what the environment peers signed instead."""
+    simulation = Simulation(7, workload=Workload(model_bytes=3_000_000, turns=1))
+
+    def fails(order: SubmissionOrder) -> str:
+        return "a failure" * (order.number < 2)
+
+    async with going(
+        simulation,
+        Plan("v0", ["validator"]),
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0)),
+        Plan("w0", ["inference"]),
+        Plan("e0", ["environment"], fabricates=fails),
+        Plan("e1", ["environment"], fabricates=fails),
+        steps=2,
+        environments=[SERVED],
+    ):
+        assert await simulation.meet(simulation.expect("trainer.run_complete", ["trainer"]), 900.0)
+    assert simulation.trace.counts["inference.submission_given_up"] >= 4
+
+
 def test_an_episode_whose_grade_hangs_is_not_gradable() -> None:
     (verdict,) = events_with(Hardware(grade_seconds=1000.0), "v0", "validator.verdict", count=1)
     assert (verdict["outcome"], verdict["failed"]) == ("quarantined", "not_gradable")
