@@ -31,6 +31,7 @@ from swarm.terminal.tables import option_texts
 from swarm.wire.manifest import EnvironmentReference
 
 TOOLS = '''
+import socket
 import sys
 
 from mcp.server.mcpserver import MCPServer
@@ -60,11 +61,14 @@ def fail() -> str:
 
 
 if len(sys.argv) > 1:
-    server.run("streamable-http", port=int(sys.argv[1]))
+    import uvicorn
+
+    served = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="warning"))
+    served.run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 else:
     server.run()
 '''
-"""A server of the `mcp` library, over pipes, or over HTTP at a port."""
+"""A server of the `mcp` library, over pipes, or over HTTP at a socket that it inherits."""
 
 PROGRAMS = '''
 import sys

@@ -72,19 +72,17 @@ def library(
         write(tmp_path, monkeypatch, TOOLS)
         yield load("mcp", "1", options(tmp_path))
         return
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    write(tmp_path, monkeypatch, TOOLS, command=None, url=f"http://127.0.0.1:{port}/mcp")
-    with subprocess.Popen([sys.executable, str(tmp_path / "server.py"), str(port)]) as server:
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1.0).close()
-                break
-            except OSError:
-                assert server.poll() is None
-                time.sleep(0.05)
-        yield load("mcp", "1", options(tmp_path))
-        server.kill()
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # connections wait in its queue
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        write(tmp_path, monkeypatch, TOOLS, command=None, url=url)
+        number = listener.fileno()
+        command = [sys.executable, str(tmp_path / "server.py"), str(number)]
+        server = subprocess.Popen(command, pass_fds=[number])
+    with server:
+        try:
+            yield load("mcp", "1", options(tmp_path))
+        finally:
+            server.kill()
 
 
 def test_tools_of_the_library_are_offered_called_and_answered(library: Environment) -> None:
