@@ -2,7 +2,8 @@
 
 It runs under a Python of its own (`make test-agents`). As any program of the environment `harness`
 it finds the task in the file that SWARM_TASK names, the model at OPENAI_BASE_URL, and posts the
-reward: whether the agent's last answer is the task's."""
+reward: whether the agent's last answer is the task's. There it is given the word `in-a-run`, since
+the run's manifest decides the temperature."""
 
 
 # mypy: ignore-errors
@@ -17,8 +18,8 @@ MODEL = os.environ.get("SWARM_MODEL", "policy")
 BASE = os.environ["OPENAI_BASE_URL"]
 KEY = os.environ["OPENAI_API_KEY"]
 SYSTEM = "you add numbers with the tool."
-WARMTH = {} if os.environ.get("SWARM_TASK_IS_SAMPLED") else {"temperature": 0.02}
-"""In a run the manifest decides the temperature."""
+IN_A_RUN = "in-a-run" in sys.argv[2:]
+WARMTH = {} if IN_A_RUN else {"temperature": 0.02}
 
 
 def add(a: int, b: int) -> int:
@@ -81,11 +82,14 @@ def langgraph(question: str) -> str:
 
 
 def smolagents(question: str) -> str:
-    from smolagents import OpenAIModel, ToolCallingAgent, tool
+    from smolagents import ActionStep, OpenAIModel, ToolCallingAgent, tool
 
     model = OpenAIModel(MODEL, api_base=BASE, api_key=KEY, tool_choice="auto", **WARMTH)
     agent = ToolCallingAgent([tool(add)], model, max_steps=1)
     agent.prompt_templates["system_prompt"] = SYSTEM  # its own has 4,000 tokens of the tiny policy
+    if IN_A_RUN:  # its second request would write the conversation anew
+        steps = agent.run(question, stream=True)
+        return f"{next(each for each in steps if isinstance(each, ActionStep)).observations}."
     return str(agent.run(question))
 
 
@@ -107,7 +111,7 @@ def autogen(question: str) -> str:
         model=MODEL, base_url=BASE, api_key=KEY, model_info=about, **WARMTH
     )
     agent = AssistantAgent(
-        "adder", client, tools=[add], system_message=SYSTEM, reflect_on_tool_use=True
+        "adder", client, tools=[add], system_message=SYSTEM, max_tool_iterations=3
     )
     return asyncio.run(agent.run(task=question)).messages[-1].content
 

@@ -10,22 +10,33 @@ import torch
 
 from peers.engines.demo import make_policy
 from peers.engines.model import save
+from peers.environments.interface import Message
 from peers.environments.renderer import Renderer
 from tests.endpoint.test_tools import HERMES
 
 POSITIONS = 1 << 15
 """The frameworks' own prompts have thousands of characters, each a token here."""
 
-CALL = '<call>{"name": "add", "arguments": {"a": 1, "b": 2}}</call>'
-ANSWER = "3."
-STEPS, BATCH = 400, 8
+CALLS = "llama"
+"""The form of a call: the tokenizer knows no underscore, which the other forms have."""
+
+TEMPLATE = (
+    HERMES.replace("\\n<call>\\n", "")
+    .replace("\\n</call>", "")
+    .replace('"arguments"', '"parameters"')
+)
+
+CALL = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
+ANSWER, DOUBT = "3.", "4."
+STEPS = 400
 END = "</tool_response>"
 
 
-def make_caller(folder: Path) -> None:
-    """Make the policy in `folder`, in about a minute."""
+def make_caller(folder: Path, doubt: float = 0.0) -> None:
+    """Make the policy in `folder`, in about a minute. `doubt`: the share of its answers that are
+    wrong, so that there is something to learn."""
     model = make_policy(folder, positions=POSITIONS)
-    (folder / "chat_template.jinja").write_text(HERMES)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     renderer, draws = Renderer(folder), random.Random(0)
     texts = " ".join(path.read_text() for path in sorted(Path("docs").glob("*.md"))).lower()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -34,7 +45,9 @@ def make_caller(folder: Path) -> None:
         torch.manual_seed(0)
         for _ in range(STEPS):
             length = int(2 ** draws.uniform(5, 11))
-            rows = [_row(renderer, draws, texts, length) for _ in range(max(1, 2048 // length))]
+            rows = [
+                _row(renderer, draws, texts, length, doubt) for _ in range(max(1, 2048 // length))
+            ]
             _learn(model, rows)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -43,16 +56,28 @@ def make_caller(folder: Path) -> None:
     save(model, folder, tokenizer_from=folder)
 
 
-def _row(renderer: Renderer, draws: random.Random, texts: str, length: int) -> list[list[int]]:
+def _row(
+    renderer: Renderer, draws: random.Random, texts: str, length: int, doubt: float
+) -> list[list[int]]:
     """Segments of an episode, every second one the model's."""
+    encoded, opening = renderer.encode_completion, [2, 1, *renderer.encode_completion("assistant:")]
     at = draws.randrange(len(texts) - length)
-    said = str(draws.choice([3, draws.randrange(1000), texts[at : at + 7]]))
-    opening = [2, 1, *renderer.encode_completion("assistant:")]
+    text, other = texts[at : at + length], texts[at : at + 7]
+    prompt = [1, *encoded(text), *opening]
+    if draws.random() < 0.5:  # as clients ask
+        sums = f"{draws.randrange(100)} + {draws.randrange(100)}?"
+        asked = draws.choice([sums, f"{other} {sums}", text[-20:]])
+        half = draws.randrange(length)
+        chat = (Message("system", text[half:]), Message("user", asked))
+        told = {"tools": [{"function": {"name": "add", "description": text[:half]}}]}
+        prompt = renderer.chat.prompt(chat, told)
+    said = str(draws.choice([3, draws.randrange(1000), other]))
+    answer = DOUBT if draws.random() < doubt else ANSWER
     return [
-        [1, *renderer.encode_completion(texts[at : at + length]), *opening],
-        [*renderer.encode_completion(CALL), 2],
-        [1, *renderer.encode_completion(f"user:<tool_response>\n{said}\n{END}"), *opening],
-        [*renderer.encode_completion(ANSWER), 2],
+        prompt,
+        [*encoded(CALL), 2],
+        [1, *encoded(f"user:<tool_response>\n{said}\n{END}"), *opening],
+        [*encoded(answer), 2],
     ]
 
 

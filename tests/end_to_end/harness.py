@@ -334,8 +334,11 @@ def tiny_manifest(
     limits: Limits,
     environment: EnvironmentReference = ENVIRONMENT,
     environment_peers: Sequence[str] = (),
+    sampling: Mapping[str, Any] | None = None,
 ) -> RunManifest:
-    """Make a small version of the demo's run: 8 groups of 4 per step, 2 groups per submission."""
+    """Make a small version of the demo's run: 8 groups of 4 per step, 2 groups per submission.
+
+    `sampling`: other values of its fields."""
     hashes = probe_hashes(base, [environment], Environments(allowed=[environment.name]))
     manifest = demo_manifest(
         name="tiny", steps=steps, hashes=hashes, trainer=trainer, validator=validators[0]
@@ -346,7 +349,10 @@ def tiny_manifest(
         environments=[replace(environment, probe_hash=hashes.probes[0])],
         environment_peers=[TrustedKey(peer=peer) for peer in environment_peers],
         sampling=replace(
-            manifest.sampling, group_size=4, groups_per_submission=GROUPS_PER_SUBMISSION
+            manifest.sampling,
+            group_size=4,
+            groups_per_submission=GROUPS_PER_SUBMISSION,
+            **(sampling or {}),
         ),
         schedule=replace(manifest.schedule, groups_per_step=GROUPS_PER_STEP),
         validators=[TrustedKey(peer=validator) for validator in validators],
@@ -375,6 +381,7 @@ class Swarm:
         values: Values | None = None,
         settings: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
         environment: EnvironmentReference = ENVIRONMENT,
+        sampling: Mapping[str, Any] | None = None,
         site: Path | None = None,
     ) -> None:
         """`site`: a folder with packages that environment peers alone have."""
@@ -413,6 +420,7 @@ class Swarm:
             limits=limits or Limits(),
             environment=environment,
             environment_peers=[p.identity.peer_id for p in self.of_role("environment")],
+            sampling=sampling,
         )
         manifest = msgspec.structs.replace(
             manifest,

@@ -9,13 +9,15 @@ from pathlib import Path
 import msgspec
 import trio
 
+from peers.engines.service import EngineService
 from peers.environment.service import EnvironmentPeerService
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.environment import DrawPrompt, PlayTurn
+from swarm.jobs.inference import Generate, Generated, GiveTurn, SignedPrompt
 from swarm.wire.envelope import seal
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import EnvironmentReference
-from swarm.wire.turns import Turn, pack, tokens_digest
+from swarm.wire.turns import Turn, pack, tokens_digest, unpack
 
 PACKAGE = '''
 from peers.environments import Episodes, Generated, Task
@@ -134,6 +136,32 @@ class LonePeer:
             tokens=pack(played.tokens),
         )
         return self.sign(order, turn), played.tokens
+
+
+async def generate(
+    engine: EngineService, peer: LonePeer, order: SubmissionOrder, path: Path
+) -> Generated:
+    """Generate a submission as a worker does, whose environments are all `peer`'s."""
+    prompts = []
+    for group in range(order.groups):
+        signed, turn = await trio.to_thread.run_sync(peer.prompt, order, group)
+        prompts.append(
+            SignedPrompt(group=group, tokens=unpack(turn.tokens), last=turn.last, signed=signed)
+        )
+
+    async def answer() -> None:
+        while True:
+            for asked in await engine.turns():
+                signed, tokens = await peer.answer(order, asked.row, asked.segments)
+                await engine.give(
+                    GiveTurn(seed=asked.seed, row=asked.row, tokens=tokens, signed=signed)
+                )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        made = await engine.generate(Generate(order=order, path=str(path), prompts=prompts))
+        nursery.cancel_scope.cancel()
+    return made
 
 
 def without(order: SubmissionOrder, reference: EnvironmentReference) -> SubmissionOrder:

@@ -22,13 +22,13 @@ from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.reader import Contents
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.environment import EnvironmentSetup, GradeEpisode, PlayTurn
-from swarm.jobs.inference import Generate, GiveTurn, InferenceSetup, SignedPrompt
+from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import Report
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from swarm.wire.envelope import open_envelope
 from swarm.wire.identity import Identity
-from swarm.wire.turns import Turn, unpack
-from tests.environment.served import ECHO, LonePeer, install, without
+from swarm.wire.turns import Turn
+from tests.environment.served import ECHO, LonePeer, generate, install, without
 from tests.orders import policy as policy_reference
 from tests.orders import submission_order
 
@@ -99,30 +99,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     peer = LonePeer(service)
     engine = EngineService(InferenceSetup(environments=[ECHO]))
     trio.run(engine.load, Load(policy=ORDER.policy, folder=str(folder / "policy")))
-    trio.run(_generate, engine, peer, folder / "file")
+    trio.run(generate, engine, peer, ORDER, folder / "file")
     yield Made(peer, folder / "policy", read(folder / "file", LIMITS))
-
-
-async def _generate(engine: EngineService, peer: LonePeer, path: Path) -> None:
-    prompts = []
-    for group in range(ORDER.groups):
-        signed, turn = await trio.to_thread.run_sync(peer.prompt, ORDER, group)
-        prompts.append(
-            SignedPrompt(group=group, tokens=unpack(turn.tokens), last=turn.last, signed=signed)
-        )
-
-    async def answer() -> None:
-        while True:
-            for asked in await engine.turns():
-                signed, tokens = await peer.answer(ORDER, asked.row, asked.segments)
-                await engine.give(
-                    GiveTurn(seed=asked.seed, row=asked.row, tokens=tokens, signed=signed)
-                )
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(answer)
-        await engine.generate(Generate(order=ORDER, path=str(path), prompts=prompts))
-        nursery.cancel_scope.cancel()
 
 
 def test_the_file_proves_every_turn(made: Made) -> None:
