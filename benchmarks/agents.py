@@ -137,10 +137,10 @@ def write_server(
 
 
 def mcp_options(folder: Path) -> dict[str, Any]:
-    """Products of numbers below 20, whose prompts do not name the tool."""
+    """Products of numbers below 40, whose prompts do not name the tool."""
     rows = []
-    for number in range(20 * 20):
-        left, right = divmod(number, 20)
+    for number in range(40 * 40):
+        left, right = divmod(number, 40)
         call = f'{{"name": "multiply", "parameters": {{"a": {left}, "b": {right}}}}}'
         answer = str(left * right)
         rows.append({"prompt": f"{left}*{right}>", "answer": answer, "turns": [call, answer]})
@@ -175,8 +175,9 @@ def recipe(name: str, options: Mapping[str, Any], tokens: int) -> Recipe:
         environments=[environment],
         sampling=replace(begin.sampling, max_new_tokens=tokens),
         schedule=replace(begin.schedule, groups_per_step=16),
+        optimiser=replace(begin.optimiser, learning_rate=1e-3),
         positions=160,
-        warmup=Warmup(batch=32, steps_max=400, accuracy=0.15),
+        warmup=Warmup(batch=32, steps_max=1500, accuracy=0.15),
     )
 
 

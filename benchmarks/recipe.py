@@ -7,11 +7,11 @@
 
 Prints one JSON object: accuracies on 512 (`--prompts`) held-out prompts before and after, the mean
 reward of every tenth of the steps, and seconds (on a busy machine compare CPU seconds, which are
-those of this process: policies are evaluated in another). The
-environment is one of the demo's; 250 GRPO steps of 32 × 8 completions, every policy two steps stale
-when it generates, old = generation, one thread. With `--model`, it is what `swarm demo --model`
-does, warm-up included, in its dtype. With `--run`, model, environments and settings are those of a
-run's TOML file, and engines compute in fp32.
+those of this process: policies are evaluated in another). The environment is one of the demo's; 250
+GRPO steps of 32 × 8 completions (`terminal`: 120 of 16 × 8), every policy two steps stale when it
+generates, old = generation, one thread. With `--model`, it is what `swarm demo --model` does,
+warm-up included, in its dtype. With `--run`, model, environments and settings are those of a run's
+TOML file, and engines compute in fp32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,16 @@ from msgspec.structs import replace
 
 from benchmarks.groups import Group, as_accepted
 from benchmarks.terminal_tasks import generated, lines_of
-from peers.demo.recipes import OBJECTIVE, RECIPES, SAMPLING, Recipe, recipe_of
+from peers.demo.recipes import (
+    OBJECTIVE,
+    OPTIMISER,
+    RECIPES,
+    SAMPLING,
+    SCHEDULE,
+    Recipe,
+    Warmup,
+    recipe_of,
+)
 from peers.demo.warmup import prepare_base
 from peers.engines.adapter_config import is_adapter
 from peers.engines.device import find_dtype
@@ -68,6 +77,9 @@ def terminal(folder: Path) -> Recipe:
         title="write a file by a shell",
         environments=[EnvironmentReference(name="terminal", version="1", options=options)],
         sampling=replace(SAMPLING, max_new_tokens=32),
+        schedule=replace(SCHEDULE, steps=120, groups_per_step=16),
+        optimiser=replace(OPTIMISER, learning_rate=1e-3),
+        warmup=Warmup(batch=64, steps_max=1000, accuracy=0.15),
     )
 
 
@@ -157,7 +169,8 @@ def run(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if of_run is None:
-            prepare_base(folder / "0", seed, recipe, model)
+            warmed_up = prepare_base(folder / "0", seed, recipe, model)
+            print(f"warmed up in {warmed_up} steps", file=sys.stderr, flush=True)
         else:
             shutil.copytree(of_run.model, folder / "0")
         schedule = replace(recipe.schedule, steps=steps, old=old)
