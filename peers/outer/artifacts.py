@@ -4,7 +4,7 @@ Both are published like checkpoints, so every trainer that has a piece serves it
 resumed. Lineage is the round, and step a hash, so that the store keeps the newest rounds."""
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -16,6 +16,7 @@ from swarm.shardcast.held import Held
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, build
 from swarm.shardcast.store import CheckpointConflict
 from swarm.transport import Source
+from swarm.wire.identity import PeerId
 from swarm.wire.messages import Checkpoint, CheckpointReference
 from swarm.wire.outer import Contribution
 
@@ -166,6 +167,11 @@ class Artifacts:
         with ExitStack() as turn:
             turn.callback(self._turns.release)
             turn.callback(asked.clear)
+            for holder in map(PeerId, holders):
+                # With many trainers not everybody has heard everybody's addresses.
+                if holder != self.peer.peer_id and self.peer.node.record(holder) is None:
+                    with suppress(SwarmError), trio.move_on_after(STUCK_SECONDS):
+                        await self.peer.node.find_record(holder)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fetch, nursery.cancel_scope)
                 await self._until_stalled(reference, turn)
