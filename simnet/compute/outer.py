@@ -51,7 +51,7 @@ class OuterModel:
         self._trainer, self._shards = job.trainer, job.shards
         await trio.sleep(self._bytes / self._setting.hardware.load_bytes_per_second)
         return outer.ReplicaStarted(
-            parameters=self._bytes // 2, contribution_bytes_max=self._bytes + 4096
+            parameters=self._bytes // 2, contribution_bytes_max=self._bytes + 4096 * self._shards
         )
 
     async def first_state(self, job: outer.FirstState) -> outer.OuterState:

@@ -14,7 +14,7 @@ from simnet.scenarios.several_trainers import WORKLOAD, Agreement
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.wire.manifest import Outer
+from swarm.wire.manifest import SHARDS_MAX, Outer
 
 
 @pytest.mark.slow
@@ -159,6 +159,27 @@ def test_each_part_of_a_contribution_is_fetched_once() -> None:
     # Of each contribution every shard once, and of the means of the round all but the own one.
     expected = rounds * size * (len(names) + len(names) - 1)
     assert expected <= received < 1.02 * expected
+
+
+def test_a_round_is_merged_in_as_many_shards_as_a_run_may_have() -> None:
+    """Each has a header: together they are larger than one."""
+
+    async def main() -> None:
+        simulation = Simulation(1, workload=WORKLOAD)
+        agreement = Agreement(simulation)
+        names = ["a", "b"]
+        async with simulation.running():
+            outer = Outer(rounds=1, shards=SHARDS_MAX)
+            await start_bootstrap(simulation, trainers=names, validators=names[:1], outer=outer)
+            for name in names:
+                plan = Plan(name, ["replica"], SERVER, Hardware(step_seconds=20.0))
+                await simulation.add(plan).start()
+            done = simulation.expect("outer.run_complete", names)
+            await simulation.meet(done, 300.0)
+        assert simulation.violations == []
+        assert not agreement.events["outer.contribution_refused"]
+
+    run_virtual(main, seed=1, limit_seconds=1000.0)
 
 
 @pytest.mark.parametrize("peers", [2, 6, pytest.param(30, marks=pytest.mark.slow)])
