@@ -30,14 +30,14 @@ from tests.transport.hostile import DATA, connected, data, opening
 from .test_strangers import VICTIMS, resident_bytes
 
 ROLES = ("bootstrap", "relay", "trainer", "validator", "inference-1")
-KEYS = int(os.environ.get("THROWAWAY_KEYS", "200"))
+KEYS = int(os.environ.get("THROWAWAY_KEYS", "100"))
 """Number of keys for each victim that gossips. THROWAWAY_KEYS=4000 repeats the figure in
 docs/benchmarks.md."""
 AT_ONCE = 8
 ANSWER_BYTES_MIN = 100
 """Bytes received that exceed the negotiation: the peer's own hello arrives, so it has read ours."""
 
-GROWTH_BYTES_MAX = 32 << 20
+GROWTH_BYTES_MAX = 24 << 20
 
 
 def hello(key: Identity, run: str) -> bytes:
