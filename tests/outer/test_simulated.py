@@ -182,7 +182,7 @@ def test_a_round_is_merged_in_as_many_shards_as_a_run_may_have() -> None:
     run_virtual(main, seed=1, limit_seconds=1000.0)
 
 
-@pytest.mark.parametrize("peers", [2, 6, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("peers", [2, 6, pytest.param(30, marks=pytest.mark.long)])
 def test_trainers_with_one_seed_do_the_same(peers: int) -> None:
     first, again = (simulate("several-trainers", peers=peers, seed=3) for _ in range(2))
     assert first["violations"] == []
