@@ -22,7 +22,7 @@ from peers.demo.processes import Process, keep_alive, reach
 from peers.demo.recipes import MODEL, PreparationService, Prepare, Recipe, recipe_of
 from peers.demo.state import SwarmState
 from peers.demo.summary import OUTPUT, page, write_results
-from peers.demo.view import draw, print_lines
+from peers.demo.view import STEP_LINE_SECONDS, draw, print_lines
 from peers.engines.demo import save_tokenizer
 from peers.environments import Renderer, task_of
 from peers.environments.collection import Environments
@@ -370,7 +370,8 @@ async def run_demo(options: setup.DemoOptions) -> int:
 
                     nursery.start_soon(listen)
                     if lines:
-                        nursery.start_soon(print_lines, demo.state, console.file)
+                        every = 0.0 if options.plain else STEP_LINE_SECONDS
+                        nursery.start_soon(print_lines, demo.state, console.file, every)
                     else:
                         nursery.start_soon(draw, demo.state, console)
                     summary = await demo.run(nursery)

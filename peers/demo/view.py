@@ -27,7 +27,7 @@ from swarm.terminal.figures import (
 REFRESH_SECONDS = 0.5
 
 STEP_LINE_SECONDS = 10.0
-"""Between two lines about steps where there is no live view."""
+"""Between two lines about steps where no terminal shows a live view, and nobody asked for lines."""
 
 WIDTH_MIN, HEIGHT_MIN = 40, 12
 INDENT = 10
@@ -390,10 +390,11 @@ async def draw(state: SwarmState, console: Console) -> None:
 
 
 class PlainLines:
-    """Formats the demo's progress: a line per refusal and note, and one for a step now and then."""
+    """Formats the demo's progress: a line per refusal and note, and one for a step."""
 
-    def __init__(self, state: SwarmState) -> None:
-        self._state = state
+    def __init__(self, state: SwarmState, step_seconds: float = STEP_LINE_SECONDS) -> None:
+        """`step_seconds`: the least between two lines about steps."""
+        self._state, self._step_seconds = state, step_seconds
         self._shown_join = False
         self._last_step = -1
         self._step_at = 0.0
@@ -428,7 +429,7 @@ class PlainLines:
             trained = state.trained[step]
             self._last_step = step
             ends = step + 1 in (1, state.steps_wanted)
-            if not ends and trained.at - self._step_at < STEP_LINE_SECONDS:
+            if not ends and trained.at - self._step_at < self._step_seconds:
                 continue
             self._step_at = trained.at
             left = state.seconds_left()
@@ -442,8 +443,8 @@ class PlainLines:
         return lines
 
 
-async def print_lines(state: SwarmState, file: IO[str]) -> None:
-    plain = PlainLines(state)
+async def print_lines(state: SwarmState, file: IO[str], step_seconds: float) -> None:
+    plain = PlainLines(state, step_seconds)
     try:
         while True:
             for line in plain.lines():

@@ -78,9 +78,13 @@ def test_a_cut_command_survives_pasting(word: str) -> None:
 
 
 def test_without_a_live_view_a_step_is_shown_every_ten_seconds() -> None:
-    said = PlainLines(trained(fresh(steps=90), 90)).lines()  # half a second each
-    steps = [line.split()[1] for line in said if line.startswith("step ")]
-    assert steps == ["1/90", "21/90", "41/90", "61/90", "81/90", "90/90"]
+    state = trained(fresh(steps=90), 90)  # half a second each
+    usual, asked = (
+        [line.split()[1] for line in each.lines() if line.startswith("step ")]
+        for each in (PlainLines(state), PlainLines(state, 0.0))
+    )
+    assert usual == ["1/90", "21/90", "41/90", "61/90", "81/90", "90/90"]
+    assert asked == [f"{step}/90" for step in range(1, 91)]
 
 
 def dots(picture: list[str]) -> list[tuple[int, int]]:
