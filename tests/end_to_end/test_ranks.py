@@ -48,7 +48,10 @@ def test_two_ranks_train_are_killed_and_go_on(
 ) -> None:
     async def main() -> None:
         steps = 6
-        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
+        settings = {"trainer": {"starved_seconds": 20.0}}  # rollouts may be lost with the trainer
+        async with swarm(
+            tmp_path, base, fork_server, names=NAMES, steps=steps, settings=settings
+        ) as peers:
             as_ranks(peers)
             trainer = peers["trainer"]
             await peers.start()

@@ -490,6 +490,7 @@ def test_what_is_no_preference_is_refused(base: Path, tmp_path: Path) -> None:
 def test_the_command_tells_what_it_does(base: Path, tmp_path: Path) -> None:
     arguments = ["sft", "--model", str(base), "--out", str(tmp_path / "out"), "--json"]
     arguments += ["--data", str(write_examples(tmp_path / "data")), "--steps", "4"]
+    arguments += ["--learning-rate", "1e-9"]  # nothing is learned
     result = CliRunner().invoke(app, [*arguments, "--report-steps", "2", "--batch", "8"])
     assert result.exit_code == 0, result.output
     assert "warning: after step 2 the loss on held-out examples is" in result.stderr
