@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 import trio
 
 from swarm.wire.manifest import EnvironmentReference
@@ -19,6 +20,7 @@ from tests.agents.policy import CALLS, make_caller
 from tests.endpoint.harness import serving
 
 pytestmark = pytest.mark.agents
+torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 RUNNER = trio.run
 
 PYTHON = Path("build/agents/bin/python").absolute()
