@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -50,12 +51,12 @@ def drawn(rows: list[tuple[str, str]]) -> str:
             parts.append(
                 f'<rect x="{x:.1f}" width="{width:.1f}" height="{HEIGHT}" fill="{colour}"/>'
                 f'<text x="{x + PADDING:.1f}" y="14" textLength="{length:.1f}">'
-                f"{text.replace('>', '&gt;')}</text>"
+                f"{escape(text)}</text>"
             )
             x += width
         x += GAP
     width = f"{x - GAP:.0f}"
-    title = ", ".join(f"{label}: {value}" for label, value in rows)
+    title = escape(", ".join(f"{label}: {value}" for label, value in rows))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT}" '
         f'viewBox="0 0 {width} {HEIGHT}" font-family="Verdana,Geneva,sans-serif" font-size="11" '

@@ -12,8 +12,8 @@ from swarm.world import Job, Setup
 
 
 class TurnFailed(UserError):
-    """An environment that runs here failed over a turn. Its submission is given up for now; others
-    go on."""
+    """An environment that runs here failed over a turn. Its submission ends, and is made again with
+    the same tokens; others go on."""
 
 
 class InferenceSetup(Setup, frozen=True, kw_only=True):

@@ -43,13 +43,6 @@ torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times sl
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    demo.make_policy(folder, seed=1)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def service(policy: Path) -> Iterator[EngineService]:
     service = EngineService(InferenceSetup(environments=[]))
     load(service, policy, 4)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from peers.engines import demo
 from peers.engines.episodes import Player, Playing, ServedTask, finish
 from peers.engines.native import NativeEngine
 from peers.environments import Episodes, Renderer, Task, Tasks
@@ -59,13 +58,6 @@ class Tool(Episodes):
 
     def grade(self, task: Task, transcript: Any) -> float:
         return 1.0
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    demo.make_policy(folder, seed=1)
-    return folder
 
 
 @pytest.fixture

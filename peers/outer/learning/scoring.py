@@ -140,8 +140,9 @@ class Copies:
         self._common = mean / mean.norm().clamp_min(1e-30) if len(named) > 1 else None
         self._most = COPY_COSINE if len(named) > 1 else COPY_COSINE_WHOLE
         self._seen = [self._rest(each) for each in named]
-        rests = [_share(self._rest(each), each) for each in named]
-        self._least = COPY_REST * min(rests) if len(named) > 1 else 0.0
+        self._least = 0.0
+        if len(named) > 1:
+            self._least = COPY_REST * min(map(_share, self._seen, named))
 
     def _rest(self, values: Tensor) -> Tensor:
         """What a contribution has besides its part along the mean."""
