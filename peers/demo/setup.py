@@ -102,7 +102,7 @@ class DemoOptions:
     plain: bool = False
     as_json: bool = False
     settings: Sequence[str] = ()
-    """NAME=VALUE for every peer, or ROLE.NAME=VALUE."""
+    """NAME=VALUE and alarms.NAME=VALUE for every peer, or ROLE.NAME=VALUE."""
 
 
 def check_options(options: DemoOptions) -> None:
@@ -277,5 +277,5 @@ def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoO
             write_config(config, peer.role, settings)
             peer.arguments += ["--config", str(config)]
         for each in options.settings:
-            if each.partition("=")[0].rpartition(".")[0] in ("", peer.role):
+            if each.partition("=")[0].rpartition(".")[0] in ("", "alarms", peer.role):
                 peer.arguments += ["--set", each]

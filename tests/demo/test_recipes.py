@@ -107,12 +107,14 @@ def test_a_cheat_is_named(tmp_path: Path) -> None:
 
 
 def test_settings_of_the_line_reach_the_peers_that_have_them(tmp_path: Path) -> None:
-    options = DemoOptions(settings=["trainer.device=cpu", "uplink_mbps=20"])
+    of_all = ["uplink_mbps=20", "alarms.starved_seconds=60.0"]
+    options = DemoOptions(settings=["trainer.device=cpu", *of_all])
     check_options(options)
     peers = make_peers(tmp_path, inference_peers=1)
     configure(peers, "/ip4/127.0.0.1/tcp/1", tmp_path, options)
     for peer in peers:
-        given = [] if peer.role == "bootstrap" else ["uplink_mbps=20"]
+        given = [] if peer.role == "bootstrap" else of_all
+        assert all(each in peer.arguments for each in given)
         assert peer.arguments.count("--set") == len(given) + (peer.role == "trainer")
         assert ("trainer.device=cpu" in peer.arguments) == (peer.role == "trainer")
     with pytest.raises(UserError, match="unknown key 'speed'"):
