@@ -24,7 +24,7 @@ BF16_SINCE = (8, 0)
 """Compute capability of GPUs that compute in bfloat16 (Ampere); older ones only emulate it."""
 
 BF16_FEATURES = ("amx_bf16", "avx512_bf16")
-"""Of CPUs whose products in bfloat16 take at most half the time of those in float32."""
+"""Of CPUs whose products in bfloat16 take about half the time of those in float32."""
 
 GPU_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/kfd")
 """Files that exist where the kernel has a driver of NVIDIA's or AMD's GPUs."""
