@@ -51,7 +51,7 @@ def steps(model: Path, out: Path, device: str, vllm: str) -> Iterator[Step]:
     yield Step("checks", [*checks, "--batch", "64" if device == "cuda" else "8"], 60)
     measure = [PYTHON, "-m", "benchmarks.gpu_day", "--thresholds", "--out", str(out)]
     yield Step("thresholds", [*measure, "--model", str(model)], 120)
-    demo = ["demo", "--model", str(model), "--steps", "8", "--plain", "--keep", str(out / "demo")]
+    demo = ["demo", "--model", str(model), "--steps", "8", "--plain", "--out", str(out / "demo")]
     swarm = str(Path(PYTHON).with_name("swarm"))
     yield Step("swarm", [swarm, *demo], 150)
 

@@ -176,7 +176,7 @@ def run_once(steps: int, seed: int, model: Path | None, folder: Path) -> tuple[S
     one = measure([*recipe, "--steps", str(steps)], folder / "recipe")
     kept = folder / "kept"
     demo = [str(Path(python).parent / "swarm"), "demo", "--plain", "--seed", str(seed)]
-    demo += [*given, "--steps", str(steps), "--keep", str(kept)]
+    demo += [*given, "--steps", str(steps), "--out", str(kept)]
     return one, measure(demo, folder / "demo", kept / "logs")
 
 

@@ -41,9 +41,9 @@ class Role(Protocol):
     # `check(settings: PeerSettings) -> None` raises the `UserError` of what would end the role
     # later, before the peer joins;
     # `machine() -> list[Finding]` makes quick checks of this machine;
-    # `async doctor(settings, work: Work | None, model: Path | None) -> list[Finding]`, for `swarm
-    # doctor`, starts what the role would start, and looks whether the run takes it. `model` is the
-    # path of a policy to load as well.
+    # `async doctor(settings, work: Work | None, model: str | None) -> list[Finding]`, for `swarm
+    # doctor`, starts what the role would start, and looks whether the run takes it. `model`
+    # names a policy to load as well.
     # Optional: `rank_module: ClassVar[str]`, the module that ranks above 0 run under `torchrun`.
 
 

@@ -25,7 +25,7 @@ def demo(
     steps: int | None = None,
     peers: int | None = None,
     seed: int = 0,
-    keep: Path | None = None,
+    out: Path | None = None,
     cheat: str | None = None,
     plain: bool = False,
     settings: Settings = None,
@@ -34,7 +34,7 @@ def demo(
     """Run a whole swarm on this machine, which learns a small task, by default to sort six digits.
 
     One bootstrap peer, two relays, a trainer, a validator and inference peers start as separate
-    processes. Results go to ./demo-output (or --keep): the trained policy as a Hugging Face
+    processes. Results go to ./demo-output (or --out): the trained policy as a Hugging Face
     folder, the reward curve, a summary. Ctrl-C ends everything. With --model a real model learns
     the task in a chat, by LoRA."""
     require_extra("train", "swarm demo")
@@ -49,7 +49,7 @@ def demo(
         steps=steps,
         peers=peers if peers is not None else 3 if model is None else 2,
         seed=seed,
-        keep=keep,
+        out=out,
         cheat=cheat,
         plain=plain,
         settings=settings or (),

@@ -357,7 +357,7 @@ async def run_demo(options: setup.DemoOptions) -> int:
         )
         allow_environments(each.name for each in recipe.environments)  # to the demo's peers as well
         try_grading(recipe.environments)
-        folder = (options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
+        folder = (options.out or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
         demo = Demo(options, recipe, model, folder, socket_folder)
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             try:
@@ -379,19 +379,19 @@ async def run_demo(options: setup.DemoOptions) -> int:
             except BaseException:
                 print(f"the peers' output is in {folder / 'logs'}", file=sys.stderr)
                 raise
-    if options.keep is None:
+    if options.out is None:
         shutil.rmtree(folder, ignore_errors=True)
     if summary is None:
         print("stopped", file=sys.stderr)
         return 130
-    output = options.keep or OUTPUT
+    output = options.out or OUTPUT
     files = {
         "trained policy": output / "policy",
         "reward curve": output / "reward.png",
         "summary": output / "summary.json",
     }
-    if options.keep is not None:
-        files["peers and logs"] = options.keep
+    if options.out is not None:
+        files["peers and logs"] = options.out
     console.print(page(summary, files))
     if options.as_json:
         print_json(summary)

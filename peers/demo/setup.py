@@ -96,7 +96,7 @@ class DemoOptions:
     """None: as many as the recipe says."""
     peers: int = 3
     seed: int = 0
-    keep: Path | None = None
+    out: Path | None = None
     cheat: str | None = None
     """One of `CHEATS`: how the last inference peer cheats."""
     plain: bool = False
@@ -117,16 +117,16 @@ def check_options(options: DemoOptions) -> None:
         raise UserError(f"--cheat is {options.cheat!r}; give one of: {', '.join(CHEATS)}")
     if options.cheat and options.peers < 2:
         raise UserError("--cheat needs an honest peer beside the cheater; give --peers 2 or more")
-    if options.keep is not None and (options.keep / "peers").exists():
+    if options.out is not None and (options.out / "peers").exists():
         raise UserError(
-            f"--keep {options.keep} holds the peers of an earlier demo; "
+            f"--out {options.out} holds the peers of an earlier demo; "
             "choose another folder, or remove it"
         )
-    if options.keep is not None:
+    if options.out is not None:
         try:
-            options.keep.mkdir(parents=True, exist_ok=True)
+            options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"{options.keep} cannot be made ({error.strerror})") from error
+            raise UserError(f"{options.out} cannot be made ({error.strerror})") from error
 
 
 def check_memory(model: Path, options: DemoOptions) -> None:

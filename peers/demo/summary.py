@@ -25,7 +25,7 @@ SMOOTHING_STEPS = 15
 
 def write_results(state: SwarmState, options: DemoOptions) -> dict[str, Any]:
     """Write the results to their folder; returns the summary."""
-    output = options.keep or OUTPUT
+    output = options.out or OUTPUT
     output.mkdir(parents=True, exist_ok=True)
     policy = output / "policy"
     if state.finished_folder:
@@ -47,7 +47,7 @@ def write_results(state: SwarmState, options: DemoOptions) -> dict[str, Any]:
     draw_rewards(summary, output / "reward.png")
     summary["seconds"] = round(trio.current_time() - state.started, 2)
     summary["seconds_by_phase"] = seconds_by_phase(state, trio.current_time())
-    write_json("--keep", summary, output / "summary.json")
+    write_json("--out", summary, output / "summary.json")
     return summary
 
 

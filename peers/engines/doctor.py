@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from peers.engines.config import ITEM_BYTES
 from peers.engines.installed import NATIVE
+from peers.models.find import find_model
 from swarm.errors import UserError
 from swarm.jobs import Load
 from swarm.jobs.inference import InferenceService, InferenceSetup, Loaded, Probe, Surveyed
@@ -48,14 +49,14 @@ async def compute_findings(
     *,
     engine: str = NATIVE,
     interpreter: str | None = None,
-    model: Path | None = None,
+    model: str | None = None,
     allowed: Sequence[str] = (),
 ) -> list[Finding]:
     """Start the engine's child as a role with the settings `own` would, and ask what it finds.
 
-    `interpreter`: the child's Python; None: this process's. With `model`, an absolute path, the
-    child loads that policy and renders the probe tasks of the run's environments, of which the
-    user of this machine has `allowed` some."""
+    `interpreter`: the child's Python; None: this process's. With `model`, in any form of
+    `find_model`, the child loads that policy and renders the probe tasks of the run's
+    environments, of which the user of this machine has `allowed` some."""
     found: list[Finding] = []
     if interpreter is not None:
         answers = await within(
@@ -64,7 +65,13 @@ async def compute_findings(
         found.append(answers)
         if answers.problem:
             return found
-    environments = work.run.manifest.environments if work and model else []
+    folder: Path | None = None
+    if model is not None:
+        try:  # a thread, since it may be downloaded
+            folder = await trio.to_thread.run_sync(_folder_of, model, abandon_on_cancel=True)
+        except UserError as error:
+            found.append(Finding("model", str(error), {}, problem=True))
+    environments = work.run.manifest.environments if work and folder else []
     setup = InferenceSetup(
         engine=engine,
         hardware=own.hardware.in_run(work.run.manifest.thresholds.measured_dtypes if work else []),
@@ -80,14 +87,14 @@ async def compute_findings(
             service = client(InferenceService, child)
             *others, last = machine(await service.survey(), work)
             found.extend(others)
-            if model is not None:
+            if folder is not None:
                 found.append(last)
-                last = room(await service.load(Load(policy=UNKNOWN, folder=str(model))))
-                if work is not None and _has_tokenizer(model, work):
+                last = room(await service.load(Load(policy=UNKNOWN, folder=str(folder))))
+                if work is not None and _has_tokenizer(folder, work):
                     found.extend([await _probe(service, each) for each in environments])
         return last
 
-    seconds = SURVEY_SECONDS if model is None else LOAD_SECONDS
+    seconds = SURVEY_SECONDS if folder is None else LOAD_SECONDS
     found.append(await within(seconds, "engine", survey, problem=True))
     return found
 
@@ -109,6 +116,10 @@ def task_of(wanted: EnvironmentReference, allowed: Collection[str] = ()) -> Find
         return f"{wanted.name} {wanted.version} is installed, as the run wants it"
 
     return attempt("tasks", check)
+
+
+def _folder_of(model: str) -> Path:
+    return find_model(model, "--model").folder.absolute()
 
 
 def _has_tokenizer(model: Path, work: Work) -> bool:

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 from peers.engines.doctor import compute_findings, disk, task_findings
 from peers.engines.installed import interpreter_for
@@ -23,7 +22,7 @@ def interpreter_of(settings: PeerSettings) -> str | None:
     return interpreter_for(settings.engine, settings.home_path, own.interpreter, own.device)
 
 
-async def findings(settings: PeerSettings, work: Work | None, model: Path | None) -> list[Finding]:
+async def findings(settings: PeerSettings, work: Work | None, model: str | None) -> list[Finding]:
     """See `swarm.roles.Role.doctor`."""
     own = settings.of("inference", InferenceSettings)
     try:

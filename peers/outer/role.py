@@ -11,7 +11,6 @@ trainer that is killed at any instant repeats what it had not announced, with th
 
 import math
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, ClassVar
 
 import trio
@@ -90,9 +89,7 @@ class ReplicaRole:
         settings.tables["replica"]["model"] = str(find_model(own.model, "replica.model").folder)
 
     @staticmethod
-    async def doctor(
-        settings: PeerSettings, work: Work | None, model: Path | None
-    ) -> list[Finding]:
+    async def doctor(settings: PeerSettings, work: Work | None, model: str | None) -> list[Finding]:
         """See `swarm.roles.Role`."""
         own = settings.of("replica", ReplicaSettings)
         return await compute_findings(own, work, interpreter=own.interpreter or None)

@@ -63,9 +63,7 @@ class TrainerRole:
             table["teacher"] = str(find_model(own.teacher, "trainer.teacher").folder)
 
     @staticmethod
-    async def doctor(
-        settings: PeerSettings, work: Work | None, model: Path | None
-    ) -> list[Finding]:
+    async def doctor(settings: PeerSettings, work: Work | None, model: str | None) -> list[Finding]:
         """See `swarm.roles.Role`."""
         own = settings.of("trainer", TrainerSettings)
         found = await compute_findings(own, work, interpreter=own.interpreter or None)

@@ -5,7 +5,6 @@ that it is stored durably. Cases are judged in the order of their numbers (`queu
 workers' at a time (`lanes`), by two child processes (`examiner`): `inspector`, then `prefill`. The
 verdict is durable in the log before it is published (`verdicts`)."""
 
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import pydantic
@@ -74,9 +73,7 @@ class ValidatorRole:
     machine = staticmethod(sandbox_findings)
 
     @staticmethod
-    async def doctor(
-        settings: PeerSettings, work: Work | None, model: Path | None
-    ) -> list[Finding]:
+    async def doctor(settings: PeerSettings, work: Work | None, model: str | None) -> list[Finding]:
         """See `swarm.roles.Role`."""
         own = settings.of("validator", ValidatorSettings)
         found = await compute_findings(own, work, interpreter=own.interpreter or None, model=model)

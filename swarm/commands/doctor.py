@@ -19,7 +19,7 @@ def doctor(
     home: str | None = None,
     config: Path | None = None,
     engine: str | None = None,
-    model: Path | None = None,
+    model: str | None = None,
     given: Settings = None,
     as_json: AsJson = False,
 ) -> int:
@@ -36,11 +36,10 @@ def doctor(
     from swarm.terminal.output import print_json
     from swarm.terminal.untrusted import printable
 
-    folder = model.expanduser().absolute() if model is not None else None
     settings = load_settings(config, flags, given or ())
     # Those of its own roles are findings.
     check_tables(settings.model_copy(update={"role": []}))
-    found = run_until_interrupted(look, settings, folder, waiting="checking this machine")
+    found = run_until_interrupted(look, settings, model, waiting="checking this machine")
     if as_json:
         print_json(
             [

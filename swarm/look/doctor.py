@@ -31,10 +31,10 @@ from swarm.wire.identity import KEY_FILE, PeerId, check_home_identity, load_or_c
 from swarm.world.home import check_format, existing
 
 
-async def look(settings: PeerSettings, model: Path | None = None) -> list[Finding]:
+async def look(settings: PeerSettings, model: str | None = None) -> list[Finding]:
     """Check this machine for a peer with these settings and, by `settings.bootstrap`, its run.
 
-    `model`: absolute path of a policy that the roles load as well."""
+    `model`: a policy that the roles load as well, as its user names it."""
     found = [program(), *map(packages, settings.role), *home_and_ports(settings)]
     lacks = any(each.problem for each in found if each.topic == "packages")
     roles = [load_role(name) for name in settings.role if name != BOOTSTRAP and not lacks]

@@ -94,8 +94,8 @@ def test_a_policy_is_loaded_beside_tasks_that_the_user_allowed(tmp_path: Path) -
         Run(sealed_manifest(OWNER, replace(manifest([TRAINER], [TRAINER]), environments=[task])))
     )
     settings = PeerSettings(home=str(tmp_path / "home"), environments=["dataset"])
-    found = {each.topic: each for each in trio.run(findings, settings, work, policy)}
+    found = {each.topic: each for each in trio.run(findings, settings, work, str(policy))}
     assert "model" in found and not found["engine"].problem, found
     refused = settings.model_copy(update={"environments": []})
-    (engine,) = [e for e in trio.run(findings, refused, work, policy) if e.topic == "engine"]
+    (engine,) = [e for e in trio.run(findings, refused, work, str(policy)) if e.topic == "engine"]
     assert engine.problem and "stranger" in engine.text

@@ -335,7 +335,7 @@ def test_a_demo_of_programs_needs_a_sandbox(tmp_path: Path) -> None:
     if subprocess.run([*NO_NAMESPACES, "true"], capture_output=True).returncode:
         pytest.skip("this user may make no namespace")
     program = "from swarm.commands.main import main; main()"
-    arguments = f"demo --plain --steps 1 --environment code --keep {tmp_path / 'keep'}"
+    arguments = f"demo --plain --steps 1 --environment code --out {tmp_path / 'keep'}"
     command = f"exec {sys.executable} -c '{program}' {arguments}"
     forbid = "echo 0 > /proc/sys/user/max_user_namespaces"
     done = subprocess.run(
@@ -347,9 +347,9 @@ def test_a_demo_of_programs_needs_a_sandbox(tmp_path: Path) -> None:
 
 def test_a_demo_does_not_mix_with_an_earlier_one(tmp_path: Path) -> None:
     (tmp_path / "peers").mkdir()
-    assert "holds the peers of an earlier demo" in complaint("demo", "--keep", tmp_path)
+    assert "holds the peers of an earlier demo" in complaint("demo", "--out", tmp_path)
     (tmp_path / "file").write_text("")
-    said = complaint("demo", "--keep", tmp_path / "file" / "keep")
+    said = complaint("demo", "--out", tmp_path / "file" / "keep")
     assert "cannot be made (Not a directory)" in said
 
 

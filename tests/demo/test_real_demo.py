@@ -36,7 +36,7 @@ def a_demo(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [
             *(sys.executable, "-c", "from swarm.commands.main import main; main()"),
-            *("demo", "--plain", "--keep", str(folder), *flags),
+            *("demo", "--plain", "--out", str(folder), *flags),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

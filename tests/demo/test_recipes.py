@@ -103,7 +103,7 @@ def test_a_model_that_is_too_large_is_refused_before_anything_starts(
 
 def test_a_cheat_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--cheat is 'int4'; give one of: wrong-weights, int8"):
-        check_options(DemoOptions(cheat="int4", keep=tmp_path))
+        check_options(DemoOptions(cheat="int4", out=tmp_path))
 
 
 def test_settings_of_the_line_reach_the_peers_that_have_them(tmp_path: Path) -> None:

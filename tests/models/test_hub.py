@@ -9,11 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+import trio
 from huggingface_hub import constants
 
+from peers.engines import demo
+from peers.inference.doctor import findings
 from peers.models import hub as client
 from peers.models.find import Model, find_model
 from swarm.errors import UserError
+from swarm.settings import PeerSettings
 from tests.models.conftest import FILES, NAME
 from tests.models.hub_server import COMMIT, OLDER, Hub, Repository, _Handler
 
@@ -42,6 +46,19 @@ def test_a_name_becomes_a_folder_with_nothing_but_config_tokenizer_and_safetenso
     asked = len(hub.fetched("model.safetensors"))
     assert found() == model
     assert len(hub.fetched("model.safetensors")) == asked  # it is in the cache
+
+
+@pytest.mark.slow
+def test_the_doctor_loads_a_model_by_its_name(hub: Hub, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    demo.make_policy(made, seed=1)
+    hub.repositories[NAME].files = {path.name: path.read_bytes() for path in made.iterdir()}
+    settings = PeerSettings(home=str(tmp_path / "home"))
+    told = {each.topic: each for each in trio.run(findings, settings, None, NAME)}
+    assert told["model"].figures["weights_bytes"] > 0 and not told["model"].problem
+    told = {each.topic: each for each in trio.run(findings, settings, None, "nobody/nothing")}
+    assert told["model"].problem and "has no model of that name" in told["model"].text
+    assert not told["engine"].problem, "the machine is looked at all the same"
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Hub) -> None:
