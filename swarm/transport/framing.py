@@ -12,6 +12,7 @@ import trio
 
 from swarm.transport import StreamError, limits
 from swarm.wire.identity import PeerId
+from swarm.world.tasks import held
 
 VARINT_BYTES_MAX = 4
 """Enough for lengths below 2^28; every limit on a frame is far below that."""
@@ -114,7 +115,7 @@ class FramedStream:
     async def send(self, frame: bytes) -> None:
         if not frame:
             raise ValueError("a frame is never empty")
-        async with self._sending:
+        async with held(self._sending):
             self._check_writable()
             try:
                 await self._carrier.write(encode_frame(frame))
@@ -122,7 +123,8 @@ class FramedStream:
                 raise self._broken(error) from error
 
     async def receive(self) -> bytes | None:
-        await trio.lowlevel.checkpoint()
+        if self._buffer or self._remote_ended:  # else it waits for the carrier
+            await trio.lowlevel.checkpoint()
         try:
             while not self._remote_ended:
                 if self._failure is not None:

@@ -169,6 +169,8 @@ class Messenger:
             line.waiting.pop(identifier, None)
 
     async def _line(self, peer: PeerId) -> _Line:
+        if (line := self._lines.get(peer)) is not None:
+            return line
         lock = self._opening.setdefault(peer, trio.Lock())
         try:
             async with lock:
@@ -204,15 +206,13 @@ class Messenger:
     async def _serve(self, stream: Stream) -> None:
         limit = trio.Semaphore(REQUESTS_OPEN_MAX)
         forged: list[str] = []
-        lock = trio.Lock()
 
         async def answer(frame: _Frame) -> None:
             try:
                 replies = await self._answer(stream.peer, frame.envelopes, forged)
-                async with lock:
-                    await stream.send(
-                        _encoder.encode(_Frame(frame.id, [reply.raw for reply in replies]))
-                    )
+                await stream.send(
+                    _encoder.encode(_Frame(frame.id, [reply.raw for reply in replies]))
+                )
             except StreamError as error:
                 self._events.emit("messenger.reply_lost", remote=stream.peer, reason=str(error))
             finally:

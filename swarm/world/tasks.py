@@ -111,6 +111,25 @@ class Lifetime:
                 await self._idle.wait()
 
 
+class held:  # noqa: N801 — reads as `async with held(lock)`
+    """Holds a lock inside the block. A free one is taken at once, where `async with lock` gives all
+    other tasks a turn first: use it around what waits anyway."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: trio.Lock) -> None:
+        self._lock = lock
+
+    async def __aenter__(self) -> None:
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._lock.release()
+
+
 J = TypeVar("J")
 R = TypeVar("R")
 P = ParamSpec("P")

@@ -43,6 +43,7 @@ from swarm.transport.libp2p.guard import (
     Guard,
     innermost,
 )
+from swarm.transport.libp2p.sealed import SealedMessages
 from swarm.transport.libp2p.yamux import Shared, Yamux
 from swarm.wire.identity import InvalidPeerId, PeerId, public_key_of
 
@@ -63,7 +64,8 @@ IDENTIFY_BYTES_MAX = 16 * 1024
 
 
 class _Buffered(RawConnection):  # type: ignore[misc]
-    """A TCP connection read in large parts: noise reads two bytes, then the rest of a message."""
+    """A TCP connection read in large parts. One task at a time reads, and one writes, so that
+    libp2p's locks, each of which costs a turn of the event loop, are passed by."""
 
     _buffer = b""
     _at = 0
@@ -82,10 +84,13 @@ class _Buffered(RawConnection):  # type: ignore[misc]
 
     async def read(self, n: int | None = None) -> bytes:
         if self._at == len(self._buffer):
-            self._buffer, self._at = await super().read(65536), 0
+            self._buffer, self._at = bytes(await self.stream.stream.receive_some(65536)), 0
         start = self._at
         self._at = len(self._buffer) if n is None else min(start + n, len(self._buffer))
         return self._buffer[start : self._at]
+
+    async def write(self, data: bytes) -> None:
+        await self.stream.stream.send_all(data)
 
 
 class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
@@ -421,6 +426,7 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
         self, raw_conn: Any, is_initiator: bool, peer_id: ID | None = None
     ) -> Any:
         secured = await super().upgrade_security(raw_conn, is_initiator, peer_id)
+        secured.conn = SealedMessages(raw_conn, secured.conn.noise_state)
         if not is_initiator:
             self.proved(PeerId(str(secured.get_remote_peer())))
         return secured

@@ -11,8 +11,8 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.host.exceptions import StreamFailure
-from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from multiaddr import Multiaddr
 
 from swarm.errors import UserError
@@ -95,14 +95,15 @@ def _head_start(direct: Sequence[str], relayed: Sequence[str]) -> float:
 class Libp2pBytes:
     def __init__(self, stream: INetStream) -> None:
         self._stream = stream
+        self._muxed = stream.muxed_stream  # libp2p's stream adds four locks to each message
         self._read_closed = False
         self._write_closed = False
 
     async def read(self) -> bytes:
         with _breaking():
             try:
-                return bytes(await self._stream.read(READ_BYTES))
-            except StreamEOF:
+                return bytes(await self._muxed.read(READ_BYTES))
+            except MuxedStreamEOF:
                 self._read_closed = True
         if self._write_closed:
             await self._forget()
@@ -111,7 +112,7 @@ class Libp2pBytes:
     async def write(self, data: bytes) -> None:
         with trio.move_on_after(limits.STREAM_SEND_DEADLINE_SECONDS):
             with _breaking():
-                await self._stream.write(data)
+                await self._muxed.write(data)
             return
         await self.reset()
         raise StreamError(f"has not read for {limits.STREAM_SEND_DEADLINE_SECONDS:g} s")
@@ -119,7 +120,7 @@ class Libp2pBytes:
     async def close_write(self) -> None:
         self._write_closed = True
         with _breaking():
-            await self._stream.close_write()
+            await self._muxed.close()
         if self._read_closed:
             await self._forget()
 

@@ -19,6 +19,7 @@ from all strangers of one network. Beyond it nothing is read from them: a refusa
 as the stream, and they would open the next one at once."""
 
 import contextlib
+import itertools
 import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -36,6 +37,7 @@ from libp2p.stream_muxer.exceptions import (
 from swarm.transport import limits
 from swarm.transport.libp2p.guard import BROKEN
 from swarm.transport.rates import TokenBucket, TokenBuckets
+from swarm.world.tasks import held
 
 MUXER_STREAMS_MAX = 256
 """Streams that the other side of a connection may have open: a role uses ten, our protocols allow
@@ -63,6 +65,9 @@ MUXER_FRAMES_PER_PING = 20
 
 MUXER_FRAME_FREE_BYTES = 256
 """A frame with at least this much data is not counted: its bytes slow its sender."""
+
+FRAMES_PER_TURN = 16
+"""Frames handled until other tasks have their turn."""
 
 STRANGERS_FRAMES_PER_SECOND = 1000.0
 """Small frames, counted as above, read on average from all strangers of a /24 (IPv6: /48)."""
@@ -137,7 +142,8 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
 
     async def read(self, n: int | None = -1) -> bytes:
         """Read at least one byte and at most `n`. Raises `MuxedStreamEOF`, `MuxedStreamReset`."""
-        await trio.lowlevel.checkpoint()
+        if self.received or self.closed or self._receive_ended:  # else it waits below
+            await trio.lowlevel.checkpoint()
         # Grant before taking bytes, not after, so that a cancelled read loses none.
         if self._read_bytes * 2 >= WINDOW_BYTES and not self._receive_ended and not self.closed:
             granted, self._read_bytes = self._read_bytes, 0
@@ -400,7 +406,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self, kind: int, flags: int, number: int, length: int, data: bytes | memoryview = b""
     ) -> None:
         """Write one complete frame, or end the connection: half a frame garbles every stream."""
-        async with self._writing:
+        async with held(self._writing):
             if self._closing:
                 raise MuxedStreamError("the connection is closed")
             with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
@@ -411,8 +417,9 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         raise MuxedStreamError(f"nothing could be sent for {limits.STREAM_WRITE_SECONDS:g} s")
 
     async def _read_frames(self) -> None:
-        while True:
-            await trio.lowlevel.checkpoint()  # a full buffer must not starve other tasks
+        for count in itertools.count():
+            if count % FRAMES_PER_TURN == 0:
+                await trio.lowlevel.checkpoint()  # a full buffer must not starve other tasks
             while len(self._buffer) < _HEAD.size:
                 self._buffer += await self.secured_conn.read()
             version, kind, flags, number, length = _HEAD.unpack_from(self._buffer)
