@@ -1,9 +1,9 @@
 """Division of a byte stream into frames: `varint(length) payload`, as kad-dht has it.
 
-Varints are unsigned LEB128, minimal, at most four bytes. A side ends the stream by ending its bytes
-after a whole frame; bytes that end otherwise were cut off. How much a sender may be ahead of the
-reader is the carrier's affair (yamux: a window of 256 KiB): bytes are read when a frame is
-wanted."""
+Varints are unsigned LEB128, minimal, at most four bytes; no frame is empty. A side ends the stream
+by ending its bytes after a whole frame; bytes that end otherwise were cut off. How much a sender
+may be ahead of the reader is the carrier's affair (yamux: a window of 256 KiB): bytes are read when
+a frame is wanted."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -74,6 +74,8 @@ def take_frame(buffer: bytearray, frame_bytes_max: int) -> bytes | None:
     if head is None:
         return None
     length, start = head
+    if not length:  # each costs as much as a full one, and its sender a single byte
+        raise FrameError("a frame is empty")
     if length > frame_bytes_max:
         raise FrameError(f"a frame of {length} bytes, at most {frame_bytes_max} allowed")
     if start + length > len(buffer):

@@ -63,6 +63,11 @@ def test_varint_refuses_what_is_too_long_or_padded() -> None:
         encode_varint(1 << 28)
 
 
+def test_an_empty_frame_is_refused() -> None:
+    with pytest.raises(FrameError, match="empty"):
+        take_frame(bytearray(b"\x00\x01x"), 100)
+
+
 payloads = st.lists(st.binary(min_size=1, max_size=300), max_size=12)
 
 

@@ -15,6 +15,7 @@ from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.utils import read_varint_prefixed_bytes_limited
 
 from swarm.errors import leaf_errors
@@ -29,9 +30,12 @@ NEGOTIATION_MESSAGES_MAX = 32
 
 
 class _Communicator(MultiselectCommunicator):  # type: ignore[misc]
-    """Reads messages of limited size and number."""
+    """Reads messages of limited size and number, of a stream without libp2p's own locks."""
 
     _left = NEGOTIATION_MESSAGES_MAX
+
+    def __init__(self, read_writer: Any) -> None:
+        super().__init__(getattr(read_writer, "muxed_stream", read_writer))
 
     async def read(self) -> str:
         self._left -= 1
@@ -44,7 +48,7 @@ class _Communicator(MultiselectCommunicator):  # type: ignore[misc]
             if not message.endswith(b"\n"):
                 raise ParseError("a message does not end in a newline")
             return bytes(message[:-1]).decode()
-        except (ParseError, IOException, UnicodeDecodeError) as error:
+        except (ParseError, IOException, MuxedStreamError, UnicodeDecodeError) as error:
             raise MultiselectCommunicatorError(str(error)) from error
 
 
