@@ -93,7 +93,8 @@ def simulate(
     """Run two rounds; return the second's synchronisation: the first opens the connections."""
     shards = min(shards or trainers, SHARDS_MAX)
     real = parameters * CODED
-    size = max(SIMULATED_BYTES, int(LINE_BYTES_PER_SECOND * real / (gigabits * 1e9 / 8)))
+    slowest = gigabits / 4 if uneven == "quarter" else gigabits
+    size = max(SIMULATED_BYTES, int(LINE_BYTES_PER_SECOND * real / (slowest * 1e9 / 8)))
     scale = size / real
     line = gigabits * 1e9 / 8 * scale
     machine = MACHINE_BYTES_PER_SECOND * scale

@@ -34,7 +34,7 @@ from peers.outer.rating import assignment, weights
 from peers.outer.settings import ReplicaSettings
 from peers.outer.sharing import Sharing
 from peers.outer.store import OuterState, OuterStore, Own
-from peers.outer.strangers import Strangers, keep_offering
+from peers.outer.strangers import LATE_SHARE, Strangers, keep_offering
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN, WORK
 from swarm.jobs import outer as jobs
@@ -317,16 +317,21 @@ class ReplicaRole:
         await self._finish(child)
 
     def _wait_to_begin(self, base: OuterState) -> float:
-        """Seconds to wait before the inner steps from a state; more than 0 only if joins block.
+        """Seconds to wait before the inner steps from a state; more than 0 only if joins block, or
+        for a stranger whose contribution would come too late, since it counts in no other round.
 
         A newcomer begins with a round that nobody has begun yet, or whose deadline has passed: who
         began it may hang. Who takes part waits for the newcomers until they hold the outer state,
         `join_seconds` at most.
         """
         round, presence = base.round + 1, self._loop.presence
+        age = self._node.world.now() - self._following.since
+        left = self._outer.deadline_seconds - age
+        if self._is_stranger and age > self._outer.grace_seconds * LATE_SHARE and left > 0:
+            self._peer.status.doing = f"waiting for round {round + 1}: too late for this one"
+            return left
         if self._outer.join == "free":
             return 0.0
-        left = self._following.since + self._outer.deadline_seconds - self._node.world.now()
         is_new = not self._following.takes_part
         if is_new and left > 0 and base.record in presence.at("training").values():
             self._peer.status.doing = f"joins with round {round + 1}"

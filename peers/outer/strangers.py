@@ -35,6 +35,11 @@ FETCH_SHARE = 1 / 2
 """Part of `outer.grace_seconds` after which what has arrived is scored: of the rest, one that gives
 its files slowly would leave no time for the others' scores."""
 
+LATE_SHARE = 1 / 2
+"""Part of `outer.grace_seconds` by which a stranger may be late and begin the next round as late:
+it then offers within the time that the trainers wait. Who is later begins with the round after.
+Without such a pause, one that joins in the middle of a round would be late for every round."""
+
 NEWCOMERS_SHARE = 1 / 4
 """Part of `outer.strangers_max` for peers that weigh nothing yet."""
 
@@ -47,6 +52,8 @@ class Strangers:
         self._peer = loop.peer
         self.offers: Recent[str, Contribution] = Recent(OFFERS_MAX)
         """By peer, in the order in which they came."""
+        self._came: Recent[str, float] = Recent(OFFERS_MAX)
+        """And when that was."""
         self._round = b""
         """The record that the present round begins from."""
         self._tried: dict[str, Contribution] = {}
@@ -69,6 +76,7 @@ class Strangers:
             why = "a stranger offers its own contribution; a trainer announces it in its status"
         elif sender not in self.offers or self.offers[sender].base_round < made.base_round:
             self.offers[sender] = made
+            self._came[sender] = self._peer.node.world.now()
             self._loop.changed.touch()
         refusal = AdmissionRefused(peer=sender, reason=why[:500])
         return [await self._peer.seal(refusal, EVENT_LIFETIME_SECONDS)] if why else []
@@ -230,9 +238,11 @@ class Strangers:
 
     def _missing(self) -> set[str]:
         """Strangers to wait for: those that contributed to the last round, and once each of those
-        that offered too late for it."""
-        now = self._following.state.round
+        that offered a little too late for it."""
+        now, grace = self._following.state.round, self._peer.run.manifest.outer.grace_seconds
+        until = self._following.since + grace * LATE_SHARE
         late = [each for each, made in self.offers.items() if made.base_round + 1 == now]
+        late = [each for each in late if self._came[each] <= until]
         late = [each for each in late if self._awaited.of(each, lambda: now) == now]
         known = {each for each, rated in self._known().items() if rated.gain > 0}
         return known.union(late) - self._tried.keys()

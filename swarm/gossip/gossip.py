@@ -144,7 +144,10 @@ class Gossip:
             self._slots.set_admitted()
         if self._world.now() >= self._shown_at + ADMITTED_SECONDS / 2:
             self._shown_at = self._world.now()
-            for neighbour in list(self._slots.neighbours.values()):
+            # To one that has yet to answer, this peer's `hello` came without an admission: for a
+            # minute it would be a stranger there, and get nothing but the run's own news.
+            greeted = [each for each in self._slots.greeting.values() if each.opened]
+            for neighbour in [*self._slots.neighbours.values(), *greeted]:
                 self._post(neighbour, frames.Shown(admission.raw))
 
     def kept(self) -> int:

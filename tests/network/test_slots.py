@@ -160,6 +160,28 @@ def test_an_admission_that_is_shown_opens_what_was_closed() -> None:
         in_virtual_time(partial(main, number))
 
 
+async def test_an_admission_that_comes_while_a_peer_is_greeted_is_shown_to_it() -> None:
+    """Its `hello` had none, and the peer that it greeted would take it for a stranger."""
+    number = next(n for n in range(5000, 6000) if identity(n).peer_id < VALIDATOR.peer_id)
+    async with running(MANIFEST) as run:
+        validator, newcomer = await run.add(VALIDATOR), await run.add(identity(number))
+        run.strangers.add(newcomer.id)
+        work = hears(newcomer, Acknowledgement)
+        await newcomer.reach(validator.id)
+        while newcomer.id not in validator.gossip.neighbours():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+        assert validator.id not in newcomer.gossip.neighbours(), "its answer is on its way"
+        run.strangers.discard(newcomer.id)
+        admission = Admission(peer=newcomer.id, roles=["inference"])
+        newcomer.gossip.show(sealed(VALIDATOR, admission, MANIFEST.body.run))
+        await trio.sleep(1)
+        assert newcomer.id in validator.gossip.members()
+        message = Acknowledgement(submission=bytes(32), worker=validator.id)
+        await validator.announce(message)
+        await trio.sleep(1)
+        assert work == [message]
+
+
 async def test_peers_leave_slots_free_for_newcomers() -> None:
     async with running(MANIFEST) as run:
         keys = [identity(1000 + number) for number in range(2 * STARTED_UNTIL)]

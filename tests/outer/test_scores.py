@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from peers.outer.chain import BadRecord, Chain
+from peers.outer.gathering import SCORERS, ranking
 from peers.outer.learning import contribution
 from peers.outer.learning.contribution import Contribution, write_values
 from peers.outer.learning.scoring import Copies
@@ -167,6 +168,34 @@ def test_a_score_is_the_median_and_needs_a_majority() -> None:
 def test_one_that_lies_stays_within_what_the_others_say(honest: list[int], lie: int) -> None:
     (found,) = agreed(said(*honest, lie)).values()
     assert min(honest) <= found.gain <= max(honest)
+
+
+@pytest.mark.parametrize(
+    ("trainers", "together", "friend", "good"),
+    [(3, 1.0, 1.0, 0.0), (8, 0.11, 0.01, 0.7), (14, 0.033, 0.001, 0.9)],
+)
+def test_two_liars_decide_the_rounds_in_which_two_of_the_scorers_are_theirs(
+    trainers: int, together: float, friend: float, good: float
+) -> None:
+    """Each of those rounds ends a good record; to make one for noise takes several in a row."""
+    names = tuple(f"{each:02}" for each in range(trainers))
+    rounds, theirs = 3000, 0
+    rated, weight_of = list[Rated](), {"friend": 0.0, "good": 0.0}
+    truth = {"friend": (-1700, -200), "good": (2900, 3000)}
+    lie = {"friend": BEST, "good": (-SCORE_MAX, -SCORE_MAX)}
+    for round_ in range(rounds):
+        scorers = ranking(names, RUN, round_)[:SCORERS]
+        told = [lie if each in names[:2] else truth for each in scorers]
+        theirs += told.count(lie) >= 2
+        measured = [
+            {who: Measured(who, b"1", *score) for who, score in each.items()} for each in told
+        ]
+        found = agreed(measured)
+        rated = rate(rated, {who: (each.gain, each.own) for who, each in found.items()})
+        for who, heavy in weights(rated).items():
+            weight_of[who] += heavy / rounds
+    assert theirs / rounds == pytest.approx(together, rel=0.2)
+    assert weight_of["friend"] <= friend and weight_of["good"] >= good
 
 
 def test_a_stranger_that_gives_each_scorer_another_file_counts_by_none() -> None:

@@ -26,7 +26,7 @@ from peers.outer.learning.contribution import (
 )
 from peers.outer.learning.service import FileJobs, Merging
 from peers.outer.learning.tensor_file import Shapes
-from peers.outer.sharing import lines
+from peers.outer.sharing import audited, lines
 from swarm.jobs.outer import Contributed, InspectContribution, MergeRound, MergeShard
 
 SHAPES: Shapes = {"a.weight": (3, 700), "b.norm": (5,), "c.weight": (4, 1024)}
@@ -58,6 +58,14 @@ def test_who_goes_away_moves_only_its_own_shards(shards: int, round: int, gone: 
     assert max(map(firsts.count, TRAINERS)) - min(map(firsts.count, TRAINERS)) <= 1
     for old, new in zip(before, after, strict=True):
         assert new == tuple(trainer for trainer in old if trainer in here)
+
+
+@given(share=st.floats(0.0, 1.0), others=st.integers(1, 63))
+def test_a_shard_is_made_again_no_more_often_by_many_trainers(share: float, others: int) -> None:
+    """What that costs in bytes is a part of all contributions for each, whatever their number."""
+    times = others * audited(share, others)
+    assert times == pytest.approx(min(others, 13) * share)
+    assert 0.0 <= audited(share, others) <= share
 
 
 @settings(max_examples=25)

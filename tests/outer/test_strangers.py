@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
+import trio
 
 from peers.outer.artifacts import contribution_key
 from peers.outer.rating import rate
@@ -52,24 +53,31 @@ def run_with(
     named: list[str] = NAMED,
     acts: dict[str, type[ReplicaRole]] | None = None,
     seed: int = 1,
+    rounds: int = ROUNDS,
+    begins: float = 0.0,
+    slower: float = 0.0,
     **outer: Any,
 ) -> Outcome:
     """Trainers, and strangers with what each fabricates. `acts`: what some really run; of them
-    nothing is expected."""
+    nothing is expected. `begins`: when strangers start; `slower`: by how much. In seconds; rounds
+    have 20."""
     acts = acts or {}
 
     async def main() -> Outcome:
         simulation = Simulation(seed, workload=WORKLOAD)
         agreement, said = Agreement(simulation), Outcome(simulation)
         terms = Outer(
-            rounds=ROUNDS, admission="scored", grace_seconds=10.0, deadline_seconds=60.0, **outer
+            rounds=rounds, admission="scored", grace_seconds=10.0, deadline_seconds=60.0, **outer
         )
         async with simulation.running():
             bootstrap = await start_bootstrap(
                 simulation, trainers=named, validators=named[:1], outer=terms
             )
             for name, fabricates in {**dict.fromkeys(named, ""), **strangers}.items():
-                plan = Plan(name, ["replica"], SERVER, Hardware(step_seconds=20.0))
+                if name in strangers:
+                    await trio.sleep(begins)
+                seconds = 20.0 + (slower if name in strangers else 0.0)
+                plan = Plan(name, ["replica"], SERVER, Hardware(step_seconds=seconds))
                 plan.fabricates, plan.acts = fabricates, acts.get(name)
                 await simulation.add(plan).start()
             honest = [*named, *(name for name, fabricates in strangers.items() if not fabricates)]
@@ -111,6 +119,16 @@ def test_a_stranger_counts_by_its_record_and_noise_is_refused() -> None:
 def test_a_stranger_counts_to_the_last_round_with_other_seeds(seed: int) -> None:
     said = run_with({"good": ""}, seed=seed)
     assert "good" in said.merged()[ROUNDS]
+
+
+@pytest.mark.parametrize(("begins", "slower"), [(0.0, 0.1), (13.0, 4.0)])
+def test_a_stranger_that_joins_within_a_round_counts_from_the_third_whole_one_on(
+    begins: float, slower: float
+) -> None:
+    """Also one that is slower than the trainers, by less than half of the grace."""
+    said = run_with({"good": ""}, seed=2, rounds=8, begins=begins, slower=slower)
+    counted = [round for round, names in said.merged().items() if "good" in names]
+    assert counted and counted == list(range(counted[0], 9)) and counted[0] <= 6
 
 
 def test_of_refused_strangers_nothing_stays() -> None:
