@@ -21,7 +21,13 @@ from swarm.terminal.exit import exit_with
 from swarm.terminal.options import explained
 from swarm.terminal.output import STANDARD_OUTPUT, check_writable, write_json
 
-command = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+command = typer.Typer(
+    help="Play whole swarms in virtual time, on this machine.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @command.command("list")

@@ -1,4 +1,4 @@
-"""Settings of one peer: flags of `python -m swarm.peer`, or the same keys in TOML.
+"""Settings of one peer: flags of `swarm peer`, or the same keys in TOML.
 
 Each role has a table of its own. The role's class names the table's model (`swarm.roles`). What the
 settings mean lies in `settings.toml`, as beside each module with a model (decision 72)."""

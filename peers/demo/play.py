@@ -328,11 +328,11 @@ class Demo:
 
 def join_line(bootstrap: str) -> str:
     """Return the exact command that joins the demo from another terminal."""
-    python = sys.executable
-    found = shutil.which("python")
-    if found is not None and Path(found).absolute() == Path(python).absolute():
-        python = "python"
-    return f"{shlex.quote(python)} -m swarm.peer --role inference --bootstrap {bootstrap}"
+    program = Path(sys.executable).with_name("swarm").absolute()
+    found = shutil.which("swarm")
+    activated = found is not None and Path(found).absolute() == program
+    called = "swarm" if activated else shlex.quote(str(program))
+    return f"{called} peer --role inference --bootstrap {bootstrap}"
 
 
 async def run_demo(options: setup.DemoOptions) -> int:

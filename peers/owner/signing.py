@@ -93,10 +93,12 @@ def create_run(files: OwnersFiles) -> None:
         f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {files.manifest}"
     )
     print(f"owner key: {key} (keep it safe: its holder controls the run)")
-    print("next, start a peer that hands the manifest out, then the trainer and validators:")
-    print(f"  python -m swarm.peer --role bootstrap --home HOME --manifest {files.manifest}")
-    print("  python -m swarm.peer --role trainer --home HOME --bootstrap MULTIADDR --config FILE")
-    print("each with a HOME of its own: the one in which `swarm id` made its key")
+    print("next, a peer that hands the manifest out, the trainer, the validators, and workers:")
+    print(f"  swarm peer --role bootstrap --home HOME --manifest {files.manifest}")
+    for role, more in (("trainer", " --config FILE"), ("validator", ""), ("inference", "")):
+        print(f"  swarm peer --role {role} --home HOME --bootstrap MULTIADDR{more}")
+    print("each with a HOME of its own; of trainers and validators that in which `swarm id` made")
+    print("its key. The first prints MULTIADDR")
 
 
 def update_run(files: OwnersFiles, bootstrap: list[str]) -> None:

@@ -56,7 +56,7 @@ async def take_over(
     shown = status.present.get(standby.peer_id)
     if shown is None:
         print(
-            "start this peer: python -m swarm.peer --role trainer --home "
+            "start this peer: swarm peer --role trainer --home "
             f"{home} --bootstrap {bootstrap[0]} --config FILE"
         )
     else:

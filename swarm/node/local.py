@@ -173,7 +173,7 @@ def last_bootstrap(home: Path | None = None) -> list[str]:
         found = []
     if not found:
         raise UserError(
-            "which network? give --bootstrap MULTIADDR (no peer has joined one from "
-            f"{path.parent} yet)"
+            "which network? give --bootstrap MULTIADDR, in Python visit(MULTIADDR) (no peer has "
+            f"joined one from {path.parent} yet)"
         )
     return found

@@ -9,7 +9,7 @@ from peers.demo.setup import cast
 from peers.demo.state import SwarmState
 
 BOOTSTRAP = "/ip4/127.0.0.1/tcp/41230/p2p/12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"
-JOIN_LINE = f"python -m swarm.peer --role inference --bootstrap {BOOTSTRAP}"
+JOIN_LINE = f"swarm peer --role inference --bootstrap {BOOTSTRAP}"
 SECONDS_PER_STEP = 0.5
 TRAINING_SINCE = 10.0
 

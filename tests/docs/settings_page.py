@@ -20,7 +20,7 @@ HIDDEN = {"alarms", "tables"}
 
 HEAD = """# Settings
 
-What a person may set for one peer, in the TOML file of `--config`. Many keys of the first table are flags of `python -m swarm.peer` too; a flag wins. `swarm peer`, `join`, `doctor` and `demo` take any of them on the line: `--set NAME=VALUE`, and of another table `--set TABLE.NAME=VALUE`, as often as you like (`--set uplink_mbps=20 --set inference.device=cuda:1`; a list as in TOML, `--set 'environments=["harness"]'`). An unknown key or wrong value is reported in one sentence before anything starts. This page is made from the program: `python -m tests.docs.settings_page`.
+What a person may set for one peer, in the TOML file of `--config`. Many keys of the first table are flags of `swarm peer` too; a flag wins. `swarm peer`, `join`, `doctor` and `demo` take any of them on the line: `--set NAME=VALUE`, and of another table `--set TABLE.NAME=VALUE`, as often as you like (`--set uplink_mbps=20 --set inference.device=cuda:1`; a list as in TOML, `--set 'environments=["harness"]'`). An unknown key or wrong value is reported in one sentence before anything starts. This page is made from the program: `python -m tests.docs.settings_page`.
 
 ```toml
 role = ["trainer"]
