@@ -264,10 +264,10 @@ def _sample(simulation: Simulation) -> Sample:
         if peer.node is None:
             continue
         held: defaultdict[str, float] = defaultdict(float)
-        for quantity, value in _stored(peer):
+        for quantity, value in stored(peer):
             held[quantity] += value
         if _steady(peer.name):
-            for where, entries in _collections(peer.node, peer.part, *peer.roles):
+            for where, entries in collections(peer.node, peer.part, *peer.roles):
                 held[f"memory {where}"] += entries
                 held["entries in memory"] += entries
         for quantity, value in held.items():
@@ -279,7 +279,7 @@ def _role(peer: Peer) -> str:
     return peer.name if peer.name == "standby" else peer.plan.roles[0]
 
 
-def _stored(peer: Peer) -> Iterator[tuple[str, float]]:
+def stored(peer: Peer) -> Iterator[tuple[str, float]]:
     """Bytes of a peer's files and databases, files by folder, and rows by table."""
     yield "disk bytes", peer.disk.used_bytes
     for path in peer.disk.files():
@@ -297,7 +297,7 @@ def _stored(peer: Peer) -> Iterator[tuple[str, float]]:
             yield "rows", rows
 
 
-def _collections(*roots: object) -> Iterator[tuple[str, int]]:
+def collections(*roots: object) -> Iterator[tuple[str, int]]:
     """Yield (class and attribute, entries) of the collections that are reachable from `roots`.
 
     Unlike `simnet.invariants.collections_in` it also looks into collections, of which the first

@@ -331,7 +331,7 @@ class SimulatedDisk:
 
     def exists(self, path: str) -> bool:
         self._check(path)
-        return bool(self._under(path))
+        return path in self._files or self._folders[path] > 0
 
     def size_bytes(self, path: str) -> int:
         return self._file(path).size_bytes
@@ -367,6 +367,8 @@ class SimulatedDisk:
 
     def _check(self, path: str) -> None:
         self.check_power()
+        if path in self._files:
+            return  # it was checked when the file was created
         parts = path.split("/")
         if path.startswith("/") or "" in parts or ".." in parts or "." in parts or "\0" in path:
             raise ValueError(f"{path!r} is not a path within a peer's home")

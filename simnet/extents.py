@@ -3,6 +3,7 @@
 import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 from blake3 import blake3
@@ -129,10 +130,13 @@ class SimulatedSink:
         self._path = path
         self._offset = offset
         self._written = 0
-        self._hasher = blake3()
+        self._hasher: Any = None
+        """Of bytes, from the first on: most pieces have none."""
         self._symbol: Symbol | None = None
 
     def write(self, data: bytes | memoryview) -> None:
+        if self._hasher is None:
+            self._hasher = blake3()
         self._hasher.update(data)
         self._land(bytes(data))
 
@@ -150,7 +154,10 @@ class SimulatedSink:
         self._written += size_of(content)
 
     def finish(self) -> Piece:
-        digest = self._hasher.digest() if self._symbol is None else self._symbol.digest()
+        if self._symbol is not None:
+            digest = self._symbol.digest()
+        else:
+            digest = (self._hasher or blake3()).digest()
         return LocalPiece(self._written, digest)
 
     async def commit(self, piece: Piece) -> None:

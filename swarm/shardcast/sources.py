@@ -4,6 +4,8 @@ INTELLECT-2's rule for choosing relays (arXiv 2505.07291): exponential moving av
 α = 0.3. Every observation raises every source's success rate by 0.01, up to 1, so that a source
 that failed is tried again later. A new source is assumed to be as fast as the fastest known."""
 
+import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,8 +48,10 @@ def source_name(source: Source) -> str:
     return source.addresses[0] if source.addresses else "nobody"
 
 
-@dataclass
-class _Record:
+@dataclass(slots=True)
+class Record:
+    """What is known of one source."""
+
     success: float
     """Averaged success rate, as of `healed_at`."""
     bandwidth: float
@@ -66,7 +70,7 @@ class SourceBook:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._records: Recent[str, _Record] = Recent(SOURCES_KNOWN_MAX)
+        self._records: Recent[str, Record] = Recent(SOURCES_KNOWN_MAX)
         self._observations = 0
         self.inflow = limits.SOURCE_BANDWIDTH_INITIAL
         """Averaged bytes per second of all sources together, while anything is requested."""
@@ -74,42 +78,43 @@ class SourceBook:
         self._since = self._arrived_at = 0.0
         self._arrived = 0
 
-    def _record(self, name: str) -> _Record:
+    def record(self, name: str) -> Record:
+        """What is known of a source, from now on remembered."""
         return self._records.of(name, self._newcomer)
 
-    def _newcomer(self) -> _Record:
+    def known(self, name: str) -> Record | None:
+        """What is known of a source; None if nothing is remembered."""
+        return self.record(name) if name in self._records else None
+
+    def _newcomer(self) -> Record:
         fastest = max(
             (known.bandwidth for known in self._records.values() if known.measured),
             default=limits.SOURCE_BANDWIDTH_INITIAL,
         )
-        return _Record(1.0, fastest, self._observations)
+        return Record(1.0, fastest, self._observations)
 
     def success_rate(self, name: str) -> float:
         """Averaged share of requests that succeeded, plus the healing since; in [0, 1]."""
-        record = self._record(name)
+        return self._healed(self.record(name))
+
+    def _healed(self, record: Record) -> float:
         healed = SOURCE_HEALING * (self._observations - record.healed_at)
         return min(1.0, record.success + healed)
 
     def bandwidth(self, name: str) -> float:
         """Averaged bytes per second of one request."""
-        return self._record(name).bandwidth
+        return self.record(name).bandwidth
 
     def weight(self, name: str) -> float:
         """Sampling weight of a source, relative to others; never 0."""
-        return max(self.success_rate(name) * self.bandwidth(name), 1e-9)
-
-    def paused_until(self, name: str) -> float:
-        """When (on `World.now`) a source that failed may be asked again."""
-        return self._record(name).paused_until
-
-    def is_paused(self, name: str, now: float) -> bool:
-        """Whether a source is paused after a failure."""
-        return name in self._records and self._record(name).paused_until > now
+        record = self.record(name)
+        return max(self._healed(record) * record.bandwidth, 1e-9)
 
     def choose(self, names: Sequence[str]) -> int:
         """Draw the index of one of `names` (not empty), in proportion to its weight."""
-        weights = [self.weight(name) for name in names]
-        return self._world.random.choices(range(len(names)), weights)[0]
+        total = list(itertools.accumulate(map(self.weight, names)))
+        drawn = self._world.random.random() * total[-1]
+        return bisect.bisect(total, drawn, 0, len(names) - 1)
 
     def succeeded(self, name: str, size_bytes: int, seconds: float) -> None:
         """Note that a right piece arrived. A small one measures only latency, not bandwidth."""
@@ -156,15 +161,15 @@ class SourceBook:
 
     def given_up(self, name: str, size_bytes: int, seconds: float) -> None:
         """Note that a request was given up after `seconds`, which bounds the source's bandwidth."""
-        record = self._record(name)
+        record = self.record(name)
         bytes_per_second = max(size_bytes, SOURCE_MEASURED_BYTES_MIN) / max(seconds, 1e-6)
         if bytes_per_second < record.bandwidth:
             record.bandwidth += limits.SOURCE_SMOOTHING * (bytes_per_second - record.bandwidth)
             record.measured = True
 
-    def _observe(self, name: str, outcome: float) -> _Record:
-        success = self.success_rate(name)
-        record = self._record(name)
+    def _observe(self, name: str, outcome: float) -> Record:
+        record = self.record(name)
+        success = self._healed(record)
         self._observations += 1
         healed = success + limits.SOURCE_SMOOTHING * (outcome - success)
         record.success = min(1.0, healed + SOURCE_HEALING)

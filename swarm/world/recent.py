@@ -23,5 +23,7 @@ class Recent(OrderedDict[K, V]):
 
     def of(self, key: K, make: Callable[[], V]) -> V:
         """The value of a key, made if it has none; set again, so that it is the newest."""
-        value = self[key] = self[key] if key in self else make()
-        return value
+        if key not in self:
+            self[key] = make()
+        self.move_to_end(key)
+        return self[key]

@@ -88,12 +88,12 @@ async def test_corruption_weighs_more_than_failure_and_is_not_pardoned_by_succes
     book.corrupt("liar")
     assert book.weight("liar") < 0.15 * book.weight("unlucky") < book.weight("honest")
     now = trio.current_time()
-    assert book.paused_until("liar") == now + sources.SOURCE_CORRUPT_SECONDS
+    assert book.record("liar").paused_until == now + sources.SOURCE_CORRUPT_SECONDS
     book.succeeded("liar", 1_000_000, 1.0)
-    assert book.paused_until("liar") == now + sources.SOURCE_CORRUPT_SECONDS
+    assert book.record("liar").paused_until == now + sources.SOURCE_CORRUPT_SECONDS
     book.corrupt("liar")
-    assert book.paused_until("liar") == now + 2 * sources.SOURCE_CORRUPT_SECONDS
-    assert now < book.paused_until("unlucky") < now + 1
+    assert book.record("liar").paused_until == now + 2 * sources.SOURCE_CORRUPT_SECONDS
+    assert now < book.record("unlucky").paused_until < now + 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("sfcw")), max_size=60))
@@ -113,7 +113,7 @@ def test_rates_stay_rates(history: list[tuple[str, str]]) -> None:
             for each in "abc":
                 assert 0.0 <= book.success_rate(each) <= 1.0
                 assert book.weight(each) > 0.0
-                assert book.paused_until(each) < trio.current_time() + 1e5
+                assert book.record(each).paused_until < trio.current_time() + 1e5
 
     trio.run(check)
 
@@ -136,12 +136,12 @@ async def test_new_names_do_not_make_it_forget_a_source_that_is_asked_about(
         for number in range(2 * sources.SOURCES_KNOWN_MAX):
             book.given_up(str(number), 1 << 16, 1.0)
             if number % 10 == 0 and used == "paused":
-                book.is_paused("liar", trio.current_time())
+                book.known("liar")
             elif number % 10 == 0:
                 book.weight("liar")
-        assert book.is_paused("liar", trio.current_time())
+        assert book.record("liar").paused_until > trio.current_time()
         assert book.weight("liar") == weight
-        assert not book.is_paused("never heard of", trio.current_time())
+        assert book.known("never heard of") is None
         assert len(book._records) == sources.SOURCES_KNOWN_MAX
 
 

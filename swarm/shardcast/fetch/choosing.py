@@ -63,6 +63,7 @@ class Chooser:
                 if self._have is not None and source.peer is not None:
                     line.claim = self._have.claims.of(source.peer, job.digest)
             line.source = source
+            line.record = self._book.known(name)
             known[name] = line
         job.known = known
         self.widen(job)
@@ -113,12 +114,11 @@ class Chooser:
         if last is not None and able:
             line = last
         else:
-            offers = {line: self._offer(job, line, now) for line in job.known.values()}
-            lines = [line for line, able in offers.items() if able]
+            lines = [line for line in job.known.values() if self._offer(job, line, now)]
             if not lines:
                 return None
             line = self._choose_claiming(lines)
-            able = offers[line]
+            able = self._offer(job, line, now)
         # The rarest piece, since a source that leaves takes it along; at random among equals, or
         # all readers would ask for the same one. The pieces after it only fill the request.
         if self._have is not None:
@@ -189,17 +189,18 @@ class Chooser:
 
     def _is_able(self, job: Job, line: Line, now: float) -> bool:
         """Whether one more piece may be requested from a source now."""
-        return (
-            line.active < job.per_source
-            and line.not_before <= now
-            and not self._book.is_paused(line.name, now)
-        )
+        if line.active >= job.per_source or line.not_before > now:
+            return False
+        record = line.record
+        if record is None:
+            record = line.record = self._book.known(line.name)
+        return record is None or record.paused_until <= now
 
     def _offer(self, job: Job, line: Line, now: float) -> int:
         if not self._is_able(job, line, now):
             return 0
-        if line.claim is not None:
-            return line.claim.of(job.missing)
+        if (claim := line.claim) is not None:
+            return job.missing if claim.complete else job.missing & claim.bits
         return job.missing & ~line.barred if self._is_asked_blindly(job, line, now) else 0
 
     def _may_have(self, job: Job, line: Line, index: int, now: float) -> bool:

@@ -251,7 +251,12 @@ class Fetcher:
     def _assign(self, job: Job, nursery: trio.Nursery) -> float:
         """Start a request on every free lane; returns when to try again if nothing changes."""
         now = self._world.now()
-        overdue = sum(attempt.hedge_at <= now for attempt in job.all_attempts())
+        overdue, wake_at = 0, inf
+        for attempt in job.all_attempts():
+            if attempt.hedge_at <= now:
+                overdue += 1
+            elif attempt.hedge_at < wake_at:
+                wake_at = attempt.hedge_at
         if job.look_at <= now or (overdue and self._is_ending()):
             job.look_at = now + limits.SOURCES_RECHECK_SECONDS
             self._chooser.look(job)
@@ -265,15 +270,16 @@ class Fetcher:
                 request = self._chooser.hedge(job, now)
             if request is None:
                 break
+            wake_at = min(wake_at, request.attempts[0].hedge_at)  # the first of them is the soonest
             nursery.start_soon(self._lane, job, request)
-        due = (attempt.hedge_at for attempt in job.all_attempts() if attempt.hedge_at > now)
-        wake_at = min(due, default=inf)
         if job.active < lanes:
             if job.more_at > now:
                 return min(wake_at, job.more_at)
             wake_at = min(wake_at, job.look_at)
             for line in job.known.values():
-                ready_at = max(line.not_before, self.book.paused_until(line.name))
+                if line.record is None:
+                    line.record = self.book.record(line.name)
+                ready_at = max(line.not_before, line.record.paused_until)
                 if now < ready_at < wake_at:
                     wake_at = ready_at
         return max(wake_at, now + LOOK_SECONDS_MIN)
@@ -281,7 +287,9 @@ class Fetcher:
     def _room(self, job: Job) -> int:
         """How many requests a fetch may make at once beside the other fetches; two at least, so
         that no fetch that gets nothing holds up another, nor a source that hangs this one."""
-        others = sum(each.active for each in self._jobs.values()) - job.active
+        others = 0
+        if len(self._jobs) > 1:
+            others = sum(each.active for each in self._jobs.values()) - job.active
         size = job.held.manifest.piece_size if job.held is not None else limits.PIECE_BYTES_MIN
         in_time = int(self.book.inflow * TOGETHER_SHARE * seconds_for(size) / size)
         return max(2, min(TOGETHER_MAX, max(in_time, self.width.usual)) - others)

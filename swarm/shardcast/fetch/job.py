@@ -15,7 +15,7 @@ from swarm.errors import SwarmError
 from swarm.shardcast.have.claims import Claim
 from swarm.shardcast.held import Held, Key, delta_key
 from swarm.shardcast.rarity import bits_of
-from swarm.shardcast.sources import source_name
+from swarm.shardcast.sources import Record, source_name
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import BlobReference, Source
 from swarm.transport.http import limits as http_limits
@@ -140,6 +140,8 @@ class Line:
     source: Source
     claim: Claim | None = None
     """The pieces that it claims, if it announces any; kept up to date."""
+    record: Record | None = None
+    """What earlier requests have shown of it, as of the last look."""
     active: int = 0
     """Running requests to it."""
     not_before: float = 0.0
