@@ -167,8 +167,17 @@ def _name(command: str) -> str:
     return "fork servers" if "swarm.world.fork_server" in command else "command"
 
 
-def run_once(steps: int, seed: int, model: Path | None, folder: Path) -> tuple[Side, Side]:
-    """Measure the recipe, then the demo."""
+def idle_share(log: Path) -> float:
+    """Share of the time since the first step in which the trainer waited for rollouts, checks or
+    weights, from its events."""
+    lines = log.read_text(errors="replace").splitlines()
+    steps = [json.loads(line) for line in lines if '"trainer.step_trained"' in line][1:]
+    whole = sum(step["step_seconds"] for step in steps)
+    return sum(step["idle_seconds"] for step in steps) / whole if whole else 0.0
+
+
+def run_once(steps: int, seed: int, model: Path | None, folder: Path) -> tuple[Side, Side, float]:
+    """Measure the recipe, then the demo; also returns the share of its trainer's idle time."""
     python = sys.executable
     given = [] if model is None else [f"--model={model}"]
     recipe = [python, "-m", "benchmarks.recipe", "--seeds", "1", "--first-seed", str(seed)]
@@ -177,17 +186,19 @@ def run_once(steps: int, seed: int, model: Path | None, folder: Path) -> tuple[S
     kept = folder / "kept"
     demo = [str(Path(python).parent / "swarm"), "demo", "--plain", "--seed", str(seed)]
     demo += [*given, "--steps", str(steps), "--out", str(kept)]
-    return one, measure(demo, folder / "demo", kept / "logs")
+    swarm = measure(demo, folder / "demo", kept / "logs")
+    return one, swarm, idle_share(kept / "logs" / "trainer.jsonl")
 
 
-def report(rounds: Sequence[tuple[Side, Side]]) -> dict[str, Any]:
+def report(rounds: Sequence[tuple[Side, Side, float]]) -> dict[str, Any]:
     """Ratios and seconds over all rounds, and the tables of the last one."""
-    recipe, demo = rounds[-1]
+    recipe, demo, _ = rounds[-1]
     names = dict.fromkeys([*demo.activities, *recipe.activities])
     return {
-        **spread("tax", [swarm.cpu_seconds / one.cpu_seconds for one, swarm in rounds], 2),
-        **spread("demo_cpu_seconds", [swarm.cpu_seconds for _, swarm in rounds], 1),
-        **spread("recipe_cpu_seconds", [one.cpu_seconds for one, _ in rounds], 1),
+        **spread("tax", [swarm.cpu_seconds / one.cpu_seconds for one, swarm, _ in rounds], 2),
+        **spread("demo_cpu_seconds", [swarm.cpu_seconds for _, swarm, _ in rounds], 1),
+        **spread("recipe_cpu_seconds", [one.cpu_seconds for one, _, _ in rounds], 1),
+        **spread("trainer_idle_share", [idle for _, _, idle in rounds], 3),
         "processes": demo.processes,
         "activities": {
             name: [demo.activities.get(name, 0.0), recipe.activities.get(name, 0.0)]

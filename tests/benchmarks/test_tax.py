@@ -57,6 +57,9 @@ def test_the_tax_is_the_median_over_rounds_with_its_spread() -> None:
     def side(seconds: float) -> Side:
         return Side(seconds, {}, {"training": seconds})
 
-    told = report([(side(2.0), side(8.0)), (side(2.0), side(4.0)), (side(2.0), side(5.0))])
+    told = report(
+        [(side(2.0), side(8.0), 0.3), (side(2.0), side(4.0), 0.1), (side(2.0), side(5.0), 0.2)]
+    )
     assert (told["tax"], told["tax_least"], told["tax_most"]) == (2.5, 2.0, 4.0)
     assert told["activities"] == {"training": [5.0, 2.0]}
+    assert told["trainer_idle_share"] == 0.2
