@@ -28,7 +28,7 @@ def dashboard(
     import trio
 
     from swarm.look.dashboard.server import Dashboard, serve
-    from swarm.look.dashboard.watch import Feed, Watcher, watch
+    from swarm.look.dashboard.watch import Feed, Watcher, first_look, watch
     from swarm.node.local import visit
     from swarm.terminal.output import print_json
     from swarm.transport.http.local_server import open_listener, required_keys
@@ -36,7 +36,7 @@ def dashboard(
     async def show() -> None:
         async with visit(bootstrap, run, looks_on=True) as (node, joined):
             watcher = Watcher(node, joined, rollouts, public)
-            first = await watcher.look()
+            first = await (watcher.look() if listener is None else first_look(watcher))
             if listener is None:
                 print_json(msgspec.to_builtins(first, str_keys=True))
                 return

@@ -177,13 +177,15 @@ def _peer_lines(peer: str, entry: Present, *, trusted: bool) -> list[Text]:
     first.append(" ✓" if trusted else "")
     first.append(f" {entry.state}", style=STATE_STYLES.get(entry.state, ""))
     figures = [
-        printable(beat.reached),
+        printable(beat.doing),
         f"policy {beat.policy}" if beat.policy >= 0 else "",
         f"step {beat.step}" if beat.step >= 0 else "",
         f"{beat.tokens_per_second:,.0f} tokens/s" if beat.tokens_per_second else "",
         f"sent {readable_bytes(beat.bytes_sent)}" if beat.bytes_sent else "",
         f"received {readable_bytes(beat.bytes_received)}" if beat.bytes_received else "",
-        printable(beat.doing),
+        printable(beat.reached),
     ]
-    second = printable("  " + " · ".join(figure for figure in figures if figure), WIDTH)
-    return [first, Text(second, style=DIM)]
+    figures = [each for each in figures if each]
+    while len(figures) > 1 and len("  " + " · ".join(figures)) > WIDTH:
+        figures.pop()  # what matters least stands last
+    return [first, Text(printable("  " + " · ".join(figures), WIDTH), style=DIM)]

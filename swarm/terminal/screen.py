@@ -174,13 +174,14 @@ class Screen:
     def _wrapped(self, line: str, *, exactly: bool = False) -> list[str]:
         """A line as lines of the terminal's width, cut between words; `exactly`: also within a
         word that is longer, such as an address, which could then not be copied."""
-        return textwrap.wrap(
-            line,
+        lines = textwrap.wrap(
+            line.replace(" %", "\N{NO-BREAK SPACE}%"),
             max(WIDTH_MIN, _columns(self._stream) - 1),
             subsequent_indent="  ",
             break_long_words=exactly,
             break_on_hyphens=False,
         ) or [line]
+        return [each.replace("\N{NO-BREAK SPACE}%", " %") for each in lines]
 
     def _erase(self) -> None:
         above = f"\x1b[{self._lines}A" if self._lines else ""

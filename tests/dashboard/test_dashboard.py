@@ -22,7 +22,7 @@ from swarm.look.dashboard.history import AHEAD_MAX, STEPS_KEPT, WORKERS_MAX, His
 from swarm.look.dashboard.idle import why_trainer, why_worker
 from swarm.look.dashboard.server import PARTS
 from swarm.look.dashboard.snapshot import snapshot_of
-from swarm.look.dashboard.watch import Feed, Watcher
+from swarm.look.dashboard.watch import Feed, Watcher, first_look
 from swarm.run.run import Run
 from swarm.wire.manifest import Outer
 from swarm.wire.messages import CheckpointReference
@@ -54,6 +54,26 @@ from tests.ledger.harness import (
 from tests.network.harness import sealed_manifest
 
 # --- figures -------------------------------------------------------------------------------------
+
+
+async def test_a_page_waits_for_the_first_trusted_peer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Swarm(tmp_path)
+    async with lab.apart(identity(50)) as onlooker, trio.open_nursery() as nursery:
+        watcher = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
+        found: list[int] = []
+
+        async def look() -> None:
+            found.append((await first_look(watcher)).head.step)
+
+        nursery.start_soon(look)
+        await trio.sleep(60)
+        assert not found and capsys.readouterr().err.count("no trusted peer") == 1
+        async with lab.peer(TRAINER) as trainer:
+            await trainer.run_node.announce(order(3), 600)
+            await trio.sleep(60)
+            assert found == [3]
 
 
 async def test_figures_come_from_receipts_proven_to_be_in_the_logs(tmp_path: Path) -> None:

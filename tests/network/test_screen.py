@@ -80,6 +80,14 @@ def test_a_terminal_has_a_few_lines_that_are_drawn_anew(
     assert words.index("refused by check") < words.index("generating ·"), "news stand above"
 
 
+def test_a_number_stands_beside_its_percent_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screens, "_columns", lambda _stream: 80)
+    terminal = Terminal()
+    idle = [f"{share} % waiting for {'x' * share}" for share in range(20, 0, -1)]
+    Screen(terminal)(Event("inference.device", 1e9, "me", {"busy": 0.5, "idle": idle}))
+    assert not any(row.strip().startswith("%") for row in terminal.rows())
+
+
 def test_elsewhere_a_minute_has_one_line() -> None:
     log = io.StringIO()
     work(Screen(log), submissions=3000, seconds=301)

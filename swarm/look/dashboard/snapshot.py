@@ -254,7 +254,7 @@ def _peer_row(
         region=printable(beat.region),
         policy=beat.policy,
         step=beat.step,
-        speed=float(f"{beat.tokens_per_second:.3g}"),
+        speed=float(f"{beat.tokens_per_second:.3g}") if entry.state == "live" else 0.0,
         doing=printable(beat.doing),
         idle=why_worker(entry, status.order),
         arrival=arrival,

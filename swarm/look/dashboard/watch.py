@@ -1,6 +1,7 @@
 """Follows a run from outside: statuses and logs of its trusted peers, into a feed."""
 
 import gzip
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -169,6 +170,19 @@ async def _published_from(
             if not merkle.verify_inclusion(leaf, index, head.size, proof, head.root):
                 raise PeerError(f"{client.peer} sent entry {index}, which is not in its log")
     return [entry for _, entry in found.values()], start + len(raws)
+
+
+async def first_look(watcher: Watcher) -> Snapshot:
+    """Look until a trusted peer answers: the run may have been started with the page."""
+    said = False
+    while True:
+        try:
+            return await watcher.look()
+        except PeerError as error:
+            if not said:
+                print(f"{error}; the page begins with the first answer", file=sys.stderr)
+            said = True
+            await trio.sleep(INTERVAL_SECONDS)
 
 
 async def watch(watcher: Watcher, feed: Feed) -> None:

@@ -446,8 +446,8 @@ class Libp2pTransport(BaseTransport, BlobTransport):
             except StreamFailure as error:
                 unknown = "not supported" in str(error.__cause__)
                 why = (
-                    "the peer does not speak it: its Swarm is of another version, or it is no peer "
-                    "of Swarm"
+                    "the peer does not speak it: it is still starting, its Swarm is of another "
+                    "version, or it is no peer of Swarm"
                     if unknown
                     else "the peer reset it"
                 )
