@@ -237,6 +237,8 @@ def run_link(
         print(make_link(link))
         if policy == "allow-list":
             print("only peers in admissions.allowed are admitted", file=sys.stderr)
+        elif count > 1:
+            print("the run is open: one link is for everybody", file=sys.stderr)
     else:
         for token in new_invites(found, owner_key, expires=expires, count=count):
             print(make_link(Link(link.run, addresses, token, role)))

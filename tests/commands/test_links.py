@@ -138,3 +138,11 @@ def test_what_goes_wrong_is_said_in_one_sentence(invited: Path) -> None:
     assert "only that key" in said(invited / "run.toml", "--owner-key", invited / "another.key")
     (invited / "other.manifest").write_bytes((invited / "run.manifest").read_bytes())
     assert "should have one signed manifest" in said(invited)
+
+
+def test_an_open_run_has_one_link_for_everybody(tmp_path: Path) -> None:
+    owner = load_or_create(tmp_path / "owner.key")
+    (tmp_path / "run.manifest").write_bytes(signed_manifest(tmp_path / "tokenizer", owner).raw)
+    made = swarm("run", "link", tmp_path, "--bootstrap", NOBODY, "--count=2")
+    assert made.status == 0 and not parse_link(made.output.strip()).invite
+    assert "one link is for everybody" in made.errors
