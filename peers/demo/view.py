@@ -164,10 +164,10 @@ def _peer_columns(peer: PeerState, width: int) -> Text:
     speed = f"{peer.tokens_per_second:,.0f}" if peer.tokens_per_second >= 1 else ""
     line = Text(" ")
     line.append(f"{peer.name[:13]:<13} ", style=ROLE_STYLES.get(peer.role, "white"))
-    line.append(f"{peer.state:<10} ", style=STATE_STYLES.get(peer.state, "white"))
+    line.append(f"{peer.state:<9} ", style=STATE_STYLES.get(peer.state, "white"))
     if width >= NARROW:
-        line.append(f"{peer.policy if peer.policy >= 0 else '–':>6} ")
-    line.append(f"{peer.step if peer.step >= 0 else '–':>5} ")
+        line.append(f"{peer.policy if peer.policy >= 0 else '–':>7} ")
+        line.append(f"{peer.step if peer.step >= 0 else '–':>5} ")
     for moved in (peer.sent, peer.received) if width >= NARROW else ():
         # A guest reports its traffic only to the peer that gets its heartbeats.
         shown = readable_bytes(moved) if peer.own else "–"
@@ -181,9 +181,9 @@ def _peer_columns(peer: PeerState, width: int) -> Text:
 
 
 def _peers(state: SwarmState, width: int, rows: int) -> list[Text]:
-    head = f" {'peer':<13} {'state':<10} {'step':>5} "
+    head = f" {'peer':<13} {'state':<9} "
     if width >= NARROW:
-        head = f" {'peer':<13} {'state':<10} {'policy':>6} {'step':>5} {'sent':>8} {'received':>8} "
+        head += f"{'policy':>7} {'step':>5} {'sent':>8} {'received':>8} "
     if width >= 90:
         head += f"{'tokens/s':>8} "
     peers = list(state.peers.values())
