@@ -33,16 +33,21 @@ if [[ -x .venv/bin/python ]] && ! is_new_enough .venv/bin/python; then
     fail ".venv holds an older Python; type: rm -r .venv && make install"
 fi
 [[ -x .venv/bin/python ]] || "$python" -m venv .venv
-pip=(.venv/bin/python -m pip --disable-pip-version-check)
+pip=(.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile)
 
 # torch first and by its exact version: an open range, or one resolved together with the rest,
 # would take a CUDA build (several GB) even where a CPU build is at hand.
-"${pip[@]}" install --quiet "$(grep '^torch==' requirements.lock)"
+"${pip[@]}" "$(grep '^torch==' requirements.lock)"
 # The lock is complete without fastecdsa, which libp2p requires for a handshake that Swarm leaves
-# out, and which would be built from source. Twice quiet: older versions of pip warn of how some
-# packages are built.
-"${pip[@]}" install --quiet --quiet --no-deps -r requirements.lock
-"${pip[@]}" install --quiet --no-deps --no-build-isolation -e .
+# out, and which would be built from source.
+rest=(--no-deps -r requirements.lock)
+# uv is several times as fast, but knows nothing of pip's settings, such as an index of your own.
+# Twice quiet: older versions of pip warn of how some packages are built.
+{ "${pip[@]}" uv && .venv/bin/uv pip install --quiet --python .venv/bin/python "${rest[@]}"; } \
+    2>/dev/null || "${pip[@]}" --quiet "${rest[@]}"
+"${pip[@]}" --no-deps --no-build-isolation -e .
+# Of 15,000 modules this compiles those that peers import: else each of the first ones would.
+.venv/bin/swarm doctor --home build/nowhere >/dev/null 2>&1 || true
 
 # libp2p installs `trio-stubs`, long out of date: mypy is to find trio's own types first.
 mkdir -p build/typing
