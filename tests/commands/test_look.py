@@ -256,9 +256,9 @@ def test_ids_can_be_copied_at_80_columns() -> None:
     for key in (TRAINER, WORKER):
         line = next(line for line in page.splitlines() if line.startswith(key.peer_id))
         assert len(line) <= 80 and line.endswith(" suspected")
-    assert (
-        "\n  [/x] generating · policy 123 · step 124 · 1,000 tokens/s · sent 1.0 GB\n" in page
-    ), "what does not fit is left out whole"
+    assert "\n  [/x] generating · policy 123 · step 124 · 1,000 tokens/s · sent 1.0 GB\n" in page, (
+        "what does not fit is left out whole"
+    )
 
 
 def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:

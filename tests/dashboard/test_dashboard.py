@@ -62,7 +62,7 @@ async def test_a_page_waits_for_the_first_trusted_peer(
     lab = Swarm(tmp_path)
     async with lab.apart(identity(50)) as onlooker, trio.open_nursery() as nursery:
         watcher = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
-        found: list[int] = []
+        found: list[int | None] = []
 
         async def look() -> None:
             found.append((await first_look(watcher)).head.step)
