@@ -48,6 +48,7 @@ from swarm.look.onlooker import RunStatus
 from swarm.node.trusted import TrustedPart
 from swarm.run.run import Run
 from swarm.terminal.output import print_json
+from swarm.wire.envelope import ENVELOPES_REMEMBERED, remembering_envelopes
 from swarm.wire.manifest import Limits, Thresholds
 from swarm.wire.messages import Evidence, Verdict
 
@@ -237,7 +238,8 @@ class Past:
             lambda event: event.fields.get("doing", READY) == READY,
         )
         began = time.process_time()
-        await peer.start_again()
+        with remembering_envelopes(ENVELOPES_REMEMBERED):  # its own, so that it checks signatures
+            await peer.start_again()
         await self.simulation.meet(ready, RESUMED_SECONDS)
         self.resume[peer.name].append(round(time.process_time() - began, 2))
 

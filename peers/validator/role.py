@@ -148,9 +148,10 @@ class ValidatorRole:
 
     async def run(self) -> None:
         """Judge until cancelled."""
-        for envelope in self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX):
+        given = self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX)
+        for envelope in given:
             self._penalties.hear(envelope)
-        await self._verdicts.recover()
+        await self._verdicts.recover(given)
         await self._queue.open()
         await self._inbox.remove_others(
             {*(case.key for case in self._queue.cases()), *self._docket.judged_here()}

@@ -46,9 +46,9 @@ class Verdicts:
     def __post_init__(self) -> None:
         self._trusted.faults.lender = self._lent
 
-    async def recover(self) -> None:
+    async def recover(self, given: Sequence[Envelope]) -> None:
         """Restore the verdicts given before a restart, and serve the accepted files."""
-        for envelope in self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX):
+        for envelope in given:
             self._docket.hear(envelope)
         for key in self._docket.judged_here():
             envelope = self._docket.signed_here(key)

@@ -8,6 +8,7 @@ import re
 import urllib.parse
 from collections.abc import Iterator
 from typing import Annotated
+from weakref import WeakValueDictionary
 
 import blake3
 import msgspec
@@ -69,7 +70,7 @@ class DeltaLink(msgspec.Struct, array_like=True, frozen=True):
     total_bytes: Count
 
 
-class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True, weakref=True):
     """Everything needed to fetch and check a checkpoint. New fields go last, with a default."""
 
     run: str
@@ -95,6 +96,9 @@ class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=T
 
 
 _decoder = msgspec.msgpack.Decoder(CheckpointManifest)
+_parsed: WeakValueDictionary[bytes, CheckpointManifest] = WeakValueDictionary()
+"""The manifests in use, by digest: all peers of a simulation share one, which has half a megabyte
+and takes milliseconds to check."""
 
 
 def digest_of(blob: bytes) -> bytes:
@@ -127,11 +131,16 @@ def parse(blob: bytes) -> CheckpointManifest:
             f"the checkpoint manifest has {len(blob)} bytes, more than the "
             f"{limits.CHECKPOINT_MANIFEST_BYTES_MAX} allowed"
         )
+    digest = digest_of(blob)
+    known = _parsed.get(digest)
+    if known is not None:
+        return known
     try:
         manifest = _decoder.decode(blob)
     except DECODE_ERRORS as error:
         raise BadManifest(f"the checkpoint manifest cannot be decoded: {error}") from error
     check(manifest)
+    _parsed[digest] = manifest
     return manifest
 
 

@@ -66,7 +66,7 @@ class Origin:
     range: str
     """A unit that one owner gets easily: a /24, a /48."""
 
-    @property
+    @functools.cached_property
     def public_range(self) -> str:
         """The range; empty on loopback and in private networks, where it is not unique."""
         try:
