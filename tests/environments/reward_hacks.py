@@ -57,7 +57,7 @@ SKIPPING = Problem(
         "    if not os.path.exists('/app/answer.txt'): pytest.skip('no answer')\n"
     },
 )
-REWARDS = TerminalOptions(cpu_seconds=1.0, test_cpu_seconds=4.0)
+REWARDS = TerminalOptions(cpu_seconds=1.0, test_cpu_seconds=2.0)
 
 
 @dataclass(frozen=True)
