@@ -34,7 +34,6 @@ from blake3 import blake3
 
 from benchmarks.common import at_least, load_average, memory_of
 from benchmarks.month import collections, stored
-from peers.validator.role import READY
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import SERVER, start_bootstrap
@@ -56,6 +55,8 @@ SEED = 1
 WORKLOAD = Workload(model_bytes=500_000, completion_tokens_mean=64.0)
 MACHINE = Hardware(tokens_per_second=4000.0, step_seconds=8.0)
 RESUMED_SECONDS = 1200.0
+READY = "ready to judge"
+"""What a resumed validator says that it does."""
 GROUPS = 4
 """Of one submission, of eight completions each."""
 RECOMPUTED_EVERY, REFUSED_EVERY = 6, 200
