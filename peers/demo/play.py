@@ -32,7 +32,7 @@ from peers.environments.run_probe import probe_hashes, try_grading
 from peers.evaluation.run import accuracies
 from peers.models.find import Model, find_model
 from swarm.errors import SwarmError, UserError
-from swarm.jobs.evaluation import Answer, Evaluated
+from swarm.jobs.evaluation import EVALUATION_START_SECONDS, Answer, Evaluated
 from swarm.look.rollouts.filters import Filters
 from swarm.look.rollouts.seen import SeenRollout
 from swarm.look.rollouts.sources import open_source
@@ -173,7 +173,9 @@ class Demo:
             self._start_peers(nursery)
         with suppress(trio.TooSlowError):  # the child then starts without it
             (await reach(self.compute_server)).close()
-        async with self._compute.child(PREPARATION, name="preparation") as child:
+        async with self._compute.child(
+            PREPARATION, name="preparation", start_deadline_seconds=EVALUATION_START_SECONDS
+        ) as child:
             service = client(PreparationService, child)
             if self.model is not None:
                 evaluated = await self._take(self.model, service)
