@@ -21,7 +21,7 @@ from blake3 import blake3
 from simnet.extents import Content, Extents, SimulatedSink, Symbol, size_of
 from swarm.errors import DiskFullError
 from swarm.rollouts.seeds import digest as digest_of
-from swarm.world import Database, Sink
+from swarm.world import Database, Ready, Sink
 
 CAPACITY_BYTES = 1 << 40
 
@@ -273,10 +273,13 @@ class SimulatedDisk:
             return self._mixed_digest(path, offset, end)
         return blake3(self._bytes(path, offset, end)).digest()
 
-    async def sha256(self, path: str) -> bytes:
+    async def sha256(self, path: str, ready: Ready | None = None) -> bytes:
         """SHA-256 of a file, or its stand-in for content without bytes."""
-        size_bytes = self._file(path).size_bytes
-        await self._take_seconds(size_bytes)
+        size_bytes, done = self._file(path).size_bytes, 0
+        while done < size_bytes:
+            until = size_bytes if ready is None else await ready(done)
+            await self._take_seconds(until - done)
+            done = until
         if any(isinstance(part, Symbol) for _, part in self._file(path).extents.get(0, size_bytes)):
             return self._mixed_digest(path, 0, size_bytes)
         return hashlib.sha256(self._bytes(path, 0, size_bytes)).digest()

@@ -6,6 +6,8 @@ a child process makes from them. Each piece is checked as if it came over the ne
 the SHA-256 of each file. Pieces that a delta cannot give are fetched in full."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 
 import msgspec
 import trio
@@ -193,7 +195,7 @@ class Deltas:
             errors = leaf_errors(error)  # errors of a fetch's lanes come as a group
             expected = all(isinstance(each, SwarmError | OSError) for each in errors)
             if not expected or self._store.held(held.key) is not held:  # withdrawn meanwhile
-                raise
+                raise errors[0] from error
             self._events.emit("shardcast.delta_failed", step=held.key[1], reason=str(errors[0]))
 
     def _cheapest(self, held: Held) -> tuple[Held, list[tuple[Key, DeltaLink]]] | None:
@@ -249,14 +251,21 @@ class Deltas:
                     scope.deadline = trio.current_time() + DELTA_STALL_SECONDS
 
     async def _make(self, held: Held, base: Held, folders: Sequence[str]) -> int:
-        """Let a child make the missing pieces; returns the bytes of those that came out right."""
+        """Let a child make the missing pieces; returns the bytes of those that came out right.
+
+        The SHA-256 of each file is computed while the pieces after it are still being made."""
         local = self._store.disk.local_path
         pieces, files = held.manifest.pieces, held.manifest.files
         done_bytes = 0
-        held.from_deltas = True
-        async with self._compute.child(
-            _SERVICE, name="delta", memory_limit_bytes=DELTA_CHILD_BYTES_MAX
-        ) as child:
+        growth = _Growth(held)
+        async with (
+            self._compute.child(
+                _SERVICE, name="delta", memory_limit_bytes=DELTA_CHILD_BYTES_MAX
+            ) as child,
+            trio.open_nursery() as nursery,
+        ):
+            held.unproven.update(range(len(files)))
+            nursery.start_soon(self._check_growing, held, growth)
             for indices in _portions(held):
                 wanted = [
                     PieceToMake(
@@ -275,7 +284,45 @@ class Deltas:
                 for index in result.made:
                     done_bytes += pieces[index].size_bytes
                     self._store.landed(held, index)
+                growth.note()
+            growth.note(over=True)
         return done_bytes
+
+    async def _check_growing(self, held: Held, growth: "_Growth") -> None:
+        for file in range(len(held.manifest.files)):
+            with suppress(_NotMade):  # then it is checked once its other pieces were fetched
+                await self._store.check_file(held, file, partial(growth.ready, file))
+
+
+class _NotMade(Exception):
+    """No delta gives the next piece of a file."""
+
+
+class _Growth:
+    """How far each file of a checkpoint is there whose pieces are being made in order."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self._over = False
+        self._grown = trio.Event()
+
+    def note(self, *, over: bool = False) -> None:
+        """Note that further pieces were made; `over`: these were the last."""
+        self._over = over
+        self._grown.set()
+        self._grown = trio.Event()
+
+    async def ready(self, file: int, offset: int) -> int:
+        """See `swarm.world.Ready`; raises `_NotMade`."""
+        manifest, there = self._held.manifest, self._held.pieces
+        index = [piece.file for piece in manifest.pieces].index(file)
+        index += offset // manifest.piece_size
+        while not there[index]:
+            if self._over:
+                raise _NotMade
+            await self._grown.wait()
+        end = there.find(0, index) if 0 in there[index:] else len(there)
+        return min(offset + (end - index) * manifest.piece_size, manifest.files[file].size_bytes)
 
 
 def _portions(held: Held) -> Iterator[list[int]]:

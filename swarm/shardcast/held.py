@@ -62,8 +62,8 @@ class Held:
     complete: bool = False
     pieces: bytearray = field(init=False)
     """One byte per piece: 1 when it is verified and in its file."""
-    from_deltas: bool = False
-    """Whether pieces were made from deltas: then the SHA-256 of its files must be checked."""
+    unproven: set[int] = field(default_factory=set)
+    """Files whose SHA-256 must still be checked, because pieces were made from deltas."""
     readers: int = 0
     """Number of its blobs being sent."""
     unsent: int = 0

@@ -45,7 +45,7 @@ from swarm.shardcast.manifest import (
     parse,
 )
 from swarm.wire.messages import CheckpointReference
-from swarm.world import Disk, Sink
+from swarm.world import Disk, Ready, Sink
 
 CHECKPOINT_SYNC_BYTES = 64 * 1024 * 1024
 """A received checkpoint at least this large is fsynced when complete, and trusted at the next
@@ -313,27 +313,33 @@ class CheckpointStore:
         self._notify(Change.PIECE, held, index)
 
     async def check_files(self, held: Held) -> None:
-        """Compare the SHA-256 of every file with the manifest.
+        """Check every file of a checkpoint made from deltas that was not checked yet."""
+        for number in sorted(held.unproven):
+            await self.check_file(held, number)
+
+    async def check_file(self, held: Held, number: int, ready: Ready | None = None) -> None:
+        """Compare the SHA-256 of a file with the manifest; `ready`: while it is being made.
 
         Pieces that the disk lost since they were verified are marked as missing. Raises
-        `BadManifest` when every piece of a file is right but the file is not: then the manifest
+        `BadManifest` when every piece of the file is right but the file is not: then the manifest
         contradicts itself.
         """
-        for number, file in enumerate(held.manifest.files):
-            if await self.disk.sha256(f"{held.folder}/{file.name}") == file.sha256:
-                continue
-            pieces = enumerate(held.manifest.pieces)
-            own = [index for index, piece in pieces if piece.file == number]
-            lost = [index for index in own if not await is_right(self.disk, held, index)]
-            for index in lost:
-                held.pieces[index] = 0
-            if not lost:
-                await self.withdraw(held.key)
-                raise BadManifest(
-                    f"{file.name!r} of checkpoint {held.key[0]}/{held.key[1]} does not have the "
-                    "SHA-256 that its manifest states although every piece is right"
-                )
-            self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
+        file = held.manifest.files[number]
+        if await self.disk.sha256(f"{held.folder}/{file.name}", ready) == file.sha256:
+            held.unproven.discard(number)
+            return
+        pieces = enumerate(held.manifest.pieces)
+        own = [index for index, piece in pieces if piece.file == number]
+        lost = [index for index in own if not await is_right(self.disk, held, index)]
+        for index in lost:
+            held.pieces[index] = 0
+        if not lost:
+            await self.withdraw(held.key)
+            raise BadManifest(
+                f"{file.name!r} of checkpoint {held.key[0]}/{held.key[1]} does not have the "
+                "SHA-256 that its manifest states although every piece is right"
+            )
+        self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
 
     async def copy_known(self, held: Held, folders: Collection[str] = ()) -> None:
         """Copy missing pieces that another checkpoint in the store has (of unchanged files)."""

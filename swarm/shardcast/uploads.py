@@ -18,9 +18,13 @@ UPLOAD_SECONDS = 12.0
 1 Gb/s. Then each upload runs at about 20 Mb/s, and an average uplink of 200 Mb/s has a few more
 uploads than `PARALLEL`."""
 
-UPLOAD_COUNTED_SECONDS = 4 * UPLOAD_SECONDS
-"""An upload that takes longer no longer counts as one that keeps the uplink busy. Else three
-clients that read a byte now and then would keep all others from an uplink of 50 Mb/s."""
+START_SHARE = 1 / 4
+"""At first uploads keep the uplink busy for this part of the time since the first of them."""
+
+COUNTED_TIMES = 4
+"""An upload that takes so many times longer than uploads may keep the uplink busy no longer counts
+as one that does. Else three clients that read a byte now and then would keep all others from an
+uplink of 50 Mb/s."""
 
 UPLOAD_MEASURED_SECONDS_MIN = 1.0
 """Shortest measurement of the uplink."""
@@ -41,6 +45,10 @@ class Uploads:
         self._store = store
         self.bytes_per_second = limits.SOURCE_BANDWIDTH_INITIAL
         """Averaged measured speed of the uplink."""
+        self._is_guess = True
+        self._began = 0.0
+        """When the uplink was first in use, after it had been idle."""
+        self._ended = -UPLOAD_SECONDS
         self._counted: dict[int, tuple[float, int]] = {}
         """Running uploads that count, oldest first: when each began, and its bytes."""
         self._numbers = itertools.count()
@@ -59,10 +67,14 @@ class Uploads:
         now = self._world.now()
         while self._counted:
             oldest = next(iter(self._counted))
-            if now - self._counted[oldest][0] < UPLOAD_COUNTED_SECONDS:
+            began, size_bytes = self._counted[oldest]
+            usual = max(self._seconds(began), size_bytes / self.bytes_per_second)
+            if now - began < COUNTED_TIMES * usual:
                 break
             self._stop_counting(oldest)
-        busy = self._active_bytes >= UPLOAD_SECONDS * self.bytes_per_second
+        if not self._counted and now - self._ended >= UPLOAD_SECONDS:
+            self._began = now
+        busy = self._active_bytes >= self._seconds(now) * self.bytes_per_second
         if busy and store.blobs.has(digest):
             raise Refused(503, "busy")
         if store.is_seeding and not self._may_leave(digest):
@@ -79,9 +91,20 @@ class Uploads:
             blob.path, blob.offset, blob.size_bytes, functools.partial(self._release, number, blob)
         )
 
+    def is_idle(self) -> bool:
+        """Whether the uploads that count are fewer than a quarter of those that there may be."""
+        room = self._seconds(self._world.now()) * self.bytes_per_second
+        return 4 * self._active_bytes < room
+
+    def _seconds(self, now: float) -> float:
+        """For how long uploads may keep the uplink busy: less at first, so that the first pieces
+        arrive, and are passed on, sooner."""
+        return max(1.0, min(UPLOAD_SECONDS, START_SHARE * (now - self._began)))
+
     def _stop_counting(self, number: int) -> None:
         _, size_bytes = self._counted.pop(number, (0.0, 0))
         self._active_bytes -= size_bytes
+        self._ended = self._world.now()
 
     def _may_leave(self, digest: bytes) -> bool:
         """Whether a piece may be sent: all of its checkpoint were sent once, or this one never."""
@@ -108,6 +131,9 @@ class Uploads:
         measured = (sent - self._sent) / seconds
         faster = measured > self.bytes_per_second
         weight = limits.SOURCE_SMOOTHING if faster else UPLOAD_SLOWER_SMOOTHING
+        if faster and self._is_guess:
+            weight = 1.0
+        self._is_guess = False
         self.bytes_per_second += weight * (measured - self.bytes_per_second)
         self._measure_from(now, self._active_bytes)
 

@@ -93,6 +93,10 @@ async def execute(database: Database, *statements: str | tuple[str, Sequence[Any
     await database.transact(run)
 
 
+Ready = Callable[[int], Awaitable[int]]
+"""Waits until a file may be read beyond an offset; returns the offset up to which it may be."""
+
+
 class Disk(Protocol):
     """A peer's files, by path relative to its home (`/` separators; no `..`, never absolute)."""
 
@@ -117,8 +121,8 @@ class Disk(Protocol):
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
         """BLAKE3-256 of a range of a file."""
 
-    async def sha256(self, path: str) -> bytes:
-        """SHA-256 of a whole file."""
+    async def sha256(self, path: str, ready: Ready | None = None) -> bytes:
+        """SHA-256 of a whole file; with `ready`, of one that is still being written in order."""
 
     async def sync(self, path: str) -> None:
         """fsync a file, or a folder and everything in it."""

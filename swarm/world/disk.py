@@ -19,7 +19,7 @@ import trio
 from blake3 import blake3
 
 from swarm.errors import DamagedError, DiskFullError
-from swarm.world import Database, Piece, Sink
+from swarm.world import Database, Piece, Ready, Sink
 
 INLINE_BYTES_MAX = 512 * 1024
 """Largest read or hash that runs without a thread: a thread costs as much as 100 KB."""
@@ -255,8 +255,14 @@ class LocalDisk:
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
         return await _hashed(blake3(), self.local_path(path), offset, size_bytes)
 
-    async def sha256(self, path: str) -> bytes:
-        return await _hashed(hashlib.sha256(), self.local_path(path), 0, self.size_bytes(path))
+    async def sha256(self, path: str, ready: Ready | None = None) -> bytes:
+        hasher, done, size = hashlib.sha256(), 0, self.size_bytes(path)
+        digest = hasher.digest()
+        while done < size:
+            until = size if ready is None else await ready(done)
+            digest = await _hashed(hasher, self.local_path(path), done, until - done)
+            done = until
+        return digest
 
     async def sync(self, path: str) -> None:
         local = self.local_path(path)

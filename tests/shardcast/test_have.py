@@ -98,6 +98,43 @@ async def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
         assert not client.have.claims.announces(relay.transport.peer_id)
 
 
+@pytest.mark.parametrize("idle", [True, False])
+async def test_news_waits_only_while_the_uplink_is_in_use(idle: bool) -> None:
+    async with trainer_relay_client() as (trainer, relay, client), trio.open_nursery() as nursery:
+        checkpoint = await trainer.publish(0, files(6))
+        manifest = checkpoint.reference.digest
+        pieces = trainer.store.held((0, 0)).manifest.pieces  # type: ignore[union-attr]
+        hidden = {piece.digest for piece in pieces[2:]}
+        hide(trainer, lambda _: hidden)
+        assert relay.have is not None
+        relay.have._announcer._idle = lambda: idle
+        await client.connect(relay)
+        nursery.start_soon(relay.fetcher.fetch, checkpoint, lambda: [trainer.source])
+        await trio.sleep(1000)
+        for index in (2, 3):  # the first at once, after so long
+            hidden.remove(pieces[index].digest)
+            await trio.sleep(12)
+        assert has(client, relay, manifest, 6) == ([0, 1, 2, 3] if idle else [0, 1, 2])
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_neighbour_lacks_by_now_follows_from_how_it_went_on() -> None:
+    await trio.sleep(10)
+    claim = Claim()
+    claim.counted(10)
+    await trio.sleep(10)
+    assert claim.lacks(100) == 90, "nothing is known of its speed"
+    claim.counted(30)
+    assert claim.lacks(100) == 70
+    await trio.sleep(15)
+    assert claim.lacks(100) == pytest.approx(40)
+    await trio.sleep(100)
+    assert claim.lacks(100) == 0
+    claim.counted(20)  # withdrawn, or a lie
+    await trio.sleep(10)
+    assert claim.lacks(100) == 80
+
+
 async def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:
     network = MemoryNetwork()
     async with peers(network, 2, have=True) as (relay, client):

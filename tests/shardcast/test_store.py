@@ -279,6 +279,7 @@ async def test_what_goes_while_older_ones_are_trimmed_goes_once(how: str) -> Non
             await receive(store, source, wanted, index)
         lie = msgspec.structs.replace(last.manifest.files[0], sha256=bytes(32))
         last.manifest.files[0] = lie
+        last.unproven.add(0)
     store.pin((0, 0))
     store.pin((0, 1))
     await fetch(store, *await published(2, files_of(2)))
@@ -401,6 +402,7 @@ async def test_a_manifest_that_contradicts_itself_is_refused_with_its_files() ->
     await fetch(store, source, wanted)
     held = store.held(wanted.key)
     assert held is not None
+    held.unproven.add(1)
     with pytest.raises(BadManifest, match="does not have the SHA-256"):
         await store.check_files(held)
     assert store.disk.list("checkpoints") == []
@@ -414,13 +416,40 @@ async def test_bytes_the_disk_lost_before_files_are_checked_are_fetched_again() 
     held = await begin(store, source, wanted)
     for index in range(4):
         await receive(store, source, wanted, index)
+    held.unproven |= {0, 1}
     await store.check_files(held)
-    assert held.missing() == []
+    assert held.missing() == [] and not held.unproven
     disk.flip("checkpoints/0-0/model.safetensors", 3)
+    held.unproven.add(1)
     await store.check_files(held)
-    assert held.missing() == [1]
+    assert held.missing() == [1] and held.unproven == {1}
     await fetch(store, source, wanted)
     assert same_files(disk, "checkpoints/0-0", files)
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+async def test_a_file_is_hashed_while_its_pieces_are_made(spoilt: bool) -> None:
+    source, wanted = await published(0, files_of(0, pieces=3))
+    disk = MemoryDisk()
+    store = await opened(disk)
+    held = await begin(store, source, wanted)
+    held.unproven.add(1)
+    offsets: list[int] = []
+
+    async def ready(offset: int) -> int:
+        """The piece after `offset` arrives, and one before it changes."""
+        offsets.append(offset)
+        if spoilt and offset == 2 * SIZE:
+            disk.flip("checkpoints/0-0/model.safetensors", SIZE)
+        index = 1 + offset // SIZE
+        await receive(store, source, wanted, index)
+        piece = held.manifest.pieces[index]
+        return piece.offset + piece.size_bytes
+
+    await store.check_file(held, 1, ready)
+    assert offsets == [0, SIZE, 2 * SIZE]
+    # In the simulated disk a hash is of the file's last state; a real one hashes what it reads.
+    assert held.unproven == ({1} if spoilt else set())
 
 
 async def test_a_tiny_received_checkpoint_is_not_synced() -> None:

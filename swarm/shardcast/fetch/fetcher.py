@@ -200,7 +200,7 @@ class Fetcher:
         Each piece was checked by its hash. If deltas were used, the SHA-256 of the files is checked
         too; pieces that the disk lost meanwhile are then missing again.
         """
-        if not held.from_deltas:
+        if not held.unproven:
             return True
         try:
             await self._store.check_files(held)

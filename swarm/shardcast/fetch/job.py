@@ -90,6 +90,10 @@ half to all of this, at random. Its line is full, so asking soon gains nothing."
 
 BUSY_SECONDS_MAX = 16.0
 
+BUSY_SHARE = 1 / 16
+"""Both pauses are at most this part of the time since the fetch began (the first one at least
+`BUSY_SECONDS`)."""
+
 NEW_LANE_SECONDS = 2.0
 """Pause after a busy source before a fetch tries a further lane, doubling up to
 `BUSY_SECONDS_MAX`; shorter while it has few."""

@@ -11,6 +11,7 @@ from swarm.shardcast import limits
 from swarm.shardcast.fetch.job import (
     BUSY_SECONDS,
     BUSY_SECONDS_MAX,
+    BUSY_SHARE,
     MANIFEST,
     NEW_LANE_SECONDS,
     NOT_YET_SECONDS,
@@ -225,10 +226,12 @@ class Requester:
 
     def _rest(self, job: Job, line: Line, now: float) -> None:
         """Pause a busy source, and start no further lane for a while."""
+        # Soon after the beginning few have anything to send, and each second brings more of them.
+        most = min(BUSY_SHARE * (now - job.started), BUSY_SECONDS_MAX)
         line.not_before = now + line.busy_pause * (0.5 + 0.5 * self._world.random.random())
-        line.busy_pause = min(2 * line.busy_pause, BUSY_SECONDS_MAX)
-        job.more_at = now + min(1.0, 2 * job.active / self._width.usual) * job.busy_pause
-        job.busy_pause = min(2 * job.busy_pause, BUSY_SECONDS_MAX)
+        line.busy_pause = min(2 * line.busy_pause, max(BUSY_SECONDS, most))
+        job.more_at = now + min(1.0, 2 * job.active / self._width.usual) * min(job.busy_pause, most)
+        job.busy_pause = min(2 * job.busy_pause, max(NEW_LANE_SECONDS, most))
 
     async def _copy_in(self, job: Job, index: int, spare: str) -> None:
         reference = job.reference(index)

@@ -32,8 +32,8 @@ knows of most pieces, and a long broadcast costs few frames."""
 BATCH_SECONDS_MAX = 60.0
 """Longest time that news waits."""
 
-ENDING_SHARE = 1 / 128
-"""News for a neighbour that lacks at most this part of the pieces waits only `BATCH_SECONDS`."""
+IDLE_SECONDS = 1.0
+"""Longest time that news waits while the uplink is idle: nobody requests what was announced."""
 
 
 @dataclass
@@ -54,8 +54,6 @@ class Announced:
     bits: int = 0
     complete: bool = False
     gone: bool = False
-    ending: bool = False
-    """The neighbour lacks only few pieces."""
 
 
 class Neighbour:
@@ -84,12 +82,15 @@ class Announcer:
         store: CheckpointStore,
         claims: claiming.Claims,
         tells: Callable[[], bool],
+        idle: Callable[[], bool],
     ) -> None:
-        """`tells()`: whether this peer announces anything at the moment."""
+        """`tells()`: whether this peer announces anything at the moment; `idle()`: whether its
+        uplink has room for more uploads."""
         self._world = world
         self._store = store
         self._claims = claims
         self.tells = tells
+        self._idle = idle
         self.neighbours: dict[PeerId, Neighbour] = {}
         self._mine: dict[bytes, Mine] = {}
         store.watch(self._changed)
@@ -177,26 +178,27 @@ class Announcer:
         if change is Change.LEFT:
             self._piece_left(held, index, now)
             return
+        idle = change is Change.PIECE and self._idle()
         for peer, neighbour in self.neighbours.items():
             if change is Change.PIECE:
-                if digest in neighbour.news:
+                if digest in neighbour.news and not idle:
                     continue
                 claim = self._claims.of(peer, digest)
                 if claim is not None and claim.has(index) and digest in neighbour.announced:
                     continue
-                due = self._due(neighbour, digest, now)
+                due = self._due(neighbour, digest, now, idle)
             else:
                 due = now if change is Change.COMPLETE else now + BATCH_SECONDS
             neighbour.news[digest] = None
             neighbour.speak_at(due)
 
-    def _due(self, neighbour: Neighbour, digest: bytes, now: float) -> float:
+    def _due(self, neighbour: Neighbour, digest: bytes, now: float, idle: bool) -> float:
         announced = neighbour.announced.get(digest)
         soonest = now + BATCH_SECONDS
-        if announced is None or announced.ending:
+        if announced is None:
             return soonest
-        wait = PATIENCE * (now - self._mine[digest].began)
-        return max(soonest, announced.at + min(wait, BATCH_SECONDS_MAX))
+        wait = min(PATIENCE * (now - self._mine[digest].began), BATCH_SECONDS_MAX)
+        return max(soonest, announced.at + (min(wait, IDLE_SECONDS) if idle else wait))
 
     def mine_of(self, held: Held) -> Mine:
         """The pieces that this peer holds of a checkpoint."""
@@ -223,16 +225,3 @@ class Announcer:
             if all_shown or (announced is not None and announced.bits & bit):
                 neighbour.news[held.digest] = None
                 neighbour.speak_at(now)
-
-    def note_progress(self, peer: PeerId, digest: bytes, claim: claiming.Claim) -> None:
-        """Announce new pieces soon to a neighbour that lacks only few."""
-        neighbour, held = self.neighbours.get(peer), self._store.blobs.named(digest)
-        if neighbour is None or held is None or held.complete:
-            return
-        announced = neighbour.announced.get(digest)
-        lacks = claim.lacks(len(held.pieces))
-        if announced is None or lacks > len(held.pieces) * ENDING_SHARE:
-            return
-        announced.ending = True
-        if digest in neighbour.news:
-            neighbour.speak_at(self._world.now() + BATCH_SECONDS)

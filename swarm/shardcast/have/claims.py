@@ -88,7 +88,10 @@ class Claim:
     bits: int = 0
     """Bit i is piece i; 0 once complete. Pieces that were announced to it may be absent."""
     count: int = 0
-    """Number of pieces that it claims to hold, unless it is complete."""
+    """Number of pieces that it claimed to hold at `at`, unless it is complete."""
+    at: float = 0.0
+    pieces_per_second: float = 0.0
+    """How fast that number grew before."""
 
     def has(self, index: int) -> bool:
         """Whether it claims this piece; the manifest (-1) only with the whole checkpoint."""
@@ -98,9 +101,20 @@ class Claim:
         """The subset of `pieces` that it claims."""
         return pieces if self.complete else pieces & self.bits
 
-    def lacks(self, pieces: int) -> int:
-        """Number of pieces that it does not claim, of a checkpoint with `pieces` pieces."""
-        return 0 if self.complete else max(0, pieces - self.count)
+    def lacks(self, pieces: int) -> float:
+        """Number of pieces that it lacks by now, of a checkpoint with `pieces` pieces, if it goes
+        on as before its last announcement, which may be a minute old."""
+        if self.complete:
+            return 0.0
+        since = self.pieces_per_second * (trio.current_time() - self.at)
+        return max(0.0, pieces - self.count - since)
+
+    def counted(self, count: int) -> None:
+        """Note that it holds `count` pieces now."""
+        now = trio.current_time()
+        if self.at:
+            self.pieces_per_second = max(0, count - self.count) / max(now - self.at, 1.0)
+        self.at, self.count = now, count
 
 
 class Claims:
@@ -178,15 +192,13 @@ class Claims:
         if rarity.empty():
             del self._rarity[digest]
 
-    def apply(self, peer: PeerId, entry: Entry) -> Claim | None:
-        """Apply an entry to a neighbour's claims; returns the claim, unless it is withdrawn.
-
-        The oldest claims are forgotten where there are too many."""
+    def apply(self, peer: PeerId, entry: Entry) -> None:
+        """Apply an entry to a neighbour's claims; too many, and the oldest are forgotten."""
         claims, digest = self._claims[peer], entry.manifest
         if isinstance(entry, Gone):
             if digest in claims:
                 self._drop(peer, digest)
-            return None
+            return
         claim = claims.setdefault(digest, Claim())
         old = claim.bits
         if isinstance(entry, Complete):
@@ -195,18 +207,17 @@ class Claims:
         elif isinstance(entry, Bitmap):
             claim.complete = False
             claim.bits = int.from_bytes(entry.pieces, "little")
-            claim.count = claim.bits.bit_count()
+            claim.counted(claim.bits.bit_count())
         elif not claim.complete:
             named = bytearray(max(entry.indices, default=-1) + 1)
             for index in entry.indices:
                 named[index] = 1
             claim.bits |= bits_of(named)
-            claim.count = entry.count
+            claim.counted(entry.count)
         self._count(digest, old, claim.bits)
         self._pieces[peer] += claim.bits.bit_length() - old.bit_length()
         while len(claims) > CLAIMS_MAX or self._pieces[peer] > CLAIMED_PIECES_MAX:
             self._drop(peer, next(iter(claims)))
-        return claims.get(digest)
 
     def _drop(self, peer: PeerId, digest: bytes) -> None:
         bits = self._claims[peer].pop(digest).bits

@@ -29,10 +29,10 @@ NEIGHBOUR_BYTES_PER_SECOND = 4e6
 """What a neighbour takes on average: it receives 25 MB/s in a swarm with the average uplink of 200
 Mb/s, and takes only what it lacks. So 31 neighbours for 1 Gb/s."""
 
-GROW_PIECES = 16
-"""A peer with fewer pieces of the newest checkpoint has little to offer: it looks for nobody."""
+GROW_PIECES = 64
+"""A checkpoint of fewer pieces reaches every peer before more neighbours could help."""
 
-GROW_SECONDS = 3.0
+GROW_SECONDS = 1.0
 """Between two new neighbours of a peer whose uplink can feed more."""
 
 SATED_SECONDS = 12.0
@@ -79,7 +79,8 @@ class HaveExchange:
         self._store = store
         self._events = events
         self.claims = claims.Claims()
-        self._announcer = Announcer(world, store, self.claims, tells)
+        idle = uploads.is_idle if uploads is not None else lambda: False
+        self._announcer = Announcer(world, store, self.claims, tells, idle)
         self._neighbours = self._announcer.neighbours
         self._unwilling: set[PeerId] = set()
         """Peers that broke the stream or lack the protocol: tried again after reconnecting."""
@@ -178,14 +179,12 @@ class HaveExchange:
         return claim is None or not claim.complete
 
     def _newest(self) -> Held | None:
-        """The newest checkpoint, if this peer has enough of its pieces to be useful to others.
-
-        A checkpoint of few pieces reaches every peer before more neighbours could help."""
+        """The newest checkpoint, if it is large and this peer has any of its pieces to offer."""
         held = next((one for one in reversed(self._store.all()) if not one.is_delta), None)
         if held is None:
             return None
-        there = self._announcer.mine_of(held).bits.bit_count()
-        return held if there >= GROW_PIECES else None
+        large = len(held.pieces) >= GROW_PIECES
+        return held if large and self._announcer.mine_of(held).bits else None
 
     async def _another(self) -> PeerId | None:
         """A connected peer that is not yet a neighbour; else a new connection through `meet`."""
@@ -251,9 +250,7 @@ class HaveExchange:
                 while (raw := await stream.receive()) is not None and not scope.cancel_called:
                     entries = claims.decode(raw)
                     for entry in entries:
-                        claim = self.claims.apply(peer, entry)
-                        if claim is not None:
-                            self._announcer.note_progress(peer, entry.manifest, claim)
+                        self.claims.apply(peer, entry)
                     self.claims.changed(peer, {entry.manifest for entry in entries})
                     # A burst is read at once; a neighbour that goes on so fast has to wait.
                     await frames.spend(1)
