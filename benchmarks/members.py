@@ -23,24 +23,29 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import trio
 
 from benchmarks.common import at_least
-from swarm.gossip.topics import WORK
 from swarm.ledger import wire
 from swarm.ledger.serving import report
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.registrar import Registrar
 from swarm.terminal.output import print_json
-from swarm.wire.identity import PeerId
 from swarm.wire.manifest import Admissions
 from swarm.wire.messages import Admission, Heartbeat, Presence
 from swarm.wire.messenger import first
 from tests.growth.test_crowd import Reported
-from tests.network.harness import identity, in_virtual_time, manifest, running, sealed_manifest
-from tests.network.harness import sealed
+from tests.network.harness import (
+    identity,
+    in_virtual_time,
+    manifest,
+    running,
+    sealed,
+    sealed_manifest,
+)
 
 SECONDS = 40.0
 NEWCOMERS = 20
@@ -82,7 +87,7 @@ async def measure(count: int, trusted: int) -> dict[str, Any]:
         for peer in peers[:-1]:
             await peer.reach(peers[-1].id)
         here, there = registrars[0], registrars[1]
-        members = [PeerId(f"{identity(10_000 + number).peer_id}") for number in range(count)]
+        members = [identity(10_000 + number).peer_id for number in range(count)]
         for number, member in enumerate(members):
             registrars[number % trusted]._renew(member, BEAT, None, "", 0)
         beating, admitting, digesting = Timer(), Timer(), Timer()
@@ -114,7 +119,7 @@ async def measure(count: int, trusted: int) -> dict[str, Any]:
         began = trio.current_time()
         while trio.current_time() < began + SECONDS:
             for beat in beats:
-                answers = await beating.run(lambda beat=beat: here._on_heartbeat(beat, []))  # type: ignore[misc]
+                answers = await beating.run(partial(here._on_heartbeat, beat, []))
                 assert first(answers, Admission) is not None
                 await trio.sleep(HEARTBEAT_SECONDS / len(beats))
             if trio.current_time() > began + 0.6 * SECONDS:
@@ -123,7 +128,7 @@ async def measure(count: int, trusted: int) -> dict[str, Any]:
         for number in range(NEWCOMERS):
             key = identity(10_000 + count + number)
             beat = sealed(key, BEAT, run.manifest.body.run)
-            answers = await admitting.run(lambda beat=beat: here._on_heartbeat(beat, []))  # type: ignore[misc]
+            answers = await admitting.run(partial(here._on_heartbeat, beat, []))
             await trio.sleep(0.05)
         answer = report(Reported(here, run.manifest))
         made = len(published) / (trio.current_time() - began)

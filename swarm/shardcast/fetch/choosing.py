@@ -94,8 +94,8 @@ class Chooser:
         missing = job.missing.bit_count() + len(job.attempts)
         late = missing / max(theirs, 1.0)
         job.late = late >= LATE
-        share = NEWCOMER_SHARE * pieces
-        if missing - theirs > share and 4 * theirs > share:  # else they will not miss the uplinks
+        much = NEWCOMER_SHARE * pieces
+        if missing - theirs > much and 4 * theirs > much:  # else they will not miss the uplinks
             late = 1.0
         # Squared, so that a late peer catches up. One that is ahead gives up an eighth at most,
         # since claims may be lies.
