@@ -286,7 +286,12 @@ class Wrapper(SingleTurn):
     def __init__(self, inner: Environment) -> None:
         self.inner = inner
         self.name, self.version = inner.name, inner.version
-        self.call_seconds, self.replayable = inner.call_seconds, inner.replayable
+        self.call_seconds = inner.call_seconds
+
+    @property
+    def replayable(self) -> bool:  # type: ignore[override]
+        """It may only be known once a task was drawn."""
+        return self.inner.replayable
 
     def tasks(self) -> Tasks:
         return self.inner.tasks()

@@ -17,6 +17,8 @@ from peers.sandbox.program import Limits, Outcome, Program
 from swarm.errors import DECODE_ERRORS
 
 FRAME_BYTES_MAX = 64 << 20
+INHERITED = "SWARM_SANDBOXES"
+"""Variable of a child under another Python: the descriptor of its owner's launcher."""
 SERVER = "peers.sandbox.server"
 
 
@@ -35,10 +37,13 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Launcher:
-    """The caller's side: a started launcher, which ends with this process."""
+    """The caller's side: a launcher, which ends with the process that started it."""
 
-    def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, inherited: int | None = None) -> None:
+        if inherited is not None:
+            self.control = socket.socket(fileno=inherited)
+            return
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), str(os.getpid())]
         with theirs:
             self._process = subprocess.Popen(
@@ -55,7 +60,7 @@ class Launcher:
         with ours:
             try:
                 with theirs:
-                    socket.send_fds(self._control, [b"run"], [theirs.fileno()])
+                    socket.send_fds(self.control, [b"run"], [theirs.fileno()])
                 send(ours, Request(program, limits), FRAME_BYTES_MAX)
                 reply = msgspec.msgpack.decode(receive(ours, most=FRAME_BYTES_MAX), type=Reply)
             except (OSError, EOFError, ValueError, *DECODE_ERRORS) as error:
@@ -72,6 +77,18 @@ def start_launcher() -> None:
     """Let a launcher run all further sandboxes of this process."""
     global _started
     _started = Launcher()
+
+
+def handed_down() -> dict[str, str]:
+    """The variable by which a child that inherits the descriptor uses this process's launcher."""
+    return {} if _started is None else {INHERITED: str(_started.control.fileno())}
+
+
+def use_inherited_launcher() -> None:
+    """Let the owner's launcher run this process's sandboxes, if it handed one down."""
+    global _started
+    if _started is None and INHERITED in os.environ:
+        _started = Launcher(int(os.environ[INHERITED]))
 
 
 def execute_here_or_there(program: Program, limits: Limits) -> Outcome:

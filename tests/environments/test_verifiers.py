@@ -196,9 +196,69 @@ def test_a_package_of_the_registry_is_tried_several_times_by_the_librarys_enviro
     assert rewarded(environment, "a", "", "b", "", "c", "", "d").parts["pass_at_n"] == 0.0
 
 
-def test_a_reward_that_needs_a_runtime_is_not_gradable() -> None:
-    with pytest.raises(NotGradable, match="the reward ran needs the runtime in which an agent"):
-        rewarded(words(arguments='{"kind": "runtime"}'), "a")
+SORT = called("bash", command="sort words.txt >sorted.txt; cat sorted.txt; ls nothing")
+
+
+def boxed(**options: Any) -> Verifiers:
+    return counter(package="swarm-boxed", **options)
+
+
+def test_a_hosted_sandbox_is_one_of_ours() -> None:
+    environment = boxed()
+    assert environment.replayable
+    (answer,) = results(environment, SORT)[0]
+    assert answer.startswith("ash\nelm\nls: cannot access 'nothing'")
+    assert not environment.replayable, "a validator could not replay a command that asks the clock"
+    assert rewarded(environment, SORT, answer, "done").reward == 1.0
+    assert rewarded(environment, "done").reward == 0.0, "a box of its own for each episode"
+    reach = "import socket; socket.create_connection(('127.0.0.1', 9))"
+    ((said,),) = results(environment, called("bash", command=f'python3 -c "{reach}"; id -un'))
+    assert "Operation not permitted" in said and said.startswith("nobody")
+    slow = results(environment, called("bash", command="while :; do :; done"))
+    assert slow == [["Error: Command timed out after 5s"]]
+
+
+def test_a_python_session_lasts_from_call_to_call() -> None:
+    environment = boxed(arguments='{"kind": "python", "pip_install_packages": ""}')
+    first = called("python", code="import random\na = random.random()\nprint('x')\n[2, 3]")
+    again = called("python", code="b = 40\na == random.Random(0).random()")
+    wrong = called("python", code="1 / 0")
+    last = called("python", code="b + 2")
+    said = results(environment, first, again, wrong, last)
+    assert said[:2] == [["x\n[2, 3]"], ["True"]] and said[3] == ["42"]
+    assert said[2][0].endswith("ZeroDivisionError: division by zero")
+    assert rewarded(environment, first, "", last, "", "42").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ('{"kind": "python"}', "its sandbox begins with 'pip install -q numpy sympy scipy', and"),
+        ('{"docker_image": "lab/own:1"}', "its sandbox needs the image 'lab/own:1', and Swarm"),
+        ('{"gpu_count": 1}', "its sandbox needs a GPU"),
+    ],
+)
+def test_a_sandbox_that_is_none_of_ours_is_refused(arguments: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        task_of(boxed(arguments=arguments), bytes(32))
+
+
+def test_tasks_for_a_container_get_a_shell_in_our_sandbox() -> None:
+    given = {"package": "swarm-contained", "calls": "hermes"}
+    environment = load("verifiers", "1", given)
+    (answer,) = results(environment, SORT)[0]
+    assert answer.startswith("ash\nelm\nls: cannot access 'nothing'")
+    assert answer.endswith("[exit code 2]")
+    assert rewarded(environment, SORT, answer, "done").reward == 1.0
+    with pytest.raises(NotGradable, match=r"has no file 'sorted\.txt'"):
+        rewarded(environment, "done")
+    image = {**given, "arguments": '{"image": "lab/own:1"}'}
+    with pytest.raises(UserError, match="its sandbox needs the image 'lab/own:1'"):
+        task_of(load("verifiers", "1", image), bytes(32))
+
+
+def test_a_reward_runs_a_command_in_our_sandbox() -> None:
+    assert rewarded(words(arguments='{"kind": "runtime"}'), "a", "", "b").parts["ran"] == 1.0
 
 
 def test_a_task_that_cannot_begin_is_a_sentence() -> None:

@@ -86,7 +86,7 @@ class Closed(Word):
 class InBox(Word):
     @vf.reward
     async def ran(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
-        return 1.0
+        return float((await runtime.run(["test", "-w", "/app"], {})).exit_code == 0)
 
 class Guess(vf.SingleAgentEnv):
     async def run(self, task, agents):
@@ -210,6 +210,67 @@ if __name__ == "__main__":
     Books.run()
 """
 
+BOXED = """
+import verifiers as vf
+from datasets import Dataset
+
+class Boxed(vf.SandboxEnv):
+    async def setup_state(self, state, **kwargs):
+        state = await super().setup_state(state, **kwargs)
+        given = (state["sandbox_id"], "/app/words.txt", b"elm\\nash\\n", "words.txt")
+        await self.sandbox_client.upload_bytes(*given)
+        state["working_dir"] = "/app"
+        return state
+
+    async def post_rollout(self, state):
+        found = await self.sandbox_client.execute_command(
+            state["sandbox_id"], "cat sorted.txt", working_dir="/app", timeout=5
+        )
+        state["left"] = found.stdout
+
+def sorted_words(state, **kwargs):
+    return float(state["left"] == "ash\\nelm\\n")
+
+def said(completion, answer, **kwargs):
+    return float((completion[-1].content or "").strip() == answer)
+
+def load_environment(kind="bash", **options):
+    rows = [{"prompt": [{"role": "user", "content": f"Sort {i}."}], "answer": "42"}
+            for i in range(20)]
+    given = {"dataset": Dataset.from_list(rows), "timeout_per_command_seconds": 5, **options}
+    if kind == "python":
+        return vf.PythonEnv(rubric=vf.Rubric([said]), **given)
+    return Boxed(rubric=vf.Rubric([sorted_words]), **given)
+"""
+
+CONTAINED = """
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    answer: str
+
+class Config(vf.TasksetConfig):
+    image: str = "python:3.12-slim"
+
+class Contained(vf.Task[Data]):
+    NEEDS_CONTAINER = True
+
+    async def setup(self, trace, runtime):
+        await runtime.write("words.txt", b"elm\\nash\\n")
+
+    @vf.reward
+    async def left(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
+        return float(await runtime.read("sorted.txt", max_bytes=100) == b"ash\\nelm\\n")
+
+class Folders(vf.Taskset[Contained, Config]):
+    def load(self):
+        given = {"image": self.config.image, "workdir": "/app", "network_allow": []}
+        return [Contained(Data(prompt=f"Sort words.txt {i}.", answer="", **given), self.config.task)
+                for i in range(20)]
+
+__all__ = ["Folders"]
+"""
+
 
 SORTING = """
 import random
@@ -228,9 +289,12 @@ def load_environment():
 
 
 def write(folder: Path) -> None:
-    """Write packages of 0.3 (`swarm_countdown`, `swarm_sorting`, `swarm_counter`: with tools) and
-    of 1.x (`swarm_words`, `swarm_shelf`: with tools), and `swarm_pair`, whose two agents play the
-    tasks of `swarm_words`."""
+    """Write packages of 0.3 (`swarm_countdown`, `swarm_sorting`, `swarm_counter`: with tools,
+    `swarm_boxed`: with sandboxes) and of 1.x (`swarm_words`, `swarm_shelf`: with tools,
+    `swarm_contained`: in containers), and `swarm_pair`, whose two agents play the tasks of
+    `swarm_words`."""
+    (folder / "swarm_boxed.py").write_text(BOXED, encoding="utf-8")
+    (folder / "swarm_contained.py").write_text(CONTAINED, encoding="utf-8")
     (folder / "swarm_counter.py").write_text(COUNTER, encoding="utf-8")
     (folder / "swarm_shelf.py").write_text(SHELF, encoding="utf-8")
     pair = "from swarm_words import Pair\n__all__ = ['Pair']\n"

@@ -22,6 +22,7 @@ import msgspec
 from peers.environments.graders import START_SECONDS, TIMEOUT_SECONDS, worker
 from peers.environments.graders.worker import Reply, Setup
 from peers.sandbox.frames import receive, send
+from peers.sandbox.launcher import handed_down
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.world.child import CHILD_ENVIRONMENT
 from swarm.world.process import INSTALLED_VARIABLE, describe_status
@@ -200,15 +201,16 @@ class _Process:
         with self._theirs:
             descriptor = self._theirs.fileno()
             program = [str(interpreter or sys.executable), "-P", "-m", worker.__name__]
+            handed = {} if interpreter is None else handed_down()
             return subprocess.Popen(
                 [*program, str(descriptor), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=(descriptor,),
+                pass_fds=(descriptor, *map(int, handed.values())),
                 env=_confined()
                 if interpreter is None
-                else CHILD_ENVIRONMENT | os.environ | OFFLINE,
+                else CHILD_ENVIRONMENT | os.environ | OFFLINE | handed,
                 cwd="/",
                 start_new_session=True,
             )

@@ -140,8 +140,9 @@ class Verifiers(interface.Episodes):
         return int(tasks)
 
     def _task(self, index: int) -> interface.Task:
-        said, answer, tools = self._asked(what="draw", task=index)
+        said, answer, tools, boxed = self._asked(what="draw", task=index)
         prompt: interface.Prompt = _prompt(said)
+        self.replayable = not boxed  # a command may show the time
         if tools and self._form is None:
             raise UserError(
                 f"package {self.options.package!r} has tools, but the option calls is 'none'; set "

@@ -13,6 +13,7 @@ from typing import Any, Self
 import verifiers as vf
 from verifiers.types import ResponseMessage, ToolCall
 
+from peers.environments.verifiers.child import hosted
 from peers.environments.verifiers.child.episode import (
     Episode,
     EpisodeOver,
@@ -91,11 +92,13 @@ class Legacy:
     def load(cls, package: str, arguments: dict[str, Any], tasks_max: int) -> Self:
         """Load a package; raises `Unplayable`."""
         os.environ.setdefault(JUDGE_KEY, NO_KEY)
+        hosted.take_the_place()
         try:
             env = vf.load_environment(package, **arguments)
         except Exception as error:
             cause = error.__cause__ or error  # the library's own words say less
-            raise Unplayable(f"{type(cause).__name__}: {cause}") from error
+            kind = "" if isinstance(cause, Unplayable) else f"{type(cause).__name__}: "
+            raise Unplayable(f"{kind}{cause}") from error
         if env.requires_group_rollouts:
             raise Unplayable("it grades rollouts by comparing them; Swarm grades each by itself")
         dataset = env.get_dataset()

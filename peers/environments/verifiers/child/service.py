@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
+from peers.environments.verifiers.child import boxes
 from peers.environments.verifiers.child.episode import (
     Episode,
     Graded,
@@ -62,8 +63,9 @@ class Player:
         self, what: str, task: int = 0, texts: list[Any] | None = None, finished: bool = True
     ) -> Any:
         """Of `opened`: the number of tasks, and the version of the package, empty if none has it.
-        Of `draw`: a task's prompt, answer and tools. Of `step`: what is said after the texts,
-        nothing at the end. Of `grade`: the reward of the whole episode, and its parts."""
+        Of `draw`: a task's prompt, answer, tools, and whether it needed a box. Of `step`: what is
+        said after the texts, nothing at the end. Of `grade`: the reward of the whole episode, and
+        its parts."""
         spoken = [(text, tuple(map(tuple, calls))) for text, calls in texts or ()]
         if what == "opened":
             return self._tasks.count, self._version
@@ -71,7 +73,7 @@ class Player:
             raise Unplayable(f"it has no task {task}")
         if what == "draw":
             prompt, tools = await self._draw(task)
-            return prompt, self._tasks.answer(task), tools
+            return prompt, self._tasks.answer(task), tools, boxes.made > 0
         if what == "step":
             return await self._step(task, tuple(spoken))
         return await self._grade(task, spoken, finished)

@@ -25,6 +25,7 @@ from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 from verifiers.v1.utils.loaders import resolve_env_config
 
+from peers.environments.verifiers.child import runtime as boxed
 from peers.environments.verifiers.child.episode import (
     Episode,
     EpisodeOver,
@@ -73,6 +74,8 @@ class InProcess(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         servers = {name: {"url": url} for name, url in mcp_urls.items()}
         async with httpx.AsyncClient(timeout=None) as client, AsyncExitStack() as stack:
             tools, names, opened = await connect_mcp({"mcpServers": servers}, stack)
+            shell = getattr(runtime, "shell", None) if boxed.BoxRuntime.has_shell else None
+            tools = [*tools, {"type": "function", "function": boxed.SHELL}] if shell else tools
             body = {"model": ctx.model, "messages": chat, **({"tools": tools} if tools else {})}
             while True:
                 url = f"{endpoint}/chat/completions"
@@ -87,6 +90,9 @@ class InProcess(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
                     content: Any = f"error: unknown tool {name!r}"
                     if name in names:
                         content = await call_mcp(opened, names, name, json.loads(given))
+                    elif shell and name == boxed.SHELL["name"]:
+                        said = await shell(str(json.loads(given).get("command", "")))
+                        content = said.readable(boxed.OUTPUT_CHARACTERS) or "(no output)"
                     result = {"role": "tool", "tool_call_id": call["id"], "name": name}
                     chat.append({**result, "content": content})
         if _episodes[trace.id].cut:
@@ -163,17 +169,21 @@ class Tasksets:
             sys.modules[package.replace(".", "_")] = importlib.import_module(package)
         given = {"taskset": {**arguments, "id": package.replace(".", "_")}, "id": player}
         seats = agent_config_fields(resolve_env_config(given))
-        seat = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
-        config = resolve_env_config(
-            {**given, **dict.fromkeys(seats, seat), "interception": {"type": "server"}}
-        )
-        env = vf.load_environment(config)
-        task_type = type(env.taskset).task_type()
-        if task_type.NEEDS_CONTAINER:
-            raise Unplayable("its tasks need a container, which Swarm does not start")
+
+        def loaded(runtime: str) -> tuple[Any, list[Any]]:
+            seat = {"harness": {"id": HARNESS}, "runtime": {"type": runtime}}
+            seated = {**given, **dict.fromkeys(seats, seat), "interception": {"type": "server"}}
+            env = vf.load_environment(resolve_env_config(seated))
+            return env, list(islice(env.taskset, tasks_max))
+
+        env, tasks = loaded("subprocess")
+        contained = any(type(each).NEEDS_CONTAINER or each.data.image for each in tasks)
+        if contained or any(map(_needs_runtime, {type(each): each for each in tasks}.values())):
+            boxed.take_the_place(tasks, has_shell=contained)
+            env, tasks = loaded(boxed.KIND)
         await stack.enter_async_context(env.serving())
         env._interception.clients[ENDPOINT.model_dump_json()] = Texts()
-        return cls(env, list(islice(env.taskset, tasks_max)))
+        return cls(env, tasks)
 
     def answer(self, task: int) -> str:
         answer = getattr(self._tasks[task].data, "answer", "")
@@ -196,11 +206,6 @@ class Tasksets:
         errors = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
         if errors:
             return Ungradable(f"{errors[0].type}: {errors[0].message}")
-        if missing := _needs_runtime(chosen):
-            return Ungradable(
-                f"the reward {missing} needs the runtime in which an agent worked; a transcript "
-                "has none"
-            )
         return _graded([trace for trace in played.traces if trace.agent.trainable])
 
 
@@ -220,14 +225,14 @@ def _graded(traces: list[Any]) -> Graded | Ungradable:
     return Graded(fmean(rewards), {name: fmean(each) for name, each in parts.items()})
 
 
-def _needs_runtime(task: Any) -> str:
-    """The name of a reward that counts and needs a runtime; empty when there is none."""
+def _needs_runtime(task: Any) -> bool:
+    """Whether a reward that counts looks into the runtime in which an agent worked."""
     for reward in task.hooks("reward"):
         parameter = inspect.signature(reward).parameters.get("runtime")
         counts = getattr(reward, "_vf_weight", 1.0) != 0
         if counts and parameter is not None and parameter.default is inspect.Parameter.empty:
-            return str(reward.__name__)
-    return ""
+            return True
+    return False
 
 
 def _said(message: Any) -> Said:
