@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +258,39 @@ def test_tasks_for_a_container_get_a_shell_in_our_sandbox() -> None:
     image = {**given, "arguments": '{"image": "lab/own:1"}'}
     with pytest.raises(UserError, match="its sandbox needs the image 'lab/own:1'"):
         task_of(load("verifiers", "1", image), bytes(32))
+
+
+IN_A_PEERS_CHILD = """
+import os, sys
+from pathlib import Path
+from peers.sandbox.launcher import start_launcher
+start_launcher()
+from swarm.world.landlock import close_keys, version
+close_keys(())
+try:
+    Path("~/.swarm/owner.key").expanduser().read_bytes()
+    assert version() < 1, "it reads keys"
+except PermissionError:
+    pass
+from peers.environments import load, task_of
+from peers.environments.play import Episode
+contained = load("verifiers", "1", {"package": "swarm-contained", "calls": "hermes"})
+(said,) = Episode(contained, task_of(contained, bytes(32))).step(sys.argv[1])
+contained.close()
+print(said.content)
+"""
+
+
+def test_a_child_that_may_not_mount_uses_the_launcher_of_its_owner(tmp_path: Path) -> None:
+    (tmp_path / ".swarm").mkdir()
+    (tmp_path / ".swarm" / "owner.key").write_text("secret")
+    said = subprocess.run(
+        [sys.executable, "-c", IN_A_PEERS_CHILD, SORT],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout.startswith("ash\nelm\nls: cannot access 'nothing'"), said.stderr
 
 
 def test_a_reward_runs_a_command_in_our_sandbox() -> None:
