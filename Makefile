@@ -10,6 +10,7 @@
 # make test-hivemind  the test that needs this backend of the outer loop: installs it in
 #                build/backends first (1 GB)
 # make test-deploy  checks of deploy/ by validators, which it installs first
+# make test-image  images of deploy/Containerfile, built and run; skipped without buildah
 # make test-browser  the dashboard's page in Chromium; skipped without one
 # make test-nat  peers behind real NATs in network namespaces, as root; ARGS='-s' prints the table
 # make test-upgrade  an older build beside this one: its revision, or a folder, in SWARM_OLDER
@@ -27,7 +28,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist wo
 # The tests start hundreds of Pythons: compiled modules are kept, though the shell may say not to.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo demo-real test test-slow test-long test-verifiers test-agents test-openenv test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu gpu-day docs lint clean
+.PHONY: install demo demo-real test test-slow test-long test-verifiers test-agents test-openenv test-vllm test-hivemind test-deploy test-image test-browser test-nat test-upgrade test-gpu gpu-day docs lint clean
 
 install: .venv/installed
 
@@ -85,6 +86,9 @@ test-openenv: .venv/installed
 test-deploy: .venv/installed
 	@tools/install-validators.sh
 	$(BIN)/python -m pytest -m deploy -n0 -r s tests/deploy $(ARGS)
+
+test-image: .venv/installed
+	$(BIN)/python -m pytest -m image -n0 -r s tests/deploy $(ARGS)
 
 test-browser: .venv/installed
 	$(BIN)/python -m pytest -m browser -n0 -r s tests/dashboard $(ARGS)
