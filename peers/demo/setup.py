@@ -1,9 +1,12 @@
 """The options of a demo, its run, its peers, and their settings."""
 
+import itertools
 import json
+import random
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -54,15 +57,22 @@ class LocalPeer:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find distinct loopback TCP ports that are free at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Find distinct loopback TCP ports that are free at this moment.
+
+    The kernel gives the ports from 32,768 on to outgoing connections, which could take one before
+    its peer listens there."""
+    drawn = random.SystemRandom().sample(range(10_000, 32_768), 1000)
+    found = list(itertools.islice(filter(_is_free, drawn), count))
+    if len(found) < count:
+        raise UserError("no free ports: programs here listen on nearly all from 10,000 to 32,767")
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried, suppress(OSError):
+        tried.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 Setting = str | int | float | bool | Sequence[str]
