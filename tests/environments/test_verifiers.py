@@ -216,7 +216,7 @@ def test_a_hosted_sandbox_is_one_of_ours() -> None:
     assert rewarded(environment, "done").reward == 0.0, "a box of its own for each episode"
     reach = "import socket; socket.create_connection(('127.0.0.1', 9))"
     ((said,),) = results(environment, called("bash", command=f'python3 -c "{reach}"; id -un'))
-    assert "Operation not permitted" in said and said.startswith("nobody")
+    assert "Operation not permitted" in said and said.endswith("nobody")
     slow = results(environment, called("bash", command="while :; do :; done"))
     assert slow == [["Error: Command timed out after 5s"]]
 
@@ -237,7 +237,7 @@ def test_a_python_session_lasts_from_call_to_call() -> None:
     ("arguments", "why"),
     [
         ('{"kind": "python"}', "its sandbox begins with 'pip install -q numpy sympy scipy', and"),
-        ('{"docker_image": "lab/own:1"}', "its sandbox needs the image 'lab/own:1', and Swarm"),
+        ('{"docker_image": "lab/own:1"}', "its sandbox needs the image 'lab/own:1'; Swarm"),
         ('{"gpu_count": 1}', "its sandbox needs a GPU"),
     ],
 )
