@@ -33,9 +33,9 @@ import trio
 from blake3 import blake3
 
 from benchmarks.common import at_least, load_average, memory_of
-from benchmarks.month import collections, stored
+from benchmarks.month import SEED, WORKLOAD, collections, stored
 from simnet.clock import run_virtual
-from simnet.compute.setting import Hardware, Workload
+from simnet.compute.setting import Hardware
 from simnet.scenarios.parts import SERVER, start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.commands.status import status_lines
@@ -51,8 +51,6 @@ from swarm.wire.envelope import ENVELOPES_REMEMBERED, remembering_envelopes
 from swarm.wire.manifest import Limits, Thresholds
 from swarm.wire.messages import Evidence, Verdict
 
-SEED = 1
-WORKLOAD = Workload(model_bytes=500_000, completion_tokens_mean=64.0)
 MACHINE = Hardware(tokens_per_second=4000.0, step_seconds=8.0)
 RESUMED_SECONDS = 1200.0
 READY = "ready to judge"

@@ -289,9 +289,12 @@ class Deltas:
         return done_bytes
 
     async def _check_growing(self, held: Held, growth: "_Growth") -> None:
-        for file in range(len(held.manifest.files)):
+        file_of_piece = [piece.file for piece in held.manifest.pieces]
+        for file, described in enumerate(held.manifest.files):
+            first = file_of_piece.index(file) if described.size_bytes else 0
             with suppress(_NotMade):  # then it is checked once its other pieces were fetched
-                await self._store.check_file(held, file, partial(growth.ready, file))
+                ready = partial(growth.ready, first, described.size_bytes)
+                await self._store.check_file(held, file, ready)
 
 
 class _NotMade(Exception):
@@ -312,17 +315,18 @@ class _Growth:
         self._grown.set()
         self._grown = trio.Event()
 
-    async def ready(self, file: int, offset: int) -> int:
-        """See `swarm.world.Ready`; raises `_NotMade`."""
-        manifest, there = self._held.manifest, self._held.pieces
-        index = [piece.file for piece in manifest.pieces].index(file)
-        index += offset // manifest.piece_size
+    async def ready(self, first: int, size_bytes: int, offset: int) -> int:
+        """See `swarm.world.Ready`, of a file of `size_bytes` that begins with the piece `first`;
+        raises `_NotMade`."""
+        piece_size, there = self._held.manifest.piece_size, self._held.pieces
+        index = first + offset // piece_size
         while not there[index]:
             if self._over:
                 raise _NotMade
             await self._grown.wait()
-        end = there.find(0, index) if 0 in there[index:] else len(there)
-        return min(offset + (end - index) * manifest.piece_size, manifest.files[file].size_bytes)
+        missing = there.find(0, index)
+        end = missing if missing >= 0 else len(there)
+        return min(offset + (end - index) * piece_size, size_bytes)
 
 
 def _portions(held: Held) -> Iterator[list[int]]:

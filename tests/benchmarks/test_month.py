@@ -76,14 +76,21 @@ GROWTH_MAX = 0.2
 """Entries per step above which a quantity grows with the steps."""
 
 
+def lower_bounds(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Let peers remember so many steps, so that a short run reaches the bound."""
+    for bound in (
+        "peers.trainer.publishing.STEPS_REMEMBERED",
+        "peers.trainer.progress.STEPS_REMEMBERED",
+        "peers.trainer.store.ORDERS_KEPT",
+        "peers.trainer.precedence.ACKNOWLEDGED_KEPT",
+        "swarm.node.policies.ANNOUNCEMENTS_MAX",
+    ):
+        monkeypatch.setattr(bound, steps)
+
+
 @pytest.mark.slow
 def test_no_table_or_collection_grows_with_the_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds on numbers of steps are lowered, so that this month reaches them."""
-    for module in ("publishing", "progress"):
-        monkeypatch.setattr(f"peers.trainer.{module}.STEPS_REMEMBERED", 20)
-    monkeypatch.setattr("peers.trainer.store.ORDERS_KEPT", 20)
-    monkeypatch.setattr("peers.trainer.precedence.ACKNOWLEDGED_KEPT", 20)
-    monkeypatch.setattr("swarm.node.policies.ANNOUNCEMENTS_MAX", 20)
+    lower_bounds(monkeypatch, 20)
     monkeypatch.setitem(FEW_PROOFS["inference"], "proofs_kept_bytes", 10_000)
     size = Size(
         days=9, day_seconds=100.0, validators=2, workers=2, restarts_per_day=0, leavers_per_day=0,

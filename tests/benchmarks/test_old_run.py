@@ -5,18 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.old_run import Sample, Size, measure
+from tests.benchmarks.test_month import lower_bounds
 
 STEPS, EPOCHS_MIN = 60, 6
 
 
 @pytest.mark.slow
 def test_nothing_grows_with_the_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds on numbers of steps are lowered, so that this run reaches them."""
-    for module in ("publishing", "progress"):
-        monkeypatch.setattr(f"peers.trainer.{module}.STEPS_REMEMBERED", 10)
-    monkeypatch.setattr("peers.trainer.store.ORDERS_KEPT", 10)
-    monkeypatch.setattr("peers.trainer.precedence.ACKNOWLEDGED_KEPT", 10)
-    monkeypatch.setattr("swarm.node.policies.ANNOUNCEMENTS_MAX", 10)
+    lower_bounds(monkeypatch, 10)
     per_step = 20
     size = Size(
         submissions=STEPS * per_step, per_step=per_step, workers=5, stake_steps=1,

@@ -200,8 +200,8 @@ class Chooser:
     def _offer(self, job: Job, line: Line, now: float) -> int:
         if not self._is_able(job, line, now):
             return 0
-        if (claim := line.claim) is not None:
-            return job.missing if claim.complete else job.missing & claim.bits
+        if line.claim is not None:
+            return line.claim.of(job.missing)
         return job.missing & ~line.barred if self._is_asked_blindly(job, line, now) else 0
 
     def _may_have(self, job: Job, line: Line, index: int, now: float) -> bool:
