@@ -46,8 +46,12 @@ rest=(--no-deps -r requirements.lock)
 { "${pip[@]}" uv && .venv/bin/uv pip install --quiet --python .venv/bin/python "${rest[@]}"; } \
     2>/dev/null || "${pip[@]}" --quiet "${rest[@]}"
 "${pip[@]}" --no-deps --no-build-isolation -e .
-# Of 15,000 modules this compiles those that peers import: else each of the first ones would.
+# Of 15,000 modules this compiles those that peers and the demo import: else each of the first
+# processes would.
 .venv/bin/swarm doctor --home build/nowhere >/dev/null 2>&1 || true
+.venv/bin/python -c 'from importlib import import_module
+from peers.demo.processes import PRELOAD_COMPUTE, PRELOAD_PEERS
+for name in ("peers.demo.play", *PRELOAD_PEERS, *PRELOAD_COMPUTE): import_module(name)' || true
 
 # libp2p installs `trio-stubs`, long out of date: mypy is to find trio's own types first.
 mkdir -p build/typing

@@ -1,5 +1,6 @@
 """`swarm demo`: a whole swarm on this machine."""
 
+import tempfile
 from pathlib import Path
 
 import trio
@@ -39,20 +40,32 @@ def demo(
     the task in a chat, by LoRA."""
     require_extra("train", "swarm demo")
     require_extra("plots", "swarm demo")
-    from peers.demo.play import run_demo
-    from peers.demo.setup import DemoOptions
+    from peers.demo.processes import PRELOAD_COMPUTE, end, start_fork_server
+    from peers.demo.recipes import environments_of
+    from swarm.run.allowed import allow_environments
 
-    options = DemoOptions(
-        model=model,
-        environment=environment,
-        environment_options=environment_options(option),
-        steps=steps,
-        peers=peers if peers is not None else 3 if model is None else 2,
-        seed=seed,
-        out=out,
-        cheat=cheat,
-        plain=plain,
-        settings=settings or (),
-        as_json=as_json,
-    )
-    return trio.run(run_demo, options)  # it handles signals itself
+    allow_environments(each.name for each in environments_of(environment))  # to all children, too
+    with tempfile.TemporaryDirectory(prefix="swarm-fork-") as name:
+        folder = Path(name)
+        # Its imports take longer than the demo's own, beside which they go on.
+        compute = start_fork_server("compute-server", folder, PRELOAD_COMPUTE)
+        try:
+            from peers.demo.play import run_demo
+            from peers.demo.setup import DemoOptions
+
+            options = DemoOptions(
+                model=model,
+                environment=environment,
+                environment_options=environment_options(option),
+                steps=steps,
+                peers=peers if peers is not None else 3 if model is None else 2,
+                seed=seed,
+                out=out,
+                cheat=cheat,
+                plain=plain,
+                settings=settings or (),
+                as_json=as_json,
+            )
+            return trio.run(run_demo, options, compute, folder)  # it handles signals itself
+        finally:
+            end(compute)

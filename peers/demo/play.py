@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from peers.demo import setup
-from peers.demo.processes import Process, keep_alive, reach
+from peers.demo.processes import PRELOAD_PEERS, Process, keep_alive, reach, start_fork_server
 from peers.demo.recipes import MODEL, PreparationService, Prepare, Recipe, recipe_of
 from peers.demo.state import SwarmState
 from peers.demo.summary import OUTPUT, page, write_results
@@ -37,7 +37,6 @@ from swarm.look.rollouts.filters import Filters
 from swarm.look.rollouts.seen import SeenRollout
 from swarm.look.rollouts.sources import open_source
 from swarm.look.rollouts.text import Decoder
-from swarm.run.allowed import allow_environments
 from swarm.run.update import sign_manifest
 from swarm.terminal.output import print_json
 from swarm.wire.identity import load_or_create
@@ -90,6 +89,7 @@ class Answers:
         return Answer(question, " ⏎ ".join(written), seen.reward or 0.0)
 
 
+PEER_SERVER = "peer-server"
 PREPARATION = "peers.demo.warmup:open_preparation"
 START_SECONDS_MAX = 120.0
 """Deadline for a peer to listen. The fork servers import in this time."""
@@ -114,10 +114,12 @@ class Demo:
         recipe: Recipe,
         model: Model | None,
         folder: Path,
+        compute: Process,
         socket_folder: Path,
     ) -> None:
-        """`model`: the one that is given. `folder` holds all files that outlast the demo; the path
-        of `socket_folder` must be short: a Unix socket's may have at most 107 bytes."""
+        """`model`: the one that is given. `folder` holds all files that outlast the demo. `compute`
+        is the fork server of children that compute; its socket is in `socket_folder`, whose path
+        must be short: a Unix socket's may have at most 107 bytes."""
         self.options, self.recipe, self.model = options, recipe, model
         self.folder = folder
         self.base = folder / "base"
@@ -131,8 +133,9 @@ class Demo:
         self._note(f"to learn: {recipe.title}")
         self.peers = setup.make_peers(folder, options.peers)
         self.processes: dict[str, Process] = {}
-        self.compute_server = socket_folder / "compute"
-        self.peer_server = socket_folder / "peers"
+        self.compute = compute
+        self.compute_server = socket_folder / compute.name
+        self.peer_server = socket_folder / PEER_SERVER
         self._compute = LocalCompute(fork_server=str(self.compute_server))
         self.environment = {FORK_SERVER_VARIABLE: str(self.compute_server)}
         """Environment variables added for every process."""
@@ -164,10 +167,9 @@ class Demo:
 
     async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
         (self.folder / "logs").mkdir(parents=True)
-        self._start_fork_server(nursery, "peer-server", self.peer_server, setup.PRELOAD_PEERS)
-        self._start_fork_server(
-            nursery, "compute-server", self.compute_server, setup.PRELOAD_COMPUTE
-        )
+        self._keep(nursery, self.compute)
+        folder = self.peer_server.parent
+        self._keep(nursery, start_fork_server(PEER_SERVER, folder, PRELOAD_PEERS))
         if self.model is None:
             save_tokenizer(self.base)  # with which the run is described
             self._start_peers(nursery)
@@ -183,12 +185,13 @@ class Demo:
                 self._note("a supervised warm-up makes the base policy, in up to a minute")
                 job = Prepare(recipe=self.recipe, folder=str(self.base), seed=self.options.seed)
                 await service.warm_up(job)
+                self._ready()  # the trainer starts meanwhile
                 evaluated = await self._measure(self.base, self.recipe.held_out)
         if self.model is not None:
             self._start_peers(nursery)
             nursery.start_soon(self._show_answers)
+            self._ready()
         self.state.evaluated("before", msgspec.to_builtins(evaluated), trio.current_time())
-        self.prepared.set()
         await self._watch_progress()
         evaluated = await self._measure(
             Path(self.state.finished_folder or ""), self.recipe.held_out
@@ -196,6 +199,11 @@ class Demo:
         self.state.evaluated("after", msgspec.to_builtins(evaluated), trio.current_time())
         await trio.sleep(FAREWELL_SECONDS)
         return write_results(self.state, self.options)
+
+    def _ready(self) -> None:
+        """The base policy is there."""
+        self.state.enter("joining", trio.current_time())
+        self.prepared.set()
 
     async def _take(self, model: Model, service: PreparationService) -> Evaluated:
         """Make the base policy of a model that is given, warmed up if it is hardly ever right;
@@ -289,25 +297,15 @@ class Demo:
         path.write_bytes(sign_manifest(owner, manifest, Machine().wall_time()).raw)
         return path
 
-    def _start_fork_server(
-        self, nursery: trio.Nursery, name: str, path: Path, preload: Sequence[str]
-    ) -> None:
-        """Start a process that imports `preload` once; others fork off it."""
-        command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", str(path)]
-        command += ["--preload", ",".join(preload)]
-        process = Process(name, lambda restart: command, log=self.folder / "logs" / f"{name}.log")
-        self.processes[name] = process
-        nursery.start_soon(keep_alive, process, self)
-
     def _start(self, nursery: trio.Nursery, peer: setup.LocalPeer) -> None:
         process = Process(
-            peer.name,
-            peer.command,
-            log=self.folder / "logs" / f"{peer.name}.jsonl",
-            environment=self.environment,
-            fork_server=self.peer_server,
+            peer.name, peer.command, environment=self.environment, fork_server=self.peer_server
         )
-        self.processes[peer.name] = process
+        self._keep(nursery, process, "jsonl")
+
+    def _keep(self, nursery: trio.Nursery, process: Process, suffix: str = "log") -> None:
+        process.log = self.folder / "logs" / f"{process.name}.{suffix}"
+        self.processes[process.name] = process
         nursery.start_soon(keep_alive, process, self)
 
     async def _watch_progress(self) -> None:
@@ -337,9 +335,9 @@ def join_line(bootstrap: str) -> str:
     return f"{called} peer --role inference --bootstrap {bootstrap}"
 
 
-async def run_demo(options: setup.DemoOptions) -> int:
+async def run_demo(options: setup.DemoOptions, compute: Process, socket_folder: Path) -> int:
     """Run a demo; returns the exit status: 0, or 130 after Ctrl-C. Raises `UserError` for wrong
-    options and `SwarmError` if the demo cannot continue."""
+    options and `SwarmError` if the demo cannot continue. For the others see `Demo`."""
     setup.check_options(options)
     model = None
     if options.model is not None:
@@ -348,39 +346,36 @@ async def run_demo(options: setup.DemoOptions) -> int:
     console = Console(stderr=options.as_json)
     lines = options.plain or not console.is_terminal
     summary: dict[str, Any] | None = None
-    with tempfile.TemporaryDirectory(prefix="swarm-fork-") as name:
-        socket_folder = Path(name)
-        save_tokenizer(socket_folder)  # of the policy that is made where none is given
-        recipe = recipe_of(
-            options.environment,
-            options.environment_options,
-            model=model.folder if model else None,
-            tokenizer=socket_folder,
-        )
-        allow_environments(each.name for each in recipe.environments)  # to the demo's peers as well
-        try_grading(recipe.environments)
-        folder = (options.out or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
-        demo = Demo(options, recipe, model, folder, socket_folder)
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            try:
-                async with trio.open_nursery() as nursery:
+    save_tokenizer(socket_folder)  # of the policy that is made where none is given
+    recipe = recipe_of(
+        options.environment,
+        options.environment_options,
+        model=model.folder if model else None,
+        tokenizer=socket_folder,
+    )
+    try_grading(recipe.environments)
+    folder = (options.out or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
+    demo = Demo(options, recipe, model, folder, compute, socket_folder)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        try:
+            async with trio.open_nursery() as nursery:
 
-                    async def listen() -> None:
-                        async for _ in signals:
-                            nursery.cancel_scope.cancel()
-                            return
+                async def listen() -> None:
+                    async for _ in signals:
+                        nursery.cancel_scope.cancel()
+                        return
 
-                    nursery.start_soon(listen)
-                    if lines:
-                        every = 0.0 if options.plain else STEP_LINE_SECONDS
-                        nursery.start_soon(print_lines, demo.state, console.file, every)
-                    else:
-                        nursery.start_soon(draw, demo.state, console)
-                    summary = await demo.run(nursery)
-                    nursery.cancel_scope.cancel()
-            except BaseException:
-                print(f"the peers' output is in {folder / 'logs'}", file=sys.stderr)
-                raise
+                nursery.start_soon(listen)
+                if lines:
+                    every = 0.0 if options.plain else STEP_LINE_SECONDS
+                    nursery.start_soon(print_lines, demo.state, console.file, every)
+                else:
+                    nursery.start_soon(draw, demo.state, console)
+                summary = await demo.run(nursery)
+                nursery.cancel_scope.cancel()
+        except BaseException:
+            print(f"the peers' output is in {folder / 'logs'}", file=sys.stderr)
+            raise
     if options.out is None:
         shutil.rmtree(folder, ignore_errors=True)
     if summary is None:

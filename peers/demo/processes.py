@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,25 @@ FORK_SERVER_SECONDS_MAX = 60.0
 FORK_SERVER_RETRY_SECONDS = 0.02
 STEADY_SECONDS = 20.0
 """Lifetime after which a process's count of deaths in a row starts again."""
+
+PRELOAD_COMPUTE = (
+    "transformers.models.qwen2.modeling_qwen2",
+    "peers.engines.service",
+    "peers.validator.inspector",
+    "peers.validator.prefill",
+    "peers.trainer.service",
+)
+"""Modules that the fork server of the compute children imports, torch among them."""
+
+PRELOAD_PEERS = (
+    "swarm.commands.start",
+    "swarm.commands.peer",
+    "peers.inference.role",
+    "peers.relay",
+    "peers.trainer.role",
+    "peers.validator.role",
+)
+"""Modules that the fork server of the peers imports; none of them imports torch."""
 
 
 class ProcessFailed(SwarmError):
@@ -69,8 +89,30 @@ class Process:
     """Variables added to the environment that the process inherits."""
     fork_server: Path | None = None
     """Socket of the fork server that starts it; the command is then `python -m MODULE …`."""
+    started: tuple[Started, int, int] | None = None
+    """Its first life, where that began before `keep_alive`; see `start_fork_server`."""
     pid: int | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES_KEPT))
+
+
+def start_fork_server(name: str, folder: Path, preload: Sequence[str]) -> Process:
+    """Start a process that imports `preload` once; others fork off it by its socket in `folder`,
+    which has its name. `keep_alive` goes on with it, or `end` ends it. Raises `ProcessFailed`."""
+    command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", str(folder / name)]
+    command += ["--preload", ",".join(preload)]
+    process = Process(name, lambda restart: command)
+    process.started = _spawn(process)
+    return process
+
+
+def end(process: Process) -> None:
+    """End a process with which no `keep_alive` goes on."""
+    if process.started is not None:
+        child, *pipes = process.started
+        process.started = None
+        child.end()
+        for pipe in pipes:
+            os.close(pipe)
 
 
 async def keep_alive(process: Process, watcher: Watcher) -> None:
@@ -130,30 +172,41 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
 
 async def _start(process: Process, restart: bool) -> tuple[Started, int, int]:
     """Start the process once; returns it with the read ends of its output and error pipes."""
-    command = list(process.command(restart))
-    output, output_end = os.pipe()
-    errors, errors_end = os.pipe()
-    environment = {**os.environ, **process.environment}
+    if process.started is not None:
+        started, process.started = process.started, None
+        return started
+    if process.fork_server is None:
+        return _spawn(process, restart)
+    with _starting(process) as (pipes, ends):
+        command, environment = process.command(restart), {**os.environ, **process.environment}
+        return await _fork(process.fork_server, command, environment, ends), *pipes
+
+
+def _spawn(process: Process, restart: bool = False) -> tuple[Started, int, int]:
+    with _starting(process) as (pipes, (output, errors)):
+        environment = {**os.environ, **process.environment}
+        command = process.command(restart)
+        child = Started.spawn(command, output=output, errors=errors, environment=environment)
+        return child, *pipes
+
+
+@contextmanager
+def _starting(process: Process) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """The read and the write ends of two pipes; raises `ProcessFailed` if no process starts."""
+    (output, output_end), (errors, errors_end) = os.pipe(), os.pipe()
     try:
-        if process.fork_server is not None:
-            child = await _fork(process.fork_server, command, environment, [output_end, errors_end])
-        else:
-            child = Started.spawn(
-                command, output=output_end, errors=errors_end, environment=environment
-            )
+        yield (output, errors), (output_end, errors_end)
     except BaseException as error:
         os.close(output)
         os.close(errors)
         if not isinstance(error, (OSError, ValueError, trio.TooSlowError)):
             raise
         reason = error.strerror if isinstance(error, OSError) else str(error) or "no answer"
-        raise ProcessFailed(
-            f"{process.name} cannot be started ({reason}: {process.fork_server or command[0]})"
-        ) from error
+        place = process.fork_server or process.command(False)[0]
+        raise ProcessFailed(f"{process.name} cannot be started ({reason}: {place})") from error
     finally:
         os.close(output_end)
         os.close(errors_end)
-    return child, output, errors
 
 
 async def _fork(

@@ -113,6 +113,12 @@ TOKENS_MAX = 64
 """Most tokens of an episode whose environment tells no answers."""
 
 
+def environments_of(name: str) -> list[manifest.EnvironmentReference]:
+    """Those of the recipe of that name, or the one that is so called, before it is loaded."""
+    known = RECIPES.get(name)
+    return known.environments if known else [manifest.EnvironmentReference(name=name, version="")]
+
+
 def recipe_of(
     name: str,
     options: Mapping[str, manifest.OptionValue] | None = None,
@@ -124,9 +130,7 @@ def recipe_of(
     known = RECIPES.get(name)
     if known is not None and model is None and not options:
         return known
-    environments = (
-        known.environments if known else [manifest.EnvironmentReference(name=name, version="")]
-    )
+    environments = environments_of(name)
     given = dict(options or {})
     if model is not None and given.get("chat") is not False:
         try:

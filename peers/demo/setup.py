@@ -164,25 +164,6 @@ BATCH_BYTES = 12 * GB // 10
 PEER_BYTES = GB // 10
 
 
-PRELOAD_COMPUTE = (
-    "transformers.models.qwen2.modeling_qwen2",
-    "peers.engines.service",
-    "peers.validator.inspector",
-    "peers.validator.prefill",
-    "peers.trainer.service",
-)
-"""Modules that the fork server of the compute children imports, torch among them."""
-
-PRELOAD_PEERS = (
-    "swarm.commands.start",
-    "swarm.commands.peer",
-    "peers.inference.role",
-    "peers.relay",
-    "peers.trainer.role",
-    "peers.validator.role",
-)
-"""Modules that the fork server of the peers imports; none of them imports torch."""
-
 SUBMISSIONS_PER_STEP = 2
 """A submission of any size costs 35 ms of CPU in all processes; four groups generate in less."""
 

@@ -287,8 +287,6 @@ class SwarmState:
                 f"{self.held_out} held-out prompts",
                 now,
             )
-            if self.phase == "preparing":
-                self.enter("joining", now)
 
     def _judge(self, f: Mapping[str, Any], now: float) -> None:
         outcome, failed, worker = f["outcome"], f["failed"], f["worker"]

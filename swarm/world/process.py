@@ -133,6 +133,13 @@ class Process:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def end(self) -> None:
+        """Kill a child, and wait for its end; its own children go on."""
+        self.kill()
+        assert self._child is not None
+        self._child.wait()
+        self.close()
+
     async def wait(self) -> None:
         await trio.lowlevel.wait_readable(self._pidfd)
 

@@ -13,8 +13,16 @@ from typing import Any
 import pytest
 import trio
 
-from peers.demo.processes import DEATHS_IN_A_ROW_MAX, Process, ProcessFailed, keep_alive
-from peers.demo.setup import PRELOAD_PEERS
+from peers.demo.processes import (
+    DEATHS_IN_A_ROW_MAX,
+    PRELOAD_PEERS,
+    Process,
+    ProcessFailed,
+    end,
+    keep_alive,
+    reach,
+    start_fork_server,
+)
 from swarm.world.child import CHILD_ENVIRONMENT
 
 DEADLINE_SECONDS = 30.0
@@ -197,6 +205,25 @@ async def test_a_missing_fork_server_is_one_sentence(
     process = forked("", tmp_path, tmp_path / "none")
     with pytest.raises(ProcessFailed, match=r"worker cannot be started .*none"):
         await keep_alive(process, Recorder())
+
+
+async def test_a_fork_server_that_was_started_early_is_kept_alive_or_ended(tmp_path: Path) -> None:
+    recorder = Recorder()
+    process = start_fork_server("early", tmp_path, ["json"])
+    assert process.started is not None
+    pid = process.started[0].pid()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_alive, process, recorder)
+        (await reach(tmp_path / "early")).close()
+        assert process.pid == pid and process.started is None
+        nursery.cancel_scope.cancel()
+    assert not alive(pid)
+    unused = start_fork_server("unused", tmp_path, [])
+    assert unused.started is not None
+    pid = unused.started[0].pid()
+    end(unused)
+    end(unused)
+    assert not alive(pid) and unused.started is None
 
 
 @pytest.mark.slow
