@@ -16,6 +16,7 @@ from peers.engines.cache import Shape
 from peers.engines.config import read_config, read_text_config
 from peers.engines.device import find_device, find_dtype
 from peers.engines.model import STORED, open_weights
+from peers.engines.projection import widens
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.terminal.figures import readable_bytes
@@ -46,6 +47,8 @@ def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
         model = describe(config)
         _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
         weights = _weights_bytes(model, sum(map(prod, shapes.values())), dtype, device)
+        if widens(dtype, device):
+            weights += sum(2 * prod(shape) for name, shape in shapes.items() if _is_packed(name))
         position = Shape.of(model, dtype, [device] * len(model.windows)).position_bytes
     else:
         _, shapes = open_weights(folder, stored=STORED | {"I64"})
@@ -82,6 +85,10 @@ def _weights_bytes(
     shared = model.tied and dtype == torch.float32 and device.type != "cpu"
     head = 0 if shared else HEAD_BYTES * model.vocabulary_size * model.hidden_size
     return elements * dtype.itemsize + head
+
+
+def _is_packed(name: str) -> bool:
+    return name.endswith("_proj.weight") and ".experts." not in name
 
 
 def check_fits(need: Need, free_bytes: int) -> None:

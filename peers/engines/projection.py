@@ -13,27 +13,34 @@ ROWS = 8
 """Rows that the layout of a packed matrix is chosen for."""
 
 
+def widens(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `packed` keeps matrices in fp32: where a CPU has no products in bf16, those take six
+    times as long as in fp32, in which products of bf16 numbers are exact, too."""
+    narrow = dtype == torch.bfloat16 and device.type == "cpu" and torch._C._has_mkldnn
+    return narrow and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def packed(weight: Tensor) -> Tensor:
     """The same matrix [out, in], on a CPU in oneDNN's layout for products with few rows.
 
     Products with two to 64 rows and one thread are 1.3 to 1.7 times as fast, in fp32 (MKL) as in
     bf16, where each would lay it out anew. Only `linear` multiplies with it."""
-    onednn = torch.ops.mkldnn
-    takes = weight.dtype == torch.float32 or (
-        weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()
-    )
+    if widens(weight.dtype, weight.device):
+        weight = weight.float()
+    takes = weight.dtype in (torch.float32, torch.bfloat16)
     if weight.device.type != "cpu" or not torch._C._has_mkldnn or not takes:
         return weight
-    found: Tensor = onednn._reorder_linear_weight(weight.contiguous(), ROWS)
+    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
     return found
 
 
 def linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`, also with a packed matrix."""
+    """`F.linear`, also with a packed matrix; its result has the dtype of `values`."""
     if not weight.is_mkldnn:
         return F.linear(values, weight, bias)
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(values, weight, bias, "none", [], "")
-    return found
+    given = values.to(weight.dtype), weight, None if bias is None else bias.to(weight.dtype)
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(*given, "none", [], "")
+    return found.to(values.dtype)
 
 
 @dataclass
@@ -53,7 +60,7 @@ class Projection:
         if self.low is None:
             return result
         a, b = self.low
-        return result + F.linear(F.linear(values, a), b)
+        return result + F.linear(F.linear(values.to(a.dtype), a), b).to(result.dtype)
 
     def adapt(self, adapter: Adapter | None) -> None:
         """Put an adapter beside the matrix instead of the one before; None: no adapter.
