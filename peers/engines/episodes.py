@@ -291,9 +291,18 @@ class Player:
     before it end, or wait for an environment that takes long. As many are generated at once as the
     largest set has."""
 
-    def __init__(self, engine: Engine, sets_at_once: int = 1) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        sets_at_once: int = 1,
+        stall: Callable[[int], None] = lambda sets: None,
+    ) -> None:
+        """`stall` hears how many sets there are whenever the engine has nothing to do because all
+        of their episodes wait for environment peers. (Environments here answer one by one, so that
+        further episodes would only wait longer.)"""
         self._engine = engine
         self._sets_at_once = sets_at_once
+        self._stall = stall
         self._ids = count()
         self._sets: list[Playing] = []
         self._going: dict[int, tuple[Playing, _Row]] = {}
@@ -316,6 +325,7 @@ class Player:
         """Let a set follow all others; another thread may step meanwhile."""
         if not playing.is_over:
             self._sets.append(playing)
+            self._news.set()
 
     def step(self) -> None:
         """Advance the episodes by an engine's step.
@@ -326,6 +336,9 @@ class Player:
         self._take_answers()
         self._begin()
         if not self._going and any(playing.asked for playing in self._sets):
+            asked = [row.work for playing in self._sets for row in playing.asked.values()]
+            if all(isinstance(each, ServedTask) for each in asked):
+                self._stall(len(self._sets))
             self._news.wait(WAIT_SECONDS)
         counts = Counter(playing for playing, _ in self._going.values())
         started = perf_counter()

@@ -13,7 +13,7 @@ import trio
 from peers.engines.episodes import Playing, SpanStates
 from peers.proofs import toploc
 from swarm.jobs import SubmissionOrder
-from swarm.jobs.inference import AskedTurn
+from swarm.jobs.inference import AskedTurn, AskedTurns
 from swarm.rollouts.rollout import Rollout, Segment
 from swarm.wire.messages import CheckpointReference
 
@@ -25,7 +25,11 @@ class AskedQueue:
     """Turns that episodes ask for, in the job thread, and the role takes, in trio's."""
 
     def __init__(self) -> None:
-        self._ask, self._asked = trio.open_memory_channel[AskedTurn](math.inf)
+        self._ask, self._asked = trio.open_memory_channel[AskedTurn | int](math.inf)
+
+    def stall(self, submissions: int) -> None:
+        """Note that all episodes of the batch wait for their turns. For worker threads."""
+        trio.from_thread.run_sync(self._ask.send_nowait, submissions)
 
     def asking(self, seed: bytes) -> Callable[[int, Sequence[Segment]], None]:
         """A function for `peers.engines.episodes.ServedTask.ask`, for worker threads."""
@@ -37,15 +41,17 @@ class AskedQueue:
 
         return ask
 
-    async def take(self) -> list[AskedTurn]:
+    async def take(self) -> AskedTurns:
         """All turns asked for since the last call; waits for one, at most `TURNS_SECONDS`."""
-        found: list[AskedTurn] = []
+        found: list[AskedTurn | int] = []
         with trio.move_on_after(TURNS_SECONDS):
             found.append(await self._asked.receive())
         with suppress(trio.WouldBlock):
             while True:
                 found.append(self._asked.receive_nowait())
-        return found
+        turns = [each for each in found if isinstance(each, AskedTurn)]
+        last = found[-1] if found else 0
+        return AskedTurns(turns=turns, stalled=last if isinstance(last, int) else 0)
 
 
 PROVE_SECONDS = 1.0

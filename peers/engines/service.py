@@ -123,7 +123,9 @@ class EngineService:
         if self._engine is None:
             self._check_memory(folder)
             self._engine = make_engine(self._setup.engine, folder, self._setup.hardware, policy)
-            self._player = Player(self._engine, sharing(self._setup.hardware))
+            self._player = Player(
+                self._engine, sharing(self._setup.hardware), self._asked.stall
+            )
         else:
             self._engine.load_weights(folder, policy)
 
@@ -200,7 +202,7 @@ class EngineService:
         for made in self._live:
             made.policies.add(offered.policy.step)
 
-    async def turns(self) -> list[inference.AskedTurn]:
+    async def turns(self) -> inference.AskedTurns:
         """Not in the job thread, which is generating."""
         return await self._asked.take()
 

@@ -16,7 +16,9 @@ ASKED_AT_ONCE = 2
 proofs of the first, or before, where they share the batch."""
 
 UNDELIVERED_MAX = 4
-"""Submissions that no validator has yet, so that a peer stops whose deliveries stall."""
+"""Submissions that no validator has yet, so that a peer stops whose deliveries stall, or whose
+environment peers do: while all episodes of those that the child has wait for turns, one more may
+begin."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,6 +57,8 @@ class PendingSubmissions:
         """Submissions that this peer expects to make for the open step: as many as for the last."""
         self._wanted = 0
         """Submissions of the open step that were wanted when those before were delivered."""
+        self._stalled = False
+        """Whether all episodes of those that are being generated wait for environment peers."""
 
     def forget(self) -> None:
         """Drop all: the child that generated them is gone."""
@@ -73,6 +77,12 @@ class PendingSubmissions:
         pending.before = self.begun[-1] if self.begun else None
         self.begun.append(pending)
         self.number += 1
+        self._stalled = False
+
+    def stall(self, submissions: int) -> bool:
+        """Note of how many submissions all episodes wait; returns whether one more may begin."""
+        before, self._stalled = self._stalled, 0 < len(self.generating) <= submissions
+        return self._stalled > before
 
     def end(self, pending: PendingSubmission, newest: StepOrder | None) -> None:
         """Note that a validator has a submission. `newest`: the step order that came last."""
@@ -93,7 +103,7 @@ class PendingSubmissions:
             return "waiting_for_order"
         if number >= order.submissions_max:
             return "out_of_work"
-        if len(self.generating) >= ASKED_AT_ONCE:
+        if len(self.generating) >= ASKED_AT_ONCE and not self._stalled:
             return "building_proofs"
         of_step = any(self.works_on(each.order) for each in self.begun)
         if of_step and number >= self._expected:  # others may make it before: wait and see

@@ -131,7 +131,8 @@ class InferenceRole:
 
             guarded.start_soon(partial(self._meter.follow, engine))
             guarded.start_soon(partial(self._offer_newer, engine))
-            guarded.start_soon(partial(self._turns.serve, engine, lambda: self._pending.begun))
+            serve = partial(self._turns.serve, engine, lambda: self._pending.begun, self._stall)
+            guarded.start_soon(serve)
             await guarded.guard(partial(self._generate_until_over, engine, begin))
             if self._leaving:
                 await trio.sleep_forever()  # submissions may still be made; `leave` waits for them
@@ -509,6 +510,10 @@ class InferenceRole:
                 )
             self._turns.forget(pending.asked.seed())
             attempt += 1
+
+    def _stall(self, submissions: int) -> None:
+        if self._pending.stall(submissions):
+            self._changed()
 
     def _changed(self) -> None:
         """Another submission may be allowed now."""

@@ -104,20 +104,25 @@ class ServedTurns:
         return [found[group] for group in sorted(found)]
 
     async def serve(
-        self, engine: InferenceService, begun: Callable[[], Sequence[PendingSubmission]]
+        self,
+        engine: InferenceService,
+        begun: Callable[[], Sequence[PendingSubmission]],
+        stall: Callable[[int], None],
     ) -> None:
-        """Get the turns of `begun` submissions, until cancelled; raises the errors of the child."""
+        """Get the turns of `begun` submissions, until cancelled; raises the errors of the child.
+        `stall` hears of how many submissions all episodes wait, if all do."""
         async with open_guarded() as guarded:
 
             async def hand_out() -> None:
                 while True:
-                    turns = await engine.turns()
+                    found = await engine.turns()
                     pending = {each.asked.seed(): each for each in begun()}
-                    for asked in turns:
+                    for asked in found.turns:
                         if asked.seed in pending:
                             guarded.start_soon(
                                 partial(self._give, engine, pending[asked.seed], asked)
                             )
+                    stall(found.stalled)
 
             guarded.nursery.start_soon(complain, self._complain)
             await guarded.guard(hand_out)

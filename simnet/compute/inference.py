@@ -74,12 +74,12 @@ class EngineModel:
         weights = disk.names_in(f"{path}/{WEIGHTS}")
         self._setting.tell("loaded", policy=job.policy.step, weights=weights)
 
-    async def turns(self) -> list[inference.AskedTurn]:
+    async def turns(self) -> inference.AskedTurns:
         with trio.move_on_after(60.0):
             while not self._asked:
                 await self._news.wait()
         asked, self._asked, self._news = self._asked, [], trio.Event()
-        return asked
+        return inference.AskedTurns(turns=asked)
 
     async def give(self, job: inference.GiveTurn) -> None:
         take = self._given.pop((job.seed, job.row), None)

@@ -103,6 +103,14 @@ class AskedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids of all segments so far."""
 
 
+class AskedTurns(msgspec.Struct, frozen=True, kw_only=True):
+    """What the batch waits for."""
+
+    turns: list[AskedTurn] = []
+    stalled: int = 0
+    """Submissions in the batch, if all of their episodes now wait for served turns; else 0."""
+
+
 class GiveTurn(Job, frozen=True, kw_only=True):
     """Go on with an episode that waits for the environment's turn."""
 
@@ -168,8 +176,8 @@ class InferenceService(Protocol):
         """Raises `ValueError` if a policy not of the order (with `Sampling.swaps_max`, its lineage)
         is loaded or an episode exceeds the context, `UserError` without its environment."""
 
-    async def turns(self) -> list[AskedTurn]:
-        """Episodes that have come to wait for a served turn; none after a minute without any."""
+    async def turns(self) -> AskedTurns:
+        """Episodes that have come to wait for a served turn; after a minute without any, none."""
 
     async def give(self, job: GiveTurn) -> None:
         """Answers while submissions are generated; a submission that is over is ignored."""

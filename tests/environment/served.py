@@ -13,7 +13,7 @@ from peers.engines.service import EngineService
 from peers.environment.service import EnvironmentPeerService
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.environment import DrawPrompt, PlayTurn
-from swarm.jobs.inference import Generate, Generated, GiveTurn, SignedPrompt
+from swarm.jobs.inference import AskedTurn, Generate, Generated, GiveTurn, SignedPrompt
 from swarm.wire.envelope import seal
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import EnvironmentReference
@@ -138,28 +138,39 @@ class LonePeer:
         return self.sign(order, turn), played.tokens
 
 
-async def generate(
-    engine: EngineService, peer: LonePeer, order: SubmissionOrder, path: Path
-) -> Generated:
-    """Generate a submission as a worker does, whose environments are all `peer`'s."""
+async def job_of(peer: LonePeer, order: SubmissionOrder, path: Path) -> Generate:
+    """What a worker asks of its engine, whose environments are all `peer`'s."""
     prompts = []
     for group in range(order.groups):
         signed, turn = await trio.to_thread.run_sync(peer.prompt, order, group)
         prompts.append(
             SignedPrompt(group=group, tokens=unpack(turn.tokens), last=turn.last, signed=signed)
         )
+    return Generate(order=order, path=str(path), prompts=prompts)
 
-    async def answer() -> None:
+
+async def answer(
+    engine: EngineService, peer: LonePeer, order: SubmissionOrder, asked: AskedTurn
+) -> None:
+    """Give the engine a turn that an episode waits for."""
+    signed, tokens = await peer.answer(order, asked.row, asked.segments)
+    await engine.give(GiveTurn(seed=asked.seed, row=asked.row, tokens=tokens, signed=signed))
+
+
+async def generate(
+    engine: EngineService, peer: LonePeer, order: SubmissionOrder, path: Path
+) -> Generated:
+    """Generate a submission as a worker does."""
+    job = await job_of(peer, order, path)
+
+    async def answer_all() -> None:
         while True:
-            for asked in await engine.turns():
-                signed, tokens = await peer.answer(order, asked.row, asked.segments)
-                await engine.give(
-                    GiveTurn(seed=asked.seed, row=asked.row, tokens=tokens, signed=signed)
-                )
+            for asked in (await engine.turns()).turns:
+                await answer(engine, peer, order, asked)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(answer)
-        made = await engine.generate(Generate(order=order, path=str(path), prompts=prompts))
+        nursery.start_soon(answer_all)
+        made = await engine.generate(job)
         nursery.cancel_scope.cancel()
     return made
 

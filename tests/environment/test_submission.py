@@ -22,13 +22,21 @@ from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.reader import Contents
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.environment import EnvironmentSetup, GradeEpisode, PlayTurn
-from swarm.jobs.inference import InferenceSetup
+from swarm.jobs.inference import AskedTurn, Generate, InferenceSetup
 from swarm.jobs.validation import Report
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from swarm.wire.envelope import open_envelope
 from swarm.wire.identity import Identity
 from swarm.wire.turns import Turn
-from tests.environment.served import ECHO, LonePeer, generate, install, without
+from tests.environment.served import (
+    ECHO,
+    LonePeer,
+    answer,
+    generate,
+    install,
+    job_of,
+    without,
+)
 from tests.orders import policy as policy_reference
 from tests.orders import submission_order
 
@@ -52,6 +60,7 @@ class Made:
     """A submission's content, and its environment peer."""
 
     peer: LonePeer
+    engine: EngineService
     folder: Path
     submission: Submission
 
@@ -100,7 +109,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     engine = EngineService(InferenceSetup(environments=[ECHO]))
     trio.run(engine.load, Load(policy=ORDER.policy, folder=str(folder / "policy")))
     trio.run(generate, engine, peer, ORDER, folder / "file")
-    yield Made(peer, folder / "policy", read(folder / "file", LIMITS))
+    yield Made(peer, engine, folder / "policy", read(folder / "file", LIMITS))
 
 
 def test_the_file_proves_every_turn(made: Made) -> None:
@@ -109,6 +118,54 @@ def test_the_file_proves_every_turn(made: Made) -> None:
     counts = made.submission.rollouts.segment_counts()
     assert counts.max() == 6, "an episode with all three turns"
     assert [len(each) for each in made.submission.turns] != [0] * ORDER.rows()
+
+
+def test_one_more_begins_while_all_episodes_wait_for_an_environment_peer(
+    made: Made, tmp_path: Path
+) -> None:
+    """Its tokens, and those of the ones that waited, are the same as of each alone."""
+    engine, orders = made.engine, [submission_order(ORDER, number=number) for number in range(3)]
+    jobs: list[Generate] = []
+    done: set[int] = set()
+    held: list[tuple[SubmissionOrder, AskedTurn]] = []
+
+    async def make(number: int, over: trio.CancelScope) -> None:
+        await engine.generate(jobs[number])
+        done.add(number)
+        if len(done) == len(orders):
+            over.cancel()
+
+    async def hear() -> int:
+        heard = await engine.turns()
+        of_seed = {each.seed(): each for each in orders}
+        held.extend((of_seed[each.seed], each) for each in heard.turns)
+        return heard.stalled
+
+    async def main() -> None:
+        for order in orders:
+            jobs.append(await job_of(made.peer, order, tmp_path / str(order.number)))
+        async with trio.open_nursery() as nursery:
+            over = nursery.cancel_scope
+            for number in (0, 1):
+                nursery.start_soon(make, number, over)
+            while await hear() < 2:
+                assert not done
+            waiting = len(held)
+            nursery.start_soon(make, 2, over)
+            while await hear() < 3:
+                assert not done
+            assert {order.number for order, _ in held[waiting:]} == {2}
+            while True:
+                while held:
+                    await answer(engine, made.peer, *held.pop())
+                await hear()
+
+    trio.run(main)
+    for order in orders:
+        trio.run(generate, engine, made.peer, order, tmp_path / "alone")
+        together, alone = (read(tmp_path / name, LIMITS) for name in (str(order.number), "alone"))
+        assert together.rollouts.tokens.tolist() == alone.rollouts.tokens.tolist()
+        assert together.turns == alone.turns
 
 
 def _forge(turns: list[list[bytes]]) -> None:

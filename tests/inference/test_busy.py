@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from peers.inference.idle import CAUSES, DeviceMeter
-from peers.inference.pending import UNDELIVERED_MAX, PendingSubmission
+from peers.inference.pending import UNDELIVERED_MAX, PendingSubmission, PendingSubmissions
 from peers.inference.role import InferenceRole
 from simnet.clock import run_virtual
 from simnet.compute.children import SimulatedCompute
@@ -21,6 +21,7 @@ from swarm.node.status import IDLE_SECONDS, Status
 from swarm.sentences import sentence
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import StepOrder
+from tests.orders import step_order, submission_order
 from tests.worlds import VirtualWorld
 
 MINUTE = 60.0
@@ -101,6 +102,33 @@ def test_deliveries_that_stall_bound_what_is_generated() -> None:
     assert last["waiting_for_delivery"] + last["out_of_work"] > 0.9, last
     rates = [fields["tokens_per_second"] for _, fields in worker.named("peer.status")]
     assert max(rates) > 100 and rates[-1] == 0.0, "others are not told the rate of long ago"
+
+
+def test_one_more_may_begin_while_all_episodes_wait_for_environment_peers() -> None:
+    pending, order, room = PendingSubmissions(), step_order(1), 9
+
+    def begin() -> PendingSubmission:
+        asked = submission_order(number=pending.number)
+        begun = PendingSubmission(order=order, envelope=None, asked=asked, entry=b"", since=0.0)
+        pending.begin(begun)
+        return begun
+
+    pending.start_step(order, 0)
+    for _ in range(6):
+        pending.end(begin(), order)  # as many as are expected for the next step
+    pending.start_step(order, 0)
+    for count in (2, 3):
+        while pending.obstacle(order, room) is None:
+            begin()
+        assert len(pending.generating) == count
+        assert not pending.stall(count - 1), "one of them waits for its prompts"
+        assert not pending.stall(0), "some episodes are generated"
+        assert pending.obstacle(order, room) == "building_proofs"
+        assert pending.stall(count) and not pending.stall(count), "said once"
+    begin()
+    assert pending.obstacle(order, room) == "building_proofs"
+    assert pending.stall(UNDELIVERED_MAX)
+    assert pending.obstacle(order, room) == "building_proofs", "no more than these"
 
 
 def test_an_engine_that_hangs_shows_no_rate_of_before() -> None:
