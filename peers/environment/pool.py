@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import pydantic
 import trio
 
+from peers.sandbox import SandboxError
 from swarm.data import statements
 from swarm.errors import SwarmError
 from swarm.jobs.environment import EnvironmentService, EnvironmentSetup
@@ -180,7 +181,8 @@ class _Call:
         except ChildDied as error:
             self.error = CallFailed(error.hung or str(error))
         except ChildError as error:
-            self.error, usable = error, True
+            # A child whose sandboxes fail gets a successor, with a launcher of its own.
+            self.error, usable = error, error.kind != SandboxError.__name__
         finally:
             if not usable and self.error is None:
                 self.error = CallFailed("the environment peer is leaving")

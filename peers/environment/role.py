@@ -17,6 +17,7 @@ import trio
 
 from peers.environment import pool
 from peers.environment.memory import Texts
+from peers.sandbox import SandboxError
 from peers.sandbox.run import findings as sandbox_findings
 from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed
@@ -35,7 +36,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.manifest import EnvironmentReference
 from swarm.wire.messages import Admission, Message, StepOrder
 from swarm.wire.messenger import REQUESTS_OPEN_MAX, first
-from swarm.world import ChildError
+from swarm.world import ChildError, ChildUserError
 from swarm.world.tasks import Guarded, open_guarded
 
 ATTEMPTS_MAX = 2
@@ -271,15 +272,22 @@ class EnvironmentRole:
 
         A child's `UserError` about a turn is the environment's, and final; other errors about turns
         are the request's. A prompt needs nothing of the worker, so that any error counts."""
+        self._check_machine(error)
         reason = str(error)
         if turn.index and isinstance(error, ChildError):
-            if error.kind != UserError.__name__:
+            if not isinstance(error, ChildUserError):
                 raise _Refused(reason[:500]) from error
             return _failed(turn, reason)
         key = ("turn" if turn.index else "prompt", turn.seed, turn.group, turn.sample)
         self._count_failure(key, error)
         del self._failures[key]
         return _failed(turn, reason)
+
+    def _check_machine(self, error: SwarmError) -> None:
+        """Raise `_Refused` for an error of this machine: the same may work later, or elsewhere."""
+        if isinstance(error, ChildError) and error.kind == SandboxError.__name__:
+            self._dropped.emit("environment.sandbox_failed", reason=str(error))
+            raise _Refused(str(error)[:500], later=True) from error
 
     def _count_failure(self, key: tuple[str, bytes, int, int], error: SwarmError) -> None:
         """Count a failed call; raises `_Refused` until the last attempt has failed."""
@@ -366,6 +374,7 @@ class EnvironmentRole:
         except pool.TooBusy as error:
             raise _Refused(str(error), later=True) from error
         except ChildError as error:
+            self._check_machine(error)
             raise _Refused(str(error)[:500]) from error
         except pool.CallFailed as error:
             self._count_failure(key, error)

@@ -13,6 +13,7 @@ from peers.environments.interface import Grade, episodes_of
 from peers.environments.probe import probe_hash
 from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.environments.renderer import Renderer
+from peers.sandbox import SandboxError
 from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
 from swarm.jobs import environment as jobs
@@ -99,6 +100,8 @@ class EnvironmentPeerService:
             grade = grade_segments(
                 drawn.environment, drawn.task, self._renderer, _segments(job.segments), stops
             )
+        except SandboxError:
+            raise  # another environment peer can grade it
         except UserError as error:
             not_gradable = str(error)
         return EpisodeGrade(

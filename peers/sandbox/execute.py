@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 
 from peers.sandbox.program import PYTHON, Limits, Outcome, Program, Tree
 from peers.sandbox.seccomp import filter_program
-from swarm.errors import SwarmError
+from swarm.errors import UserError
 
 INSIDE = Path(__file__).with_name("inside.py")
 
@@ -105,7 +105,7 @@ def _pytest() -> list[tuple[str, str]]:
     """The packages of pytest, and where they are shown; raises `SandboxError`."""
     found = [importlib.util.find_spec(name) for name in PYTEST]
     if found[0] is None:
-        raise SandboxError("the tests need pytest, which is not installed here: pip install pytest")
+        raise SandboxError("its tests need pytest, which is not installed here: pip install pytest")
     files = [Path(str(each.origin)) for each in found if each is not None]
     paths = [each.parent if each.name == "__init__.py" else each for each in files]
     return [(str(path), f"{PYTEST_FOLDER}/{path.name}") for path in paths]
@@ -209,15 +209,28 @@ KILL_SECONDS = 10.0
 MESSAGE_BYTES = 4096
 CHUNK_BYTES = 1 << 16
 
-Cut = Literal["timeout", "output"]
+Cut = Literal["timeout", "output", "files"]
 
 
-class SandboxError(SwarmError):
-    """The walls could not be built, or the program could not be started."""
+class SandboxError(UserError):
+    """This machine could not build the walls or start the program, which is not to blame."""
+
+    def __init__(self, reason: str, remedy: str = "free memory and processes") -> None:
+        self.reason = reason
+        super().__init__(
+            f"no sandbox works on this machine ({reason}), which is no fault of the task; {remedy}"
+        )
 
 
 def execute(program: Program, limits: Limits) -> Outcome:
     """Run one program; raises `SandboxError` when it cannot be started behind the walls."""
+    try:
+        return _execute(program, limits)
+    except OSError as error:
+        raise SandboxError(error.strerror or str(error)) from error
+
+
+def _execute(program: Program, limits: Limits) -> Outcome:
     with ExitStack() as stack:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(ours)
@@ -364,10 +377,10 @@ class _Watch:
         """How the program ended; raises `SandboxError` if it never started."""
         stdout, stderr = (bytes(each[: self.limits.output_bytes]) for each in self.output.values())
         if self.failure is not None:
-            raise SandboxError(f"the sandbox cannot start a program ({self.failure})")
-        if self.init is None:
-            words = stderr.decode("utf-8", "replace").strip()[-300:] or "it gave no reason"
-            raise SandboxError(f"the sandbox ended before its program started ({words})")
+            raise SandboxError(self.failure)
+        if self.init is None and self.cut != "files":
+            words = stderr.decode("utf-8", "replace").strip()[-300:] or "without a reason"
+            raise SandboxError(f"it ended before its program started: {words}")
         if self.cut is not None:
             return Outcome(self.cut, signal.SIGKILL, stdout, stderr, 0.0)
         if self.group.ran_out_of_memory():
@@ -440,6 +453,8 @@ class _Watch:
             self.group.add(_pid_of(self.init))
             self.deadline = time.monotonic() + self.limits.seconds
             self._answer(b"start")
+        elif "unfit" in message:
+            self._cut("files")
         elif "failed" in message:
             self.failure = message["failed"]
         elif "files" in message:

@@ -12,6 +12,7 @@ If the files are wanted, the init ends every other process before it reads them.
 import array  # noqa: F401  (`send_fds` imports it, when the interpreter's files may be gone)
 import base64
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -291,7 +292,13 @@ def serve_as_init(control: socket.socket, spec: Spec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
     libc.prctl(PR_SET_DUMPABLE, ctypes.c_ulong(0), 0, 0, 0)
-    write_files(spec)
+    try:
+        write_files(spec)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise
+        send(control, unfit=True)
+        os._exit(0)
     # The caller watches the init by its descriptor; if it died before, this raises.
     socket.send_fds(control, [b'{"ready": true}'], [os.pidfd_open(os.getpid())])
     if control.recv(16) != b"start":

@@ -64,7 +64,7 @@ class Launcher:
                 send(ours, Request(program, limits), FRAME_BYTES_MAX)
                 reply = msgspec.msgpack.decode(receive(ours, most=FRAME_BYTES_MAX), type=Reply)
             except (OSError, EOFError, ValueError, *DECODE_ERRORS) as error:
-                raise SandboxError(f"the launcher of sandboxes does not answer: {error}") from error
+                raise SandboxError(f"its launcher does not answer: {error}") from error
         if reply.outcome is None:
             raise SandboxError(reply.error)
         return reply.outcome

@@ -135,7 +135,8 @@ class Outcome:
 
     `status` serves people who read a refusal. A grade needs `exited` with `code` 0."""
 
-    status: Literal["exited", "signalled", "timeout", "memory", "output"]
+    status: Literal["exited", "signalled", "timeout", "memory", "output", "files"]
+    """`files`: never started, as its files do not fit into a sandbox."""
     code: int
     """The exit code, or the number of the signal that ended the program."""
     stdout: bytes

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
 import threading
-from functools import cache
+import time
 from typing import TYPE_CHECKING
 
 from peers.sandbox.execute import SandboxError
 from peers.sandbox.launcher import execute_here_or_there
 from peers.sandbox.program import PYTHON, Limits, Outcome, Program
 from peers.sandbox.seccomp import supported
-from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from swarm.run.findings import Finding
@@ -21,35 +21,48 @@ if TYPE_CHECKING:
 _free = threading.BoundedSemaphore(os.cpu_count() or 1)
 """Programs that run at a time in this process: one for each processor."""
 
+AGAIN_SECONDS = 60.0
+_known = (0.0, "")
+"""Until when the reason why no sandbox works is remembered, and the reason."""
+
 
 def run(program: Program, limits: Limits = Limits()) -> Outcome:  # noqa: B008
-    """Run a program, after others if too many run. Raises `UserError` where no sandbox works, and
-    `SandboxError` when it cannot be started."""
+    """Run a program, after others if too many run; raises `SandboxError`."""
     check(why_none())
     with _free:
         return execute_here_or_there(program, limits)
 
 
 def check(reason: str) -> None:
-    """Raise `UserError` if there is a reason why no sandbox works."""
+    """Raise `SandboxError` if there is a reason why no sandbox works."""
     if reason:
-        raise UserError(
-            f"no sandbox works on this machine ({reason}); allow user namespaces (sysctl "
-            "user.max_user_namespaces=10000, kernel.unprivileged_userns_clone=1 on Debian, "
+        raise SandboxError(
+            reason,
+            "allow user namespaces (sysctl user.max_user_namespaces=10000, "
+            "kernel.unprivileged_userns_clone=1 on Debian, "
             "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in a container, a seccomp "
-            "profile that allows unshare and mount), on Linux 5.12 or later"
+            "profile that allows unshare and mount), on Linux 5.12 or later",
         )
 
 
-@cache
 def why_none() -> str:
-    """Why no sandbox works on this machine; empty if one does. Runs an empty program, once."""
+    """Why no sandbox works on this machine; empty if one does. Runs an empty program, until one has
+    worked, and again a minute after one has not: the machine may have been too busy."""
+    global _known
+    until, reason = _known
+    if time.monotonic() >= until:
+        reason = _tried()
+        _known = (time.monotonic() + AGAIN_SECONDS if reason else math.inf, reason)
+    return reason
+
+
+def _tried() -> str:
     if sys.platform != "linux" or not supported():
         return f"no filter of system calls for {sys.platform} on {platform.machine()}"
     try:
         outcome = execute_here_or_there(Program(argv=(PYTHON, "-c", "")), Limits())
-    except (SandboxError, OSError) as error:
-        return str(error)
+    except SandboxError as error:
+        return error.reason
     return "" if outcome.code == 0 else outcome.stderr.decode("utf-8", "replace")[-300:]
 
 

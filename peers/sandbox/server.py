@@ -47,8 +47,8 @@ def _reply(asked: Request) -> Reply:
             return Reply(error=f"{each.name} is {wanted}; a sandbox gets at most {most}")
     try:
         return Reply(execute(asked.program, asked.limits))
-    except (SandboxError, OSError) as error:
-        return Reply(error=str(error))
+    except SandboxError as error:
+        return Reply(error=error.reason)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 import trio
 
+from peers.sandbox import SandboxError
 from peers.validator.cases import Case, Outcome, crashed, quarantine
 from peers.validator.checks.standing import staleness
 from peers.validator.examiner import Children, Examiner, PutDown
@@ -176,7 +177,8 @@ class Lanes:
             raise
         except ChildError as error:
             lane.failures += 1
-            if lane.failures >= ATTEMPTS_MAX or isinstance(error, ChildUserError):
+            is_final = isinstance(error, ChildUserError) and error.kind != SandboxError.__name__
+            if lane.failures >= ATTEMPTS_MAX or is_final:
                 return _given_up(error)
             self.peer.node.events.emit("validator.judged_again", **case.named, reason=str(error))
             await trio.sleep(AGAIN_SECONDS * 4 ** (lane.failures - 1))
@@ -219,6 +221,8 @@ class Lanes:
 
 def _given_up(error: ChildDied | ChildError) -> Outcome:
     """The last attempt's outcome: errors of this machine say nothing of the submission."""
+    if isinstance(error, ChildError) and error.kind == SandboxError.__name__:
+        return Outcome(failed="environment", detail=str(error), quarantined=True)
     if isinstance(error, ChildUserError):
         return quarantine(f"this validator cannot check it: {error}")
     reason = f"{ATTEMPTS_MAX} attempts to check it failed here, the last because: {error}"

@@ -18,9 +18,20 @@ from simnet.compute.setting import Setting
 from simnet.compute.training import TrainerModel
 from simnet.compute.validation import InspectorModel, PrefillModel
 from simnet.disk import PowerCut, SimulatedDisk
+from swarm.errors import UserError
 from swarm.jobs import environment, evaluation, inference, outer, training, validation
 from swarm.shardcast.jobs import DeltaService
-from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, kind_of, setup_type
+from swarm.world import (
+    Child,
+    ChildDied,
+    ChildError,
+    ChildUserError,
+    Job,
+    Setup,
+    job_type,
+    kind_of,
+    setup_type,
+)
 
 START_SECONDS = 3.0
 
@@ -89,6 +100,8 @@ class SimulatedChild:
                     self._hung = str(crash)
                     self.die()
                     await trio.sleep_forever()
+                except UserError as error:
+                    raise ChildUserError(str(error), kind_of(error)) from error
                 except (ValueError, OSError) as error:
                     raise ChildError(str(error), kind_of(error)) from error
                 finally:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import trio
 from blake3 import blake3
 
+from peers.sandbox import SandboxError
 from simnet.compute.rollouts import SimulatedRollouts, rollouts, true_rewards, ungradable_groups
 from simnet.compute.setting import PROBE_HASH, Setting
 from swarm.jobs import SubmissionOrder, environment, inference
@@ -35,6 +36,8 @@ class EnvironmentModel:
 
     async def play(self, job: environment.PlayTurn) -> environment.Played:
         await self._work()
+        if self._setting.fabricated(job.order) == "no sandbox":
+            raise SandboxError("no memory")
         self._setting.tell("turn_played", worker=job.order.worker)
         workload, turn = self._setting.workload, len(job.segments) // 2
         if turn > workload.turns:

@@ -10,11 +10,11 @@ from blake3 import blake3
 from simnet.compute.environment import model_segments
 from simnet.compute.rollouts import POISON, SimulatedRollouts, rollouts
 from simnet.compute.setting import PROBE_HASH, WEIGHTS, Setting
+from swarm.errors import UserError
 from swarm.jobs import Load, SubmissionOrder, inference
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.rollouts.signed_turns import has_room
 from swarm.wire.messages import CheckpointReference
-from swarm.world import ChildUserError
 
 SLEEP_SECONDS = 20.0
 """Wall time of each program that sleeps, as long as the grader `code` allows by default."""
@@ -106,7 +106,7 @@ class EngineModel:
 
     async def _play(self, job: inference.Generate, made: SimulatedRollouts, seconds: float) -> None:
         """Play a submission's served episodes: the longest completion takes all `seconds`, the
-        others go on while one waits. Raises `ChildUserError` if nobody wants it any more."""
+        others go on while one waits. Raises `UserError` if nobody wants it any more."""
         size, seed = job.order.sampling.group_size, job.order.seed()
         prompts = {each.group: each for each in job.prompts}
         made.turns = [[] for _ in range(job.order.rows())]
@@ -136,7 +136,7 @@ class EngineModel:
                 for sample in range(size):
                     nursery.start_soon(play, group, sample, prompt)
         if unwanted:
-            raise ChildUserError(unwanted[0])
+            raise UserError(unwanted[0])
 
     async def swap(self, job: inference.Swap) -> inference.Swapping:
         self._offered = job.load
@@ -152,7 +152,7 @@ class EngineModel:
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
         if fabricates == "a failure":
-            raise ChildUserError("the tool's server is gone", inference.TurnFailed.__name__)
+            raise inference.TurnFailed("the tool's server is gone")
         made = rollouts(self._setting, order)
         made.invented = self._altered or fabricates in ("weights", "sleepers")
         made.sleeps_seconds = SLEEP_SECONDS if fabricates == "sleepers" else 0.0

@@ -81,10 +81,10 @@ class Setting:
     """What an adversary's engine delivers, or a function that says it for each submission: rollouts
     of other "weights" or "prompts", one "row" of other weights, programs without a model that are
     slow to grade ("sleepers"), "edits" of a few tokens, "garbage", or "poison", which kills an
-    inspector, or "turns" of another episode, or "a failure" of its environment instead. A
-    validator's "approval" finds everything right, and its "refusal" nothing. A trainer's
-    contributions hold "nan", are too "large", or have "claims" of more tokens than any inner steps
-    train on, or are "noise"."""
+    inspector, or "turns" of another episode, or "a failure" of its environment, or "no sandbox" for
+    it, instead. A validator's "approval" finds everything right, and its "refusal" nothing. A
+    trainer's contributions hold "nan", are too "large", or have "claims" of more tokens than any
+    inner steps train on, or are "noise"."""
 
     def fabricated(self, order: SubmissionOrder) -> str:
         return self.fabricates if isinstance(self.fabricates, str) else self.fabricates(order)

@@ -208,9 +208,10 @@ def _close_keys(service: type, folders: Sequence[str]) -> None:
 
 
 def _failure(number: int, error: BaseException) -> framing.Failed:
-    if not isinstance(error, UserError):  # the message of a UserError is sufficient
+    is_users = isinstance(error, UserError)
+    if not is_users:  # the message of a UserError is sufficient
         traceback.print_exception(error)
-    return framing.Failed(number, kind_of(error), str(error)[:MESSAGE_CHARACTERS_MAX])
+    return framing.Failed(number, kind_of(error), str(error)[:MESSAGE_CHARACTERS_MAX], is_users)
 
 
 if __name__ == "__main__":

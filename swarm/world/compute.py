@@ -155,7 +155,7 @@ class LocalChild:
         if call.end is None:
             raise await self._died()
         if isinstance(call.end, framing.Failed):
-            raised = ChildUserError if call.end.kind == UserError.__name__ else ChildError
+            raised = ChildUserError if call.end.is_users else ChildError
             raise raised(f"{self.name}: {call.end.message}", call.end.kind)
         return call.end.reply
 

@@ -59,6 +59,8 @@ class Failed(msgspec.Struct, array_like=True, tag="failed"):
     kind: str
     """Name of the exception's class."""
     message: str
+    is_users: bool = False
+    """Whether it is a `UserError`."""
 
 
 class Progress(msgspec.Struct, array_like=True, tag="progress"):

@@ -15,7 +15,7 @@ from peers.environments import Episode, NotGradable, Task, Transcript, grade, lo
 from peers.environments.commands.check import write_package
 from peers.environments.terminal.environment import Terminal, TerminalOptions
 from peers.environments.terminal.problem import Check, Problem, Said, say
-from peers.sandbox import Limits, why_none
+from peers.sandbox import Limits, SandboxError, execute, why_none
 from peers.sandbox.program import Tree
 from swarm.errors import UserError
 
@@ -94,6 +94,38 @@ def test_a_command_that_is_ended_changes_nothing(command: str, why: str) -> None
     said = say(PROBLEM, PROBLEM.tree, command, limits)
     assert why in said.ended and said.tree == PROBLEM.tree
     assert "as before" in said.readable(1000)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mkdir many; cd many; echo x > 0; for n in $(seq 250); do ln 0 $n; done",
+        "mkdir -p /app/work; chmod 0 /app/work",
+    ],
+)
+def test_files_that_fit_no_further_sandbox_are_the_models_fault(command: str) -> None:
+    """Not the machine's, which would be asked again and again."""
+    problem = msgspec.structs.replace(PROBLEM, folder="/app/work")
+    limits = Limits(seconds=20.0, cpu_seconds=5.0, files_bytes=1 << 19)
+    left = say(problem, problem.tree, command, limits)
+    assert not left.ended
+    stuck = say(problem, left.tree, "true", limits)
+    assert "too large" in stuck.ended and stuck.tree == left.tree
+
+
+def test_a_machine_without_a_sandbox_is_at_fault_and_no_task(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(msgspec.json.encode(PROBLEM))
+    environment = load("terminal", "1", {"path": str(path)})
+    task = task_of(environment, b"seed")
+    monkeypatch.setattr(execute, "SETUP_SECONDS", 0.0)
+    sentence = r"^no sandbox works on this machine \(not ready after 0 s\), which is no fault of the"
+    with pytest.raises(SandboxError, match=sentence):
+        Episode(environment, task).step("<shell>true</shell>")
+    with pytest.raises(SandboxError, match=sentence):
+        grade(environment, task, Transcript.of("<shell>true</shell>", "<result></result>", "ok"))
 
 
 def test_output_is_text_that_steers_no_terminal() -> None:

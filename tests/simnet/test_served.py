@@ -211,6 +211,30 @@ async def test_a_submission_is_made_again_after_its_own_environment_failed_over_
     assert counts["inference.ready"] == 1, "no engine was started again"
 
 
+async def test_a_machine_without_a_sandbox_is_asked_again_and_no_task_is_to_blame() -> None:
+    simulation = Simulation(7, workload=Workload(model_bytes=3_000_000, turns=1))
+    calls: list[int] = []
+    heard: list[tuple[str, Event]] = []
+    simulation.listeners.append(lambda _, peer, event: heard.append((peer.name, event)))
+
+    def fails(order: SubmissionOrder) -> str:
+        calls.append(order.number)
+        return "no sandbox" * (len(calls) <= 20)
+
+    async with going(
+        simulation,
+        Plan("v0", ["validator"]),
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0)),
+        Plan("w0", ["inference"]),
+        Plan("e0", ["environment"], fabricates=fails),
+        steps=2,
+        environments=[SERVED],
+    ):
+        assert await simulation.meet(simulation.expect("trainer.run_complete", ["trainer"]), 900.0)
+    assert simulation.trace.counts["environment.sandbox_failed"] > 0
+    assert {(e["outcome"], e["detail"]) for e in verdicts(heard)} == {("accepted", "")}
+
+
 async def test_numbers_without_prompts_do_not_hold_up_those_after_them() -> None:
     """Validators are shown what the environment peers signed instead."""
     simulation = Simulation(7, workload=Workload(model_bytes=3_000_000, turns=1))

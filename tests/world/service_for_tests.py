@@ -21,7 +21,7 @@ import trio
 
 from peers.sandbox import Limits, Program, SandboxError, run
 from peers.sandbox.launcher import start_launcher
-from swarm.errors import UserError
+from swarm.errors import DiskFullError
 from swarm.world import Job, Setup, frames, progress
 
 progress.REPORT_SECONDS = 0.01  # in the child
@@ -92,7 +92,7 @@ class Service:
         raise ValueError("on purpose")
 
     async def mistake(self, job: Nothing) -> None:
-        raise UserError("the person can put it right")
+        raise DiskFullError("the person can put it right")
 
     async def stall(self, job: Nothing) -> None:
         """In a thread that nothing can stop."""

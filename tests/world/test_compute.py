@@ -137,8 +137,9 @@ async def test_an_exception_in_the_child_is_told_and_the_child_lives_on(
 
 async def test_a_persons_mistake_stays_one(compute: LocalCompute) -> None:
     async with compute.child(SERVICE, name="c") as child:
-        with pytest.raises(UserError, match=r"^c: the person can put it right$"):
+        with pytest.raises(UserError, match=r"^c: the person can put it right$") as raised:
             await child.request("mistake", Nothing(), NoneType)
+        assert isinstance(raised.value, ChildError) and raised.value.kind == "DiskFullError"
 
 
 async def test_a_child_that_cannot_be_made_says_why(compute: LocalCompute) -> None:

@@ -21,6 +21,7 @@ import msgspec
 
 from peers.environments.graders import START_SECONDS, TIMEOUT_SECONDS, worker
 from peers.environments.graders.worker import Reply, Setup
+from peers.sandbox import SandboxError
 from peers.sandbox.frames import receive, send
 from peers.sandbox.launcher import handed_down
 from swarm.errors import DECODE_ERRORS, SwarmError
@@ -94,7 +95,8 @@ class Pool:
     def ask(self, request: Any, timeout_seconds: float | None = None) -> Any:
         """The service's reply to a JSON value.
 
-        Raises `ServiceError` with the exception that the service raised, `Overdue` at the deadline
+        Raises `ServiceError` with the exception that the service raised, `SandboxError` where a
+        sandbox failed it, `Overdue` at the deadline
         and `ProcessFailed` when the process dies or runs out of memory. If that process had
         answered before, another one tries once more: an earlier request may have spoilt the first.
         """
@@ -132,6 +134,8 @@ class Pool:
             self._idle.append(process)
         else:
             process.kill()
+        if reply.without_sandbox:
+            raise SandboxError(reply.without_sandbox)
         if reply.error:
             raise ServiceError(reply.error)
         return reply.value

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from peers.sandbox import seccomp
+from peers.sandbox import SandboxError, seccomp
 from peers.sandbox.frames import receive, send
 from swarm.world.child import die_with_parent, limit_memory
 from swarm.world.landlock import close_keys
@@ -51,6 +51,8 @@ class Reply(msgspec.Struct, frozen=True):
     error: str = ""
     """Name and text of the exception; empty for an answer."""
     out_of_memory: bool = False
+    without_sandbox: str = ""
+    """Why this machine could not run a program in a sandbox."""
 
 
 class Refusal(Exception):
@@ -77,6 +79,8 @@ def _filter_calls() -> None:
 def _failed(error: BaseException) -> Reply:
     if isinstance(error, MemoryError):
         return Reply(out_of_memory=True)
+    if isinstance(error, SandboxError):
+        return Reply(without_sandbox=error.reason)
     if isinstance(error, Refusal):
         return Reply(error=str(error)[:500])
     return Reply(error=f"{type(error).__name__}: {error!s:.300}".replace("\n", " "))

@@ -14,6 +14,7 @@ from peers.environments import NotGradable, Renderer, episodes_of
 from peers.environments.collection import GroupTask
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.proofs.format import ProofFormatError, check_format, split
+from peers.sandbox import SandboxError
 from peers.validator.checks.base import Finding, at_most, check
 from peers.validator.reader import Contents
 from swarm.errors import UserError
@@ -92,6 +93,8 @@ class Inspection:
         begun = time.monotonic()
         try:
             yield
+        except SandboxError:
+            raise  # the submission is judged again: the sandbox may only have been too slow
         except UserError as error:
             self.give_up(group, str(error), not_gradable=isinstance(error, NotGradable))
             _, before = self._failures.get(self.environments[group], ("", 0.0))

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from peers.environments.terminal.problem import Problem, Said, say
 from peers.environments.verifiers.child.episode import Unplayable
-from peers.sandbox import Limits
+from peers.sandbox import Limits, SandboxError
 from peers.sandbox.launcher import use_inherited_launcher
 from peers.sandbox.program import Tree
 
@@ -38,6 +38,8 @@ own.write(said.getvalue())
 
 made = 0
 """Boxes of this process so far."""
+failed: SandboxError | None = None
+"""What this machine failed to do for the request under way, whatever the library makes of it."""
 
 
 def check_image(image: str) -> None:
@@ -90,7 +92,12 @@ class Box:
     def _said(self, tree: Tree, command: str, seconds: float) -> Said:
         cpu = min(seconds, 300.0)
         bounds = Limits(2 * cpu, cpu, memory_bytes=2 << 30, processes=32, files_bytes=32 << 20)
-        said = say(self._problem, tree, command, bounds)
+        try:
+            said = say(self._problem, tree, command, bounds)
+        except SandboxError as error:
+            global failed
+            failed = error
+            raise
         if not said.ended:
             self._tree = said.tree
         return said

@@ -46,7 +46,12 @@ class Player:
             raise Unplayable("it has no tasks")
 
     def __call__(self, request: dict[str, Any]) -> Any:
-        return self._loop.run(self._answer(**request))
+        boxes.failed = None
+        try:
+            return self._loop.run(self._answer(**request))
+        finally:
+            if boxes.failed is not None:
+                raise boxes.failed
 
     async def _load(
         self, package: str, arguments: dict[str, Any], tasks_max: int, player: str
