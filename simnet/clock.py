@@ -22,7 +22,6 @@ from swarm.rollouts.seeds import digest
 
 
 def derive(seed: int, *names: str) -> bytes:
-    """Derive 32 bytes from the seed and the names of a purpose."""
     return digest("simnet/1", str(seed).encode(), *(name.encode() for name in names))
 
 

@@ -378,7 +378,6 @@ class Invariants:
             )
 
     def _check_bounds(self) -> None:
-        """Check that no count of a peer exceeds its bound."""
         for name, peer in self._simulation.peers.items():
             node = peer.node
             if node is None:

@@ -12,7 +12,6 @@ from swarm.terminal.output import check_writable
 
 
 def scenario_names() -> list[str]:
-    """The names of the scenarios, for `run_scenario`."""
     return scenarios.names()
 
 

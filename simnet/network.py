@@ -307,7 +307,6 @@ class SimulatedNetwork:
         return self._latencies[pair]
 
     def link(self, sender: BulkPlane, receiver: BulkPlane) -> int:
-        """The number of the link from sender to receiver."""
         return self._hosts[sender.peer_id] << 32 | self._hosts[receiver.peer_id]
 
     def draw_latency(self, sender: BulkPlane, receiver: BulkPlane) -> float:

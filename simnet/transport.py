@@ -47,7 +47,6 @@ class SimulatedTransport(Endpoint):
         self._reservations[relay] = address
 
     async def _keep_reservation(self, relay: PeerId, address: str) -> None:
-        """Renew a reservation whenever the relay was lost."""
         while True:
             await trio.sleep(limits.RELAY_RETRY_SECONDS)
             if relay not in self.connections:

@@ -169,7 +169,6 @@ class Text:
         return text
 
     def _first_stop(self, text: str, start: int = 0) -> int | None:
-        """Index of the first stop text from `start` on."""
         found = [at for stop in self._stops if (at := text.find(stop, start)) >= 0]
         return min(found, default=None)
 

@@ -298,7 +298,6 @@ def _without_ids(message: Message) -> Message:
 
 
 def _json_of(calls: Sequence[Call], ids: Sequence[str]) -> str:
-    """Calls as JSON for `ToolMessage`."""
     made: list[dict[str, Any]] = [
         {
             "id": id,

@@ -48,7 +48,6 @@ class Shape:
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of one position of one row."""
         values = 2 * len(self.devices) * self.kv_heads * self.head_size
         return values * self.dtype.itemsize + self.hidden_size * STATE_DTYPE.itemsize
 
@@ -182,7 +181,6 @@ class Cache(Generic[R]):
         return min(columns, self.length_max)
 
     def row_bytes(self, length: int) -> int:
-        """Bytes of a row of that length."""
         return self.columns_for(length) * self.shape.position_bytes
 
     def add(self, row: R, length: int, more: int = 0) -> bool:
@@ -212,7 +210,6 @@ class Cache(Generic[R]):
         return True
 
     def remove(self, row: R) -> None:
-        """Remove a row."""
         assert row.bucket is not None
         row.bucket.remove(row)
         row.length = 0

@@ -297,9 +297,8 @@ class Player:
         sets_at_once: int = 1,
         stall: Callable[[int], None] = lambda sets: None,
     ) -> None:
-        """`stall` hears how many sets there are whenever the engine has nothing to do because all
-        of their episodes wait for environment peers. (Environments here answer one by one, so that
-        further episodes would only wait longer.)"""
+        """`stall` hears of how many sets all episodes wait for environment peers, while they do.
+        (Environments here answer one by one: further episodes would only wait longer.)"""
         self._engine = engine
         self._sets_at_once = sets_at_once
         self._stall = stall

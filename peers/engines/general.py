@@ -35,8 +35,6 @@ CHECK_TOKENS = 24
 
 @dataclass(eq=False)
 class _Row(OfRequest):
-    """A request being generated."""
-
     request: Request
     position: int
     noise: Ahead | None = None

@@ -168,7 +168,6 @@ def _check(recipe: recipes.Recipe, folder: Path, say: Say) -> None:
 
 
 def _versions(recipe: recipes.Recipe, folder: Path) -> dict[str, str]:
-    """Installed versions of the recipe's requirements."""
     installed = distributions(path=[str(recipes.site_packages(folder))])
     found = {each.name.lower(): each.version for each in installed}
     names = [re.split(r"[=<>!~ \[]", each)[0].lower() for each in recipe.requirements]

@@ -80,7 +80,6 @@ def position_bytes(config: Mapping[str, Any], dtype: torch.dtype) -> int:
 def _weights_bytes(
     model: Architecture, elements: int, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Bytes of `elements` weights, and of the head."""
     # On a CPU the head has a layout of its own (`packed`), so a tied one is a copy.
     shared = model.tied and dtype == torch.float32 and device.type != "cpu"
     head = 0 if shared else HEAD_BYTES * model.vocabulary_size * model.hidden_size

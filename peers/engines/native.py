@@ -256,7 +256,6 @@ class NativeEngine:
     def _append(
         self, rows: list[Row], drafts: Sequence[_Draft], drawn: Sequence[Drawn]
     ) -> list[Piece]:
-        """Append tokens to rows; return the rows that they finish."""
         for row, (_, log_probability) in zip(rows, drawn, strict=False):
             if isnan(log_probability):
                 self._rows.restart()

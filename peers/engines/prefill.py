@@ -71,8 +71,6 @@ class _Together:
 
 @dataclass
 class _Pass:
-    """The tokens of one forward pass."""
-
     rows: list[_Row] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)

@@ -38,7 +38,6 @@ class Row(OfRequest, Cached):
     """(policy, index of the first token sampled from it)"""
     prompt_hidden: Tensor | None = None
     swap_hidden: list[Tensor] = field(default_factory=list)
-    """`Piece.swap_hidden`."""
     saved: list[Tensor] = field(default_factory=list)
     """Hidden states of tokens sampled before the row's cache was dropped."""
     saved_policy: int = -1

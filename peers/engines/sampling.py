@@ -135,7 +135,6 @@ def _kept(rows: Sequence[Noisy], size: int) -> Tensor:
 
 
 def _by_key(rows: Sequence[Noisy]) -> dict[tuple[int, int], list[int]]:
-    """Indices of the rows with a key, by key."""
     found: dict[tuple[int, int], list[int]] = {}
     for index, row in enumerate(rows):
         if row.noise_key is not None:

@@ -119,7 +119,6 @@ class _Entries(NamedTuple):
     """Perturbed logits of some tokens, in ascending order of rows."""
 
     rows: Indices
-    """Indices of the logits' rows."""
     tokens: Indices
     values: Floats
 
@@ -232,7 +231,6 @@ def _near(logits: Floats, drawn: Drawn, limit: int, floors: npt.NDArray[np.float
 
 
 def _hash(drawn: Drawn, rows: Indices, tokens: Indices) -> npt.NDArray[np.uint64]:
-    """The words of some tokens."""
     quads, words = np.divmod(tokens, 4)
     positions, numbers = (each.numpy()[rows] for each in (drawn.positions, drawn.rows))
     hashed = hash_quads(

@@ -304,7 +304,6 @@ def _chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with every text changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

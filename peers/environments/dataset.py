@@ -53,7 +53,6 @@ class DatasetOptions(DataOptions, frozen=True, kw_only=True):
     because the grader needs other columns only. Any other name: what the grader gets under it."""
     grader: Annotated[str, Meta(max_length=100)] = "exact"
     grader_options: Pairs = []
-    """The grader's options."""
 
 
 class OfRows(interface.SingleTurn):

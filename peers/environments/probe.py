@@ -12,7 +12,6 @@ PROBE_TASKS = 64
 
 
 def probe_seed(index: int) -> bytes:
-    """The seed of one of the `PROBE_TASKS` probe tasks."""
     return digest("swarm/1/probe", index.to_bytes(4, "big"))
 
 

@@ -44,7 +44,6 @@ class Renderer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.tokenizer_hash: bytes = blake3.blake3(raw).digest()
-        """BLAKE3-256 of the bytes of tokenizer.json."""
         self._folder, self._chat_files = folder, read_files(folder)
         self.files_hash: bytes = _files_hash(raw, self._chat_files)
         """BLAKE3-256 of all files that rendering depends on."""

@@ -26,8 +26,6 @@ NAMED_ROWS = 100
 
 
 class RowFile(ABC):
-    """One file of rows."""
-
     columns: Sequence[str]
     count: int
 

@@ -105,7 +105,6 @@ def wanted_of(
 def _environments(
     names: Sequence[str], run_file: Path | None, options: dict[str, Any]
 ) -> tuple[list[EnvironmentReference], dict[str, Any]]:
-    """The environments to evaluate, and the run's table `[sampling]`."""
     if len(set(names)) < len(names):
         raise UserError(f"--environment names one twice ({', '.join(names)}); give each once")
     if run_file is None:

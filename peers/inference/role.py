@@ -164,8 +164,6 @@ class InferenceRole:
         self._events.emit("inference.leaving", seconds=0.0, reason=reason)
 
     async def _offer_newer(self, engine: inference.InferenceService) -> None:
-        """Offer newer policies to the engine, if the run allows swaps."""
-
         def swappable() -> CheckpointReference | None:
             return self._loaded if self._run.manifest.sampling.swaps_max else None
 

@@ -67,7 +67,6 @@ _FIELDS = tuple(Batch.__dataclass_fields__)
 
 
 def rollout_batch(rollouts: Sequence[Rollout], temperatures: Sequence[float]) -> Batch:
-    """A batch with one sequence per rollout, in order."""
     flat = [each for rollout in rollouts for each in rollout.segments]
     return Batch(
         tokens=torch.tensor([token for each in flat for token in each.tokens]).long(),
@@ -133,7 +132,6 @@ class AcceptedGroups:
     def __post_init__(self) -> None:
         self._group = _group_of_row(self.rewards)
         self.informative = sorted(set(self._group[self.trained].tolist()))
-        """Indices of the groups to train on."""
         self._completion_lengths = self.all_completion_lengths[self.rows]
 
     def environments(self, groups: Collection[int]) -> Tensor:

@@ -57,7 +57,6 @@ class Mixture:
         return source, order[index]
 
     def batch(self, step: int, size: int) -> list[Place]:
-        """The sequences of a step, counted from 0, of batches of one size."""
         return [self[position] for position in range(step * size, (step + 1) * size)]
 
 

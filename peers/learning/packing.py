@@ -73,8 +73,6 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A distinct sequence of a batch."""
-
     tokens: Tensor
     sampled: Tensor
     """Indices of the completion tokens in `tokens`, int64."""
@@ -169,7 +167,6 @@ def _by_temperature(sequences: list[_Sequence]) -> list[list[_Sequence]]:
 
 
 _Pass = list[list[_Sequence]]
-"""Rows of one pass, each a list of sequences."""
 
 
 def _pad(sequences: list[_Sequence], most: int) -> list[_Pass]:
@@ -210,7 +207,6 @@ def _cost(passes: list[_Pass], masked: bool) -> float:
 
 
 def _rows(rows: _Pass, packed: bool) -> Rows:
-    """Make the tensors of one pass."""
     width = max(1, _width(rows))
     tokens = torch.zeros(len(rows), width, dtype=torch.int64)
     positions = torch.zeros_like(tokens)

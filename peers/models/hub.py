@@ -315,5 +315,4 @@ def _kind(error: Exception) -> str:
 
 
 def _status_of(error: Any) -> int | None:
-    """The HTTP status of an answer of the hub."""
     return error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None

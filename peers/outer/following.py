@@ -393,7 +393,6 @@ class Following:
         self._disowned[link.digest] = None
 
     def _fail(self, wanted: bytes, reason: str) -> None:
-        """Count a failed attempt, and report it."""
         before = self._failed.get(wanted)
         failed = _Failures(before.number + 1 if before else 1, self._loop.peer.node.world.now())
         self._failed[wanted] = failed

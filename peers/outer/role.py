@@ -194,7 +194,6 @@ class ReplicaRole:
         await self._restarts.run(self._live)
 
     def _answers(self, peer: str) -> bool:
-        """Whether this trainer hands records to a peer."""
         admits = self._outer.is_scored and self._trusted is not None and self._trusted.admits(peer)
         return admits or self._run.trusts(peer)
 

@@ -425,7 +425,6 @@ class Sharing:
         events.emit(event, trainer=trainer, round=link.round, shard=shard, **more)
 
     async def _mean(self, link: Link, shard: int, child: OuterService, folder: str) -> Merged:
-        """Merge a shard into a folder on this peer's disk."""
         self._check_parts(link, [shard])
         parts = await self.parts(link, shard)
         begun = self._loop.peer.node.world.now()

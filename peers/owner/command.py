@@ -202,7 +202,6 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
 
 
 async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> Envelope:
-    """Fetch a run's manifest through the bootstrap peers."""
     from swarm.node.local import visit
 
     async with visit(bootstrap, run) as (_, found):

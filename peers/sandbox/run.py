@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from peers.sandbox.execute import SandboxError
@@ -20,10 +18,7 @@ if TYPE_CHECKING:
 
 _free = threading.BoundedSemaphore(os.cpu_count() or 1)
 """Programs that run at a time in this process: one for each processor."""
-
-AGAIN_SECONDS = 60.0
-_known = (0.0, "")
-"""Until when the reason why no sandbox works is remembered, and the reason."""
+_works = False
 
 
 def run(program: Program, limits: Limits = Limits()) -> Outcome:  # noqa: B008
@@ -46,13 +41,11 @@ def check(reason: str) -> None:
 
 
 def why_none() -> str:
-    """Why no sandbox works on this machine; empty if one does. Runs an empty program, until one has
-    worked, and again a minute after one has not: the machine may have been too busy."""
-    global _known
-    until, reason = _known
-    if time.monotonic() >= until:
-        reason = _tried()
-        _known = (time.monotonic() + AGAIN_SECONDS if reason else math.inf, reason)
+    """Why no sandbox works on this machine; empty if one does. Runs an empty program until one has
+    worked: the machine may have been too busy."""
+    global _works
+    reason = "" if _works else _tried()
+    _works = not reason
     return reason
 
 

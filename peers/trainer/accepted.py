@@ -383,7 +383,6 @@ class TrainerLog:
             self.left_out.update(label for label in accepted.labels if label != "kept")
 
     async def _log(self, verdicts: Sequence[Verdict], outcome: Outcome) -> None:
-        """Log one outcome for all groups of these submissions."""
         step = self.progress.step
         await self.trusted.append(
             [

@@ -121,7 +121,6 @@ class Orders:
         return self._newest
 
     def _share_continued(self, step: int) -> float:
-        """The share of a step's groups that continue states."""
         order = self._newest
         if order is None or order.step != step or not order.states:
             return 0.0

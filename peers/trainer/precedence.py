@@ -46,7 +46,6 @@ class Refusals:
     def __post_init__(self) -> None:
         validators = self.peer.run.manifest.validator_ids()
         self.heard = Observable(HeardVerdicts(ranked=validators))
-        """The verdicts of all validators."""
 
     def hear(self, envelope: Envelope) -> bool:
         """Take note of a verdict; returns whether it binds all validators."""

@@ -319,7 +319,6 @@ def _figures(groups: Sequence[tuple[Accepted, int]]) -> dict[str, float]:
 
 
 def _reward_figures(groups: Sequence[tuple[Verdict, int]]) -> dict[str, float]:
-    """Figures of graded groups."""
     rewards = [verdict.rewards[group] for verdict, group in groups]
     shares = [_right(verdict, group) for verdict, group in groups]
     parts = mean_parts(

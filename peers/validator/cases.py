@@ -31,7 +31,6 @@ class Slot(NamedTuple):
 def slot_of(
     worker: str, named: messages.Submission | messages.Acknowledgement | messages.Verdict
 ) -> Slot:
-    """The slot of a worker's submission, or of the one that a validator's message names."""
     return Slot(worker, named.lineage, named.step, named.number)
 
 

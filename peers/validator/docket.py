@@ -34,7 +34,6 @@ class Docket:
         self._taken: dict[Slot, Taken] = {}
         """Slots whose submission was acknowledged or judged by any validator."""
         self._verdicts = HeardVerdicts(ranked=[validator])
-        """The verdicts of all validators."""
         self._turned_down: Recent[Key, Envelope] = Recent(TURNED_DOWN_KEPT)
         """Answers to the last refused announcements; a repeated one gets the same answer."""
 

@@ -203,7 +203,6 @@ def _grade_group(
 
 
 def _episodes(rollouts: Rollouts, inspection: Inspection, group: int) -> list[ServedEpisode]:
-    """The episodes of a served group."""
     return [
         ServedEpisode(
             group=group,

@@ -124,13 +124,11 @@ class Precedence:
         )
 
     def _is_late(self, acknowledgement: Envelope) -> bool:
-        """Whether the verdict that an acknowledgement promises is overdue."""
         age = self._peer.node.world.wall_time() - acknowledgement.body.issued_ms / 1000
         return age >= self._peer.run.manifest.limits.verdict_seconds
 
 
 def _concerns(answer: Envelope, announced: Envelope) -> bool:
-    """Whether an answer concerns the announced submission."""
     message, worker = answer.message, announced.sender
     if isinstance(message, Acknowledgement | Verdict):
         return (message.worker, message.submission) == (worker, announced.expect(Submission).digest)

@@ -148,7 +148,6 @@ def judge_sampling(
 
 
 def proof_figures(results: Sequence[toploc.ChunkResult]) -> ProofFigures:
-    """The figures of all chunks of a submission."""
     count = len(results)
     return ProofFigures(
         chunks=count,

@@ -142,7 +142,6 @@ class Verdicts:
         await evict_if_due(revised, self._peer.run, self._trusted, self._records)
 
     def _others(self, key: Key) -> list[Verdict]:
-        """Other validators' verdicts on a submission."""
         opinions = self._docket.opinions_on(key)
         return [each for by, each in opinions.items() if by != self._peer.peer_id]
 
@@ -206,7 +205,6 @@ class Verdicts:
         blobs.register(verdict.rollouts_digest, canonical_path_of(key), 0, verdict.rollouts_bytes)
 
     def _serve_refused(self, key: Key, verdict: Verdict) -> None:
-        """Serve a refused file to validators that give a second opinion."""
         self._peer.blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
 
     def _report(self, case: Case, outcome: Outcome, seconds: float, decided: float) -> None:

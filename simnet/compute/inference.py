@@ -87,7 +87,6 @@ class EngineModel:
             take(job)
 
     async def _ask(self, seed: bytes, row: int, segments: list[list[int]]) -> inference.GiveTurn:
-        """Ask for the environment's turn, and wait for it."""
         given: list[inference.GiveTurn] = []
         came, since = trio.Event(), trio.current_time()
 

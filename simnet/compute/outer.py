@@ -117,7 +117,6 @@ class OuterModel:
     async def _mean(
         self, contributions: list[outer.Contributed], size_bytes: int
     ) -> tuple[bytes, list[bytes], list[outer.LeftOut]]:
-        """Digest of a mean, the names of what is in it, and what is not."""
         read = [
             (each, await self._read(each.folder))
             for each in sorted(contributions, key=lambda each: each.trainer)

@@ -26,7 +26,6 @@ TRUSTED = ["trainer", "validator-0", "validator-1"]
 
 
 def names(peers: int) -> list[str]:
-    """Names of the peers, the bootstrap peer first."""
     others = ["bootstrap", *TRUSTED, "relay-0"]
     return [*others, *(f"worker-{number}" for number in range(peers - len(others)))]
 

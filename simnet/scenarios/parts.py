@@ -19,7 +19,6 @@ SERVER = Line("us-east", 1.25e9, 1.25e9)
 
 
 def draw_line(chance: Random) -> Line:
-    """Draw a line in a random region."""
     up, down, _ = chance.choices(LINES, [weight for _, _, weight in LINES])[0]
     return Line(chance.choice(REGIONS), up, down)
 

@@ -21,8 +21,6 @@ class EnvironmentSetup(Setup, frozen=True, kw_only=True):
 
 
 class EpisodeJob(Job, frozen=True, kw_only=True):
-    """Base of the jobs of one episode."""
-
     patience_seconds: ClassVar[float] = 600.0
     """The peer's setting `seconds_max` is the deadline."""
 

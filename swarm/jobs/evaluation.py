@@ -27,8 +27,6 @@ class EvaluationSetup(Setup, frozen=True, kw_only=True):
 
 
 class DrawTasks(LoadingJob, frozen=True, kw_only=True):
-    """Load the checkpoint, and draw the tasks of each environment."""
-
     split: Literal["train", "held_out"]
     seed: int
     tasks: int

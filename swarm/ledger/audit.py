@@ -94,7 +94,6 @@ def _audit(archive: Archive, log: LogCopy, heads: list[Envelope]) -> Audited:
 
 
 def _compare_heads(log: LogCopy, heads: list[Envelope], result: Audited) -> None:
-    """Compare every signed head with the entries, and with the other heads."""
     for first, second in combinations(heads, 2):
         reason = contradiction(first, second)
         if reason is not None:

@@ -108,7 +108,6 @@ def base_of(logs: Iterable[Sequence[Record]], trusted: Sequence[str]) -> Base:
 
 
 def seals_in(log: Sequence[Record]) -> list[tuple[int, entries.Sealed]]:
-    """The seals of a log, each with its place in this sequence."""
     return [(at, r.entry) for at, r in enumerate(log) if isinstance(r.entry, entries.Sealed)]
 
 

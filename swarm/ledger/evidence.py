@@ -52,7 +52,6 @@ class WorkerEvidence:
             self._logs.setdefault(log, Capitals()).add(evidence)
 
     def begin(self, log: str, sealed: Sequence[SealedCapital]) -> None:
-        """Begin with the capitals that a seal of this log carries."""
         if sealed:
             self._logs[log] = Capitals.unsealed(sealed)
 

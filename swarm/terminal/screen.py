@@ -90,7 +90,6 @@ class Screen:
         """Lines at the bottom of the terminal that are to be drawn anew."""
 
     def __call__(self, event: Event) -> None:
-        """Show or count an event."""
         self._earned(event)
         fields = shown(event.fields)  # strangers wrote some of them
         if event.name == "peer.status":

@@ -372,7 +372,6 @@ def _blocks(local: Path, offset: int, size_bytes: int) -> Iterator[memoryview]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents, durably."""
     if folder.is_dir():
         return
     missing = [place for place in (folder, *folder.parents) if not place.exists()]

@@ -77,7 +77,6 @@ class _Runs:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, fits: Callable[[Run], bool]) -> Run | None:
-        """A run that fits."""
         with self._lock:
             found = next(filter(fits, self._held), None)
             if found is not None:

@@ -226,7 +226,6 @@ class VllmEngine:
             raise RuntimeError("vLLM did not reset its cache, which holds states of the old policy")
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of `WorkerExtension` in every worker."""
         answers: list[Any] = self._llm.collective_rpc(method, args=arguments)
         return answers
 

@@ -159,8 +159,6 @@ def starter() -> ThreadPoolExecutor:
 
 
 class _Process:
-    """One process."""
-
     def __init__(self, setup: Setup, interpreter: Path | None, start_seconds: float) -> None:
         self.answered = 0
         self._setup, self._start_seconds = setup, start_seconds

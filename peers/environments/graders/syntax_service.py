@@ -41,7 +41,6 @@ def _is_data(statement: ast.stmt) -> bool:
 
 
 def _defines(tree: ast.Module, function: str) -> bool:
-    """Whether the module, or a class of it, defines the function."""
     nodes = [node for each in tree.body for node in (each, *getattr(each, "body", ()))]
     return any(function in _names(node) for node in nodes)
 

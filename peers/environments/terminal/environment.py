@@ -179,7 +179,6 @@ class Terminal(Episodes):
         return f"<result>{text}</result>", said.tree
 
     def task(self, problem: Problem, place: str = "") -> Task:
-        """The task of a problem."""
         bare = self.options.statement == "bare"
         prompt = problem.instruction
         if not bare:

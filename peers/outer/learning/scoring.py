@@ -181,7 +181,6 @@ def figures(
 
 
 def _error(values: Tensor) -> float:
-    """The standard error of a mean."""
     return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 

@@ -132,7 +132,6 @@ class Source:
                 yield from filter(filters.accepts, rows)
 
     def verdicts(self) -> Iterator[RunLog]:
-        """The logs that hold verdicts."""
         return (log for log in [self.given or RunLog(), *self.logs.values()] if log.verdicts)
 
     def log_of(self, path: Path) -> RunLog:

@@ -44,7 +44,6 @@ class Relays:
         return [address for addresses in self._held.values() for address in addresses]
 
     def holds(self, relay: PeerId) -> bool:
-        """Whether a relay holds a reservation for this peer now."""
         return relay in self._held
 
     async def keep_reservation(self, relay: PeerId, addresses: Sequence[str]) -> None:
