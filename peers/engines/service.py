@@ -123,9 +123,7 @@ class EngineService:
         if self._engine is None:
             self._check_memory(folder)
             self._engine = make_engine(self._setup.engine, folder, self._setup.hardware, policy)
-            self._player = Player(
-                self._engine, sharing(self._setup.hardware), self._asked.stall
-            )
+            self._player = Player(self._engine, sharing(self._setup.hardware), self._asked.stall)
         else:
             self._engine.load_weights(folder, policy)
 

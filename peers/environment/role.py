@@ -19,7 +19,7 @@ from peers.environment import pool
 from peers.environment.memory import Texts
 from peers.sandbox import SandboxError
 from peers.sandbox.run import findings as sandbox_findings
-from swarm.errors import SwarmError, UserError
+from swarm.errors import SwarmError
 from swarm.events import Rationed
 from swarm.gossip.topics import RUN, WORK
 from swarm.jobs import SubmissionOrder

@@ -28,15 +28,7 @@ from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from swarm.wire.envelope import open_envelope
 from swarm.wire.identity import Identity
 from swarm.wire.turns import Turn
-from tests.environment.served import (
-    ECHO,
-    LonePeer,
-    answer,
-    generate,
-    install,
-    job_of,
-    without,
-)
+from tests.environment.served import ECHO, LonePeer, answer, generate, install, job_of, without
 from tests.orders import policy as policy_reference
 from tests.orders import submission_order
 

@@ -121,7 +121,9 @@ def test_a_machine_without_a_sandbox_is_at_fault_and_no_task(
     environment = load("terminal", "1", {"path": str(path)})
     task = task_of(environment, b"seed")
     monkeypatch.setattr(execute, "SETUP_SECONDS", 0.0)
-    sentence = r"^no sandbox works on this machine \(not ready after 0 s\), which is no fault of the"
+    sentence = (
+        r"^no sandbox works on this machine \(not ready after 0 s\), .* no fault of the task;"
+    )
     with pytest.raises(SandboxError, match=sentence):
         Episode(environment, task).step("<shell>true</shell>")
     with pytest.raises(SandboxError, match=sentence):
