@@ -227,7 +227,6 @@ class _Transfer:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def _begin(self) -> None:
-        """Begin the transfer: the request has reached the server."""
         if self._task is None:
             return
         try:

@@ -49,7 +49,6 @@ class SimulatedWorld:
         return EPOCH + trio.current_time() + self._skew_seconds
 
     def correct_clock(self, seconds: float) -> None:
-        """Add this to the wall time from now on."""
         self._skew_seconds += seconds
 
     def secret_bytes(self, count: int) -> bytes:
@@ -165,6 +164,7 @@ class _SeldomAsked:
     def __init__(self, manager: Any) -> None:
         self._manager = manager
         self._turn = 0
+        self.process_events = manager.process_events
 
     def get_events(self, timeout: float) -> Any:
         self._turn += 1

@@ -141,7 +141,6 @@ class SimulatedDisk:
             self._held = None
 
     async def answering(self) -> None:
-        """Wait while the machine is held."""
         while self._held is not None:
             await self._held.wait()
 
@@ -157,7 +156,6 @@ class SimulatedDisk:
         self.capacity_bytes -= free
 
     def make_room(self) -> None:
-        """Undo `fill`."""
         self.capacity_bytes += self._filled_bytes
         self._filled_bytes = 0
 
@@ -285,7 +283,6 @@ class SimulatedDisk:
         return hashlib.sha256(self._bytes(path, 0, size_bytes)).digest()
 
     def _mixed_digest(self, path: str, start: int, end: int) -> bytes:
-        """Stand-in for the hash of content that is not all bytes."""
         fields = []
         for offset, content in self._file(path).extents.get(start, end):
             fields += [

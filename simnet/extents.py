@@ -1,9 +1,9 @@
 """Content of simulated files: real bytes, and symbols, which exist in name only; pieces of it."""
 
 import bisect
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 from blake3 import blake3
@@ -13,8 +13,7 @@ from swarm.world import Piece
 from swarm.world.disk import LocalPiece
 
 
-@dataclass(frozen=True)
-class Symbol:
+class Symbol(NamedTuple):
     """`size_bytes` of the content called `name`, from `start` on."""
 
     name: str
@@ -26,12 +25,13 @@ class Symbol:
 
     def digest(self) -> bytes:
         """Stand-in for the BLAKE3-256 of these bytes."""
-        return digest_of(
-            "simnet/1/symbol",
-            self.name.encode(),
-            self.start.to_bytes(8, "big"),
-            self.size_bytes.to_bytes(8, "big"),
-        )
+        return _digest(self)
+
+
+@functools.lru_cache(maxsize=8192)  # all peers hash the same pieces
+def _digest(symbol: Symbol) -> bytes:
+    numbers = (symbol.start.to_bytes(8, "big"), symbol.size_bytes.to_bytes(8, "big"))
+    return digest_of("simnet/1/symbol", symbol.name.encode(), *numbers)
 
 
 Content = bytes | Symbol
@@ -113,7 +113,6 @@ class Extents:
         return found
 
     def cut(self, size_bytes: int) -> None:
-        """Truncate the content to a size."""
         kept = self.get(0, size_bytes)
         self._starts = [offset for offset, _ in kept]
         self._contents = [content for _, content in kept]

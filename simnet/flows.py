@@ -9,6 +9,7 @@ once). Few rounds are needed: ten thousand transfers cost less than a millisecon
 Changes are collected for `BATCH_SECONDS`. Until then a new transfer flows at the rate that both of
 its links have left, so that the successor of an ended transfer loses no time."""
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -68,17 +69,14 @@ class Flows:
         self._batch_at = inf
         self._last_batch = -inf
         self._links: list[Link] = []
-        self._capacity: _Floats = np.zeros(64)
-        self._used: _Floats = np.zeros(64)
-        """Bytes per second of each link's transfers, at present."""
+        # Python's arrays: NumPy's need three times as long for one number, and see these as theirs.
+        self._capacity, self._used = array("d"), array("d")
+        """Bytes per second of each link, and of its transfers at present."""
         self._ends = 0
         # Dense arrays of the flowing transfers: the last one takes a removed transfer's index.
         self._flows: list[Flow] = []
-        self._up: _Indices = np.zeros(64, dtype=np.intp)
-        self._down: _Indices = np.zeros(64, dtype=np.intp)
-        self._rate: _Floats = np.zeros(64)
-        self._left: _Floats = np.zeros(64)
-        self._since: _Floats = np.zeros(64)
+        self._columns: tuple[array[Any], ...] = tuple(array(code) for code in "qqddd")
+        self._up, self._down, self._rate, self._left, self._since = self._columns
 
     def start(
         self,
@@ -96,16 +94,16 @@ class Flows:
         index = flow.index
         if index < 0:
             return flow.saved
-        passed = trio.current_time() - float(self._since[index])
-        return max(0.0, float(self._left[index]) - float(self._rate[index]) * passed)
+        passed = trio.current_time() - self._since[index]
+        return float(max(0.0, self._left[index] - self._rate[index] * passed))
 
     def rate(self, flow: Flow) -> float:
         """Bytes per second, at present."""
-        return float(self._rate[flow.index]) if flow.index >= 0 else 0.0
+        return self._rate[flow.index] if flow.index >= 0 else 0.0
 
     def total_rate(self) -> float:
         """Bytes per second of all transfers together, at present."""
-        return float(self._rate[: len(self._flows)].sum())
+        return float(np.array(self._rate).sum())
 
     def widen(self, link: Link, bytes_per_second: float) -> None:
         """Give a link another rate from now on."""
@@ -115,13 +113,11 @@ class Flows:
             self._change(trio.current_time())
 
     def pause(self, flow: Flow) -> None:
-        """Stop a transfer until `resume`."""
         if flow.index >= 0:
             flow.saved = self.left_bytes(flow)
             self._leave(flow)
 
     def resume(self, flow: Flow) -> None:
-        """Let a paused transfer flow again."""
         if flow.ended or flow.index >= 0:
             return
         up, down = flow.up, flow.down
@@ -129,10 +125,7 @@ class Flows:
             self._add_link(up)
         if down.number < 0:
             self._add_link(down)
-        index = flow.index = len(self._flows)
-        if index == len(self._rate):
-            for name in ("_up", "_down", "_rate", "_left", "_since"):
-                setattr(self, name, _doubled(getattr(self, name)))
+        flow.index = len(self._flows)
         self._flows.append(flow)
         # What both links have left: no other transfer gets slower before the next recomputation,
         # and no link carries more than it can.
@@ -140,14 +133,14 @@ class Flows:
         used = self._used
         room = up.bytes_per_second - used[up.number]
         other = down.bytes_per_second - used[down.number]
-        rate = max(0.0, float(room if room < other else other))
+        rate = max(0.0, room if room < other else other)
         used[up.number] += rate
         used[down.number] += rate
-        self._up[index] = up.number
-        self._down[index] = down.number
-        self._rate[index] = rate
-        self._left[index] = flow.saved
-        self._since[index] = now
+        self._up.append(up.number)
+        self._down.append(down.number)
+        self._rate.append(rate)
+        self._left.append(flow.saved)
+        self._since.append(now)
         self._change(now)
         # A later end is found by the recomputation, with the rate of then.
         if rate > 0.0 and now + flow.saved / rate <= self._batch_at:
@@ -162,10 +155,9 @@ class Flows:
 
     def _add_link(self, link: Link) -> None:
         link.number = len(self._links)
-        if link.number == len(self._capacity):
-            self._capacity, self._used = _doubled(self._capacity), _doubled(self._used)
         self._links.append(link)
-        self._capacity[link.number] = link.bytes_per_second
+        self._capacity.append(link.bytes_per_second)
+        self._used.append(0.0)
 
     def _leave(self, flow: Flow) -> None:
         index = flow.index
@@ -173,12 +165,12 @@ class Flows:
         self._used[flow.up.number] -= rate
         self._used[flow.down.number] -= rate
         last = self._flows.pop()
+        moved = [each.pop() for each in self._columns]
         if last is not flow:
-            moved = last.index
             self._flows[index] = last
             last.index = index
-            for array in (self._up, self._down, self._rate, self._left, self._since):
-                array[index] = array[moved]
+            for each, number in zip(self._columns, moved, strict=True):
+                each[index] = number
         flow.index = -1
         self._change(trio.current_time())
 
@@ -201,17 +193,18 @@ class Flows:
         now = trio.current_time()
         self._batch_at = inf
         self._last_batch = now
-        count = len(self._flows)
-        if not count:
+        if not self._flows:
             return
-        rate, left, since = self._rate[:count], self._left[:count], self._since[:count]
+        rate, left, since, capacity = map(
+            np.frombuffer, (self._rate, self._left, self._since, self._capacity)
+        )
+        up, down = np.frombuffer(self._up, np.intp), np.frombuffer(self._down, np.intp)
         left -= rate * (now - since)
         np.maximum(left, 0.0, out=left)
         since[:] = now
-        up, down = self._up[:count], self._down[:count]
-        links = len(self._links)
-        rate[:] = fair_rates(up, down, self._capacity[:links])
-        self._used[:links] = np.bincount(up, rate, links) + np.bincount(down, rate, links)
+        rate[:] = fair_rates(up, down, capacity)
+        used = np.bincount(up, rate, len(capacity)) + np.bincount(down, rate, len(capacity))
+        np.frombuffer(self._used)[:] = used
         due = left / rate
         due += now
         # No rate changes before the next end, which then looks for later ends.
@@ -244,27 +237,23 @@ def fair_rates(up: _Indices, down: _Indices, capacity: _Floats) -> _Floats:
     while True:
         counts = np.bincount(up, minlength=links) + np.bincount(down, minlength=links)
         share = left / np.maximum(counts, 1)
-        at_up, at_down = share[up], share[down]
-        by_up = at_up <= at_down * (1.0 + TOLERANCE)
-        by_down = at_down <= at_up * (1.0 + TOLERANCE)
+        at_up, at_down = share.take(up), share.take(down)
         # A link that does not limit all of its transfers is not settled yet. The busy link with the
         # smallest share always does, so each round settles some.
         loose = np.zeros(links, dtype=bool)
-        loose[up[~by_up]] = True
-        loose[down[~by_down]] = True
-        settled = (by_up & ~loose[up]) | (by_down & ~loose[down])
+        loose[up.compress(at_up > at_down * (1.0 + TOLERANCE))] = True
+        loose[down.compress(at_down > at_up * (1.0 + TOLERANCE))] = True
+        rest = loose.take(up) & loose.take(down)
         rate = np.minimum(at_up, at_down)
-        if settled.all():
+        if not rest.any():
             rates[indices] = rate
             # Rounding must not stop a transfer.
             return np.maximum(rates, 1e-3)
-        rates[indices[settled]] = rate[settled]
-        left -= np.bincount(up[settled], rate[settled], links)
-        left -= np.bincount(down[settled], rate[settled], links)
+        # By `compress`: indexing by an array of booleans takes three times as long.
+        settled = ~rest
+        settled_rate = rate.compress(settled)
+        rates[indices.compress(settled)] = settled_rate
+        left -= np.bincount(up.compress(settled), settled_rate, links)
+        left -= np.bincount(down.compress(settled), settled_rate, links)
         np.maximum(left, 0.0, out=left)  # the tolerance may take a little more than there is
-        rest = ~settled
-        indices, up, down = indices[rest], up[rest], down[rest]
-
-
-def _doubled(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.concatenate([array, np.zeros_like(array)])
+        indices, up, down = indices.compress(rest), up.compress(rest), down.compress(rest)

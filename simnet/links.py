@@ -234,7 +234,6 @@ class Connection:
         self._latency = self._network.path_latency(self.owner, None, self.peer)
 
     def duplicates(self, protocol: str) -> int:
-        """Number of extra arrivals of each frame in this direction."""
         return self._network.duplicates(self.peer.peer_id, protocol)
 
     def _arrive(self, action: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -277,7 +276,6 @@ class Connection:
             self.send(1, self.twin.close, reason, False)
 
     def lose(self) -> None:
-        """End the connection after too long a silence."""
         self.close("the connection was lost", tell=False)
         self.closed = True
 
@@ -443,7 +441,6 @@ class SimulatedStream:
             raise ValueError("this side has said END already")
 
     def _fail(self, reason: str) -> None:
-        """Reset the stream from this side."""
         self._failure = reason
         self._wake()
         self._connection.drop(self)

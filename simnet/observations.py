@@ -147,7 +147,6 @@ class Observations:
         return {cause: seconds / whole for cause, seconds in sorted(spent.items())}
 
     def names_by_role(self) -> dict[str, list[str]]:
-        """Peers by their first role, in the report's order of roles."""
         found: dict[str, list[str]] = {}
         for name in self.simulation.peers:
             found.setdefault(self.role_of(name), []).append(name)

@@ -155,14 +155,12 @@ def _unit_of(name: str) -> str | None:
 
 
 def words(name: str) -> str:
-    """A name of the report in words, without underscores and unit."""
     for unit in ("_bytes", "_seconds", "_share"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 
 
 def figure(name: str, value: Any) -> str:
-    """Format a figure with the unit in its name."""
     if value is None:
         return "–"
     if isinstance(value, str):

@@ -206,7 +206,6 @@ class Peer:
                     raise
 
     def successor(self) -> Plan:
-        """The plan of a new peer of the same kind."""
         name, _, generation = self.name.partition("~")
         return dataclasses.replace(self.plan, name=f"{name}~{int(generation or 1) + 1}")
 

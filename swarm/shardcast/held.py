@@ -137,11 +137,9 @@ class BlobIndex:
         return self._positions.get(digest, ())
 
     def named(self, digest: bytes) -> Held | None:
-        """The checkpoint whose manifest has this digest."""
         return next((held for held, index in self.of(digest) if index < 0), None)
 
     def has(self, digest: bytes) -> bool:
-        """Whether a piece or manifest is present."""
         return any(index < 0 or held.pieces[index] for held, index in self.of(digest))
 
     def open(self, digest: bytes) -> OpenBlob | None:

@@ -35,7 +35,6 @@ class Rarity:
             pieces &= ~plane
 
     def empty(self) -> bool:
-        """Whether no neighbour has any piece."""
         return not any(self._planes)
 
     def rarest(self, pieces: int) -> int:

@@ -106,7 +106,6 @@ class CheckpointStore:
         return [self._held[key] for key in sorted(self._held)]
 
     def watch(self, watcher: Watcher) -> None:
-        """Call `watcher` at every change, from now on."""
         self._watchers.append(watcher)
 
     def _notify(self, change: Change, held: Held, index: int = -1) -> None:
@@ -313,7 +312,6 @@ class CheckpointStore:
         self._notify(Change.PIECE, held, index)
 
     async def check_files(self, held: Held) -> None:
-        """Check every file of a checkpoint made from deltas that was not checked yet."""
         for number in sorted(held.unproven):
             await self.check_file(held, number)
 

@@ -55,7 +55,6 @@ class TokenBucket:
         return self._tokens
 
     def give_back(self, cost: float) -> None:
-        """Return tokens that were taken and not used."""
         self._tokens += cost
 
     def _refill(self, now: float) -> None:

@@ -123,16 +123,16 @@ async def test_what_a_neighbour_lacks_by_now_follows_from_how_it_went_on() -> No
     claim = Claim()
     claim.counted(10)
     await trio.sleep(10)
-    assert claim.lacks(100) == 90, "nothing is known of its speed"
+    assert claim.lacks(100, trio.current_time()) == 90, "nothing is known of its speed"
     claim.counted(30)
-    assert claim.lacks(100) == 70
+    assert claim.lacks(100, trio.current_time()) == 70
     await trio.sleep(15)
-    assert claim.lacks(100) == pytest.approx(40)
+    assert claim.lacks(100, trio.current_time()) == pytest.approx(40)
     await trio.sleep(100)
-    assert claim.lacks(100) == 0
+    assert claim.lacks(100, trio.current_time()) == 0
     claim.counted(20)  # withdrawn, or a lie
     await trio.sleep(10)
-    assert claim.lacks(100) == 80
+    assert claim.lacks(100, trio.current_time()) == 80
 
 
 async def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:

@@ -76,7 +76,9 @@ class Chooser:
         if job.held is None:
             return
         pieces = len(job.held.pieces)
-        lacks = [line.claim.lacks(pieces) for line in job.known.values() if line.claim is not None]
+        claims = [line.claim for line in job.known.values() if line.claim is not None]
+        now = self._world.now()
+        lacks = [claim.lacks(pieces, now) for claim in claims]
         # On long and fast lines small pieces spend most of their time in the round trip: so many
         # requests that about `Width.usual` pieces flow at once.
         flowing = int(FLOWING_SHARE * self._width.usual / max(job.flowing, 0.01))
@@ -189,7 +191,6 @@ class Chooser:
         return lines[self._book.choose([line.name for line in lines])]
 
     def _is_able(self, job: Job, line: Line, now: float) -> bool:
-        """Whether one more piece may be requested from a source now."""
         if line.active >= job.per_source or line.not_before > now:
             return False
         record = line.record
@@ -214,7 +215,6 @@ class Chooser:
         return self._is_asked_blindly(job, line, now)
 
     def _is_asked_blindly(self, job: Job, line: Line, now: float) -> bool:
-        """Whether a source is asked for pieces that it does not claim."""
         if self._have is None or line.source.peer is None:
             return True
         # A neighbour announces a checkpoint once it has some of it. After a while it is asked

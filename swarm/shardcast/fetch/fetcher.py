@@ -301,13 +301,27 @@ class Fetcher:
 
     async def _lane(self, job: Job, request: Request | None) -> None:
         while request is not None:
-            await self._requester.perform(job, request)
-            now = self._world.now()
-            free = job.active < min(job.width, self._room(job))
-            request = self._chooser.next(job, request.line, now) if free else None
-            wanting = request is None or job.active < job.width
-            if (wanting and job.more_at <= now) or not job.active:
-                job.changed.set()
+            with request.scope as scope:
+                while request is not None and request.scope is scope:
+                    await self._requester.perform(job, request)
+                    request = self._follow(job, request, scope)
+            if scope.cancelled_caught:
+                assert request is not None
+                self._requester.given_up(job, request)
+                request = self._follow(job, request, scope)
+
+    def _follow(self, job: Job, last: Request, scope: trio.CancelScope) -> Request | None:
+        now = self._world.now()
+        free = job.active < min(job.width, self._room(job))
+        request = self._chooser.next(job, last.line, now) if free else None
+        wanting = request is None or job.active < job.width
+        if (wanting and job.more_at <= now) or not job.active:
+            job.changed.set()
+        if request is not None and not scope.cancel_called:
+            # To enter another scope takes longer than to choose a source.
+            scope.deadline = request.scope.deadline
+            request.scope = scope
+        return request
 
     def _note_lateness(self) -> None:
         if self._have is not None:

@@ -161,7 +161,6 @@ class Line:
         self.name = source_name(self.source)
 
     def bar(self, piece: int, reason: str) -> None:
-        """Do not request a piece from this source again."""
         self.faults[piece] = reason
         self.barred |= 1 << piece
 
@@ -177,7 +176,7 @@ class Line:
 class Request:
     """One request to one source: usually for one piece, on a fast line for several."""
 
-    __slots__ = ("attempts", "line", "scope", "seconds", "size_bytes", "started")
+    __slots__ = ("attempts", "late", "line", "scope", "seconds", "size_bytes", "started")
 
     def __init__(self, line: Line, started: float, size_bytes: int) -> None:
         self.line = line
@@ -186,6 +185,9 @@ class Request:
         self.attempts: list[Attempt] = []
         self.seconds = seconds_for(size_bytes)
         self.scope = trio.CancelScope(deadline=started + self.seconds)
+        """Ends the request; most requests get that of their lane's last one."""
+        self.late: Attempt | None = None
+        """The attempt that was running when the request ended, if one was."""
 
 
 @dataclass(slots=True, eq=False)
@@ -281,7 +283,6 @@ class Job:
         )
 
     def is_here(self, index: int) -> bool:
-        """Whether a piece, or the manifest, has arrived."""
         if index == MANIFEST:
             return self.found is not None
         return self.held is not None and bool(self.held.pieces[index])

@@ -45,24 +45,11 @@ class Requester:
     _width: Width
 
     async def perform(self, job: Job, request: Request) -> None:
-        """Fetch the pieces of a request; a failure is noted for its source or ends the job."""
-        line = request.line
+        """Fetch the pieces of a request; a failure is noted for its source or ends the job.
+
+        Inside `request.scope`; when that has ended it, call `given_up`."""
         try:
-            with request.scope:
-                await self._ask(job, request)
-            if request.scope.cancelled_caught:
-                now = self._world.now()
-                seconds = now - request.started
-                # If another source was first, this time bounds the bandwidth of this one.
-                self._book.given_up(line.name, request.size_bytes, seconds)
-                late = request.attempts[0]
-                if seconds >= request.seconds:
-                    line.reason = f"did not send a piece within {request.seconds:.0f} s"
-                    self._book.failed(line.name)
-                    self._report("piece_refused", job, late.piece, line)
-                elif late.hedge_at <= now:
-                    line.reason = f"was overtaken by another source after {seconds:.1f} s"
-                    self._report("source_passed_over", job, late.piece, line)
+            await self._ask(job, request)
         except (DiskFullError, BadManifest) as error:
             if isinstance(error, DiskFullError) and request.attempts[0].spare:
                 # Not fatal: another attempt at this piece is running.
@@ -72,9 +59,27 @@ class Requester:
                 job.scope.cancel()
         finally:
             job.active -= 1
-            line.active -= 1
+            request.line.active -= 1
+            request.late = request.attempts[0] if request.attempts else None
             while request.attempts:
                 job.end(request.attempts[0])
+
+    def given_up(self, job: Job, request: Request) -> None:
+        """Note that a request was ended: it took too long, or another source was first."""
+        line, late = request.line, request.late
+        if late is None:
+            return  # its last piece came at that moment
+        now = self._world.now()
+        seconds = now - request.started
+        # If another source was first, this time bounds the bandwidth of this one.
+        self._book.given_up(line.name, request.size_bytes, seconds)
+        if seconds >= request.seconds:
+            line.reason = f"did not send a piece within {request.seconds:.0f} s"
+            self._book.failed(line.name)
+            self._report("piece_refused", job, late.piece, line)
+        elif late.hedge_at <= now:
+            line.reason = f"was overtaken by another source after {seconds:.1f} s"
+            self._report("source_passed_over", job, late.piece, line)
 
     async def _sink(self, job: Job, index: int) -> Sink:
         """A sink for the file range of a piece. At most one attempt at a time may write to it."""
@@ -225,7 +230,6 @@ class Requester:
         job.bytes_by_source[line.name] += size_bytes
 
     def _rest(self, job: Job, line: Line, now: float) -> None:
-        """Pause a busy source, and start no further lane for a while."""
         # Soon after the beginning few have anything to send, and each second brings more of them.
         most = min(BUSY_SHARE * (now - job.started), BUSY_SECONDS_MAX)
         line.not_before = now + line.busy_pause * (0.5 + 0.5 * self._world.random.random())

@@ -98,19 +98,17 @@ class Claim:
         return self.complete or (index >= 0 and bool(self.bits >> index & 1))
 
     def of(self, pieces: int) -> int:
-        """The subset of `pieces` that it claims."""
         return pieces if self.complete else pieces & self.bits
 
-    def lacks(self, pieces: int) -> float:
+    def lacks(self, pieces: int, now: float) -> float:
         """Number of pieces that it lacks by now, of a checkpoint with `pieces` pieces, if it goes
         on as before its last announcement, which may be a minute old."""
         if self.complete:
             return 0.0
-        since = self.pieces_per_second * (trio.current_time() - self.at)
+        since = self.pieces_per_second * (now - self.at)
         return max(0.0, pieces - self.count - since)
 
     def counted(self, count: int) -> None:
-        """Note that it holds `count` pieces now."""
         now = trio.current_time()
         if self.at:
             self.pieces_per_second = max(0, count - self.count) / max(now - self.at, 1.0)
@@ -175,7 +173,6 @@ class Claims:
             callback(peer, manifests)
 
     def forget(self, peer: PeerId) -> None:
-        """Drop all claims of a neighbour."""
         self._pieces.pop(peer, None)
         for digest, claim in self._claims.pop(peer, {}).items():
             self._count(digest, claim.bits, 0)

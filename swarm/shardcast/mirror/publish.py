@@ -96,7 +96,6 @@ def _export_piece(path: Path, piece: manifests.ManifestPiece, blobs: Path) -> No
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Write a file atomically."""
     aside = path.with_name(path.name + ".aside")
     aside.write_bytes(data)
     aside.rename(path)

@@ -60,7 +60,6 @@ class Connection:
         await self.wire.send(messages.request_head(self.root, method, path, headers) + body)
 
     async def request_blobs(self, digests: list[bytes]) -> None:
-        """GET several blobs at once."""
         self._unanswered += len(digests)
         await self.wire.send(
             b"".join([messages.blob_request(self.root, digest) for digest in digests])
@@ -191,7 +190,6 @@ class BulkClient:
                 await arrived(await connection.receive_blob(reference, sink))
 
     async def document(self, root: str, path: str, bytes_max: int) -> bytes:
-        """GET a small document from a mirror."""
         async with self.connection(root, None, limits.CONNECT_SECONDS) as connection:
             await connection.request(b"GET", path)
             status, size = await connection.response()

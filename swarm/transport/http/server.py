@@ -134,7 +134,6 @@ class Session:
         self._caller.handshake.cancel()
 
     def end(self) -> None:
-        """Stop counting this connection as its client's."""
         self._client = None
 
     # --- requests ---
@@ -187,7 +186,6 @@ class Session:
         self._caller.handshake.deadline = self.used_at + seconds
 
     def _work(self) -> None:
-        """Note that a whole request has come."""
         self._caller.shaking = False
         self._rests, self.used_at = False, trio.current_time()
         self._caller.handshake.deadline = math.inf
@@ -334,7 +332,6 @@ class BulkServer:
         self._buffers = Buffers()
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
-        """Accept until cancelled."""
         await trio.serve_listeners(self._connection, listeners)
 
     async def _connection(self, stream: trio.SocketStream) -> None:

@@ -190,7 +190,6 @@ class Libp2pTransport(BaseTransport, BlobTransport):
         await self._pieces.listen(addresses, port, self._nursery)
 
     async def close(self) -> None:
-        """Close all connections at once."""
         self._close_subscriptions()
         self._pieces.client.close()
         async with trio.open_nursery() as nursery:
