@@ -231,7 +231,7 @@ class HttpSession(McpSession):
         try:
             with self._client.stream("POST", to, json=message, timeout=seconds) as reply:
                 if reply.status_code >= 300:
-                    raise Gone(f"answers with status {reply.status_code}")
+                    raise Gone(f"answers with status {reply.status_code}; correct its url")
                 if (session := reply.headers.get(SESSION_HEADER)) is not None:
                     self._client.headers[SESSION_HEADER] = session
                 is_stream = "text/event-stream" in reply.headers.get("content-type", "")
@@ -251,4 +251,4 @@ class HttpSession(McpSession):
             left(deadline)
             raise Gone("did not answer") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Gone(f"cannot be reached, or closed the connection ({error})") from error
+            raise Gone(f"cannot be reached at {to}, or hung up ({error}); start it") from error

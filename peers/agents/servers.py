@@ -126,7 +126,8 @@ class Program:
         try:
             process: Any = starter().submit(start).result()
         except (OSError, subprocess.SubprocessError) as error:
-            raise Gone(f"cannot be started: {command[0]} ({error})") from error
+            why = f"cannot be started: {command[0]} ({error}); correct its command or folder"
+            raise Gone(why) from error
         self.process: subprocess.Popen[bytes] = process
         self._words = bytearray()
         """The end of what it says: a process that writes without end fills nothing."""
@@ -163,7 +164,8 @@ class Program:
             status = self.process.wait(seconds)
             self._listener.join(END_SECONDS)
             lines = self._words.decode("utf-8", "replace").strip().splitlines()
-            return f"ended {describe_status(status)}" + (f": {lines[-1]:.200}" if lines else "")
+            said = f": {lines[-1]:.200}" if lines else "; try its command by hand"
+            return f"ended {describe_status(status)}{said}"
         return ""
 
 

@@ -36,7 +36,7 @@ class WebSocket:
                 tls = ssl.create_default_context()
                 self._socket = tls.wrap_socket(self._socket, server_hostname=to.hostname)
         except (OSError, ValueError) as error:
-            raise Gone(f"cannot be reached at {to.netloc} ({error})") from error
+            raise Gone(f"cannot be reached at {to.netloc} ({error}); start it") from error
         headers = [(name.encode(), each.encode()) for name, each in definition.headers.items()]
         target = (to.path or "/") + (f"?{to.query}" if to.query else "")
         try:
@@ -91,7 +91,7 @@ class WebSocket:
             case events.AcceptConnection():
                 self._is_open, self._bytes = True, 0
             case events.RejectConnection(status_code=status):
-                raise Gone(f"refuses the connection with status {status}")
+                raise Gone(f"refuses the connection with status {status}; correct its url")
             case events.CloseConnection(code=code):
                 is_text = code != INVALID_TEXT
                 raise Gone(f"closed the connection ({code})" if is_text else "sent no UTF-8")

@@ -47,7 +47,6 @@ def settle(
 
 
 def _with(manifest: RunManifest, measured: Thresholds, where: Path) -> RunManifest:
-    """The manifest with measured thresholds, except for those that its description sets."""
     from peers.calibration.calibrate import PROPOSED
 
     stated = read_toml(where, str(where)).get("thresholds", {})

@@ -82,7 +82,6 @@ class PreparationService(Protocol):
 
 
 def _filled(table: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """A table with what it leaves open from another one, and so each table in it."""
     own = {
         key: _filled(value, other[key]) if isinstance(value, dict) and key in other else value
         for key, value in table.items()
@@ -158,7 +157,6 @@ def recipe_of(
 def _fitted(
     recipe: Recipe, environments: list[Environment], renderer: Renderer, model: Path | None
 ) -> Recipe:
-    """The recipe with the lengths and the stop ids that model and tasks need."""
     prompts = completions = 0
     stops, answered = stop_ids_of(model) if model else [EOS_ID], True
     for environment in environments:

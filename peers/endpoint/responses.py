@@ -163,7 +163,6 @@ class ResponsesForm:
         return items
 
     def _response(self, reply: Reply, delta: Delta | None) -> dict[str, Any]:
-        """The response so far; `delta`: the end of it."""
         asked, was_cut = self.asked, delta is not None and delta.finish == "length"
         status = "in_progress" if delta is None else "incomplete" if was_cut else "completed"
         used = None if delta is None else reply.usage(self._tokens)

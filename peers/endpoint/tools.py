@@ -164,7 +164,6 @@ def check_form(template: ChatTemplate, calls: str, where: str) -> None:
 
 
 def _form_in(turn: str, begins: str, template: ChatTemplate) -> CallForm:
-    """The form of the call at the end of a rendered conversation."""
     shared = 0
     while shared < min(len(turn), len(begins)) and turn[shared] == begins[shared]:
         shared += 1

@@ -143,6 +143,5 @@ def _by_key(rows: Sequence[Noisy]) -> dict[tuple[int, int], list[int]]:
 
 
 def _drawn(key: tuple[int, int], rows: Sequence[Noisy], device: torch.device) -> Drawn:
-    """Where the noise of rows with one key comes from."""
     numbers = [[row.noise_row for row in rows], [row.position for row in rows]]
     return Drawn(key, *upload(numbers, device))

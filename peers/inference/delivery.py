@@ -138,7 +138,6 @@ class Deliveries:
     async def _wait(
         self, validator: PeerId, announced: Envelope, made: Made, judged: trio.Event
     ) -> None:
-        """Wait for a verdict, as long as its validator acknowledges the file and it is of use."""
         for _ in range(WAITS_MAX):
             with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
                 await judged.wait()
@@ -157,7 +156,6 @@ class Deliveries:
         )
 
     async def _rest(self, validators: Sequence[str], judged: trio.Event, seconds: float) -> bool:
-        """Wait, at most `seconds`, for the verdict or a validator; whether one connected."""
         returned = False
 
         async def look_out(nursery: trio.Nursery) -> None:
@@ -279,7 +277,6 @@ class Deliveries:
         )
 
     def _keep(self, receipt: Envelope) -> None:
-        """Keep a receipt of this worker's, to show that its number is taken."""
         named = receipt_in(self._run, receipt, self._peer.peer_id)
         if named is not None:
             self._receipts[named.lineage, named.step, named.number] = receipt

@@ -86,7 +86,6 @@ def _count(model: Any, asked: Pass) -> Activations:
 
 
 def _run(scorer: Scorer, layers: torch.nn.ModuleList, asked: Pass) -> Activations:
-    """Count the memory of one forward and backward pass of the scorer as it is."""
     model = scorer.model
     forwards: dict[Any, Any] = {layer: layer.forward for layer in layers}
     if asked.checkpointing:

@@ -225,7 +225,6 @@ def _partial(path: Path) -> Path:
 
 
 def _fetched(file: DataFile) -> Path:
-    """The path of a file, whose missing bytes are fetched now."""
     path = _place(file)
     if "://" not in file.address:
         return path

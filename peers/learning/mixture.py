@@ -69,7 +69,6 @@ def shares(weights: Sequence[float], sources: int, count: int) -> list[int]:
 
 
 def _quotas(weights: Sequence[float], sources: int) -> list[int]:
-    """Positions of each source in a period of the pattern."""
     weights = weights or [1.0]
     if len(weights) != sources:
         raise UserError(

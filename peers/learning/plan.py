@@ -297,7 +297,6 @@ def _part(name: str, memory: Memory, phase: Phase, size: int) -> MemoryPart:
 
 
 def _of(module: Any, *, trained: bool) -> list[Tensor]:
-    """A module's parameters that are trained, or those that are frozen."""
     return [each for each in module.parameters() if each.requires_grad == trained]
 
 

@@ -147,7 +147,6 @@ class Records:
         )
 
     def _written(self, row: Row, where: str) -> Chat | Task:
-        """A chat, or a prompt with its answer."""
         if row.get(CHAT):
             return Chat(messages_of(prompt_in(row, CHAT, where)))
         asked, answered = self._reading.prompt_column, self._answer

@@ -128,7 +128,6 @@ class SharedRows:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **named: Any
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls."""
     shared = named.pop(ARGUMENT, None)
     if shared is None:
         raise ValueError("their layers hand no arguments on to attention")

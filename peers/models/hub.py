@@ -124,8 +124,6 @@ class _Refused(Exception):
 
 
 class _Answer(httpx2.SyncByteStream):
-    """The body of an answer about a repository, bounded in bytes and seconds."""
-
     def __init__(self, body: Any, until: float) -> None:
         self._body, self._until = body, until
 

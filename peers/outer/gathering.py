@@ -271,7 +271,6 @@ class Gathering:
         bytes_max: int,
         shards: Sequence[int] = (),
     ) -> None:
-        """Fetch and check a contribution, or some of its shards."""
         begun = self._loop.peer.node.world.now()
         try:
             if not 0 < contribution.total_bytes <= bytes_max:  # 0 would stand for any size

@@ -198,7 +198,6 @@ class ReplicaRole:
         return admits or self._run.trusts(peer)
 
     async def _live(self) -> None:
-        """Train while the child lives."""
         async with self._node.compute.child(
             SERVICE,
             jobs.OuterSetup(hardware=self._settings.hardware),
@@ -350,7 +349,6 @@ class ReplicaRole:
         return left
 
     def _say_join(self, what: str, round: int, **fields: object) -> None:
-        """Report what happens to a join, once a round."""
         if self._said_join != (what, round):
             self._said_join = (what, round)
             self._events.emit(f"outer.{what}", round=round, **fields)

@@ -174,7 +174,6 @@ class Sharing:
         return View(lines(*place), *_duties(*place, self._me))
 
     def _present(self) -> frozenset[str]:
-        """The trainers that are present and count."""
         told = self._loop.presence.present()
         if told is not self._told_present:
             self._told_present, here = told, frozenset(told) - self.left_out
@@ -405,7 +404,6 @@ class Sharing:
                 )
 
     async def _take(self, link: Link, each: MergedShard, child: OuterService) -> None:
-        """Fetch and check a shard that another trainer has merged."""
         if each.total_bytes > self.bytes_max:
             raise PeerError(f"it has {each.total_bytes} bytes; {self.bytes_max} are the most")
         name = f"shard {each.shard} of round {link.round}"

@@ -1,10 +1,9 @@
 """One program behind the walls: build them, start it, watch its streams and its time."""
 
-import base64
 import fcntl
 import importlib.util
 import itertools
-import json
+import marshal
 import math
 import os
 import select
@@ -19,6 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import IO, Any, Literal
 
 from peers.sandbox.program import PYTHON, Limits, Outcome, Program, Tree
@@ -26,6 +26,11 @@ from peers.sandbox.seccomp import filter_program
 from swarm.errors import UserError
 
 INSIDE = Path(__file__).with_name("inside.py")
+LOAD = """import marshal, sys
+with open(int(sys.argv[2]), "rb") as file: code, spec = marshal.load(file)
+exec(code)
+main(int(sys.argv[1]), spec)"""
+"""What the interpreter of a sandbox runs: `INSIDE`, which this process has compiled."""
 
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
 """Shared libraries, wherever the interpreter lives."""
@@ -117,7 +122,12 @@ def _within(path: str, folders: list[str]) -> bool:
 
 def launcher(control: int, spec: int) -> list[str]:
     """The command that builds the walls, given the two inherited file descriptors."""
-    return [root().interpreter, "-I", "-S", str(INSIDE), str(control), str(spec)]
+    return [root().interpreter, "-I", "-S", "-c", LOAD, str(control), str(spec)]
+
+
+@cache
+def _code() -> CodeType:
+    return compile(INSIDE.read_text(), str(INSIDE), "exec")
 
 
 GROUPS = Path("/sys/fs/cgroup")
@@ -235,7 +245,7 @@ def _execute(program: Program, limits: Limits) -> Outcome:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(ours)
         stack.enter_context(theirs)
-        spec = _sealed(json.dumps(_spec(program, limits)).encode())
+        spec = _sealed(marshal.dumps((_code(), _spec(program, limits))))
         stack.callback(os.close, spec)
         group = Group(limits)
         stack.callback(group.close)
@@ -252,7 +262,8 @@ def _execute(program: Program, limits: Limits) -> Outcome:
             cwd="/",
         )
         theirs.close()
-        watch = _Watch(process, ours, limits, group)
+        folders = program.tree.folders if program.tree is not None else ()
+        watch = _Watch(process, ours, limits, group, folders)
         try:
             watch.until_ended()
         finally:
@@ -275,16 +286,16 @@ def _spec(program: Program, limits: Limits) -> dict[str, Any]:
         "hidden": found.hidden,
         "argv": argv,
         "environment": ENVIRONMENT | (TOOLS_ENVIRONMENT if program.with_tools else {}) | home,
-        "files": {name: base64.b64encode(content).decode() for name, content in files.items()},
+        "files": files,
         "folders": tree.folders if program.tree is not None else (),
         "folder": program.folder,
-        "modes": tree.modes,
-        "times": tree.times,
-        "symlinks": tree.links,
+        "modes": dict(tree.modes),
+        "times": dict(tree.times),
+        "symlinks": dict(tree.links),
         "made": tree.made,
-        "sealed": {name: base64.b64encode(content).decode() for name, content in sealed.items()},
+        "sealed": sealed,
         "returns_tree": program.returns_tree,
-        "filter": base64.b64encode(filter_program()).decode(),
+        "filter": filter_program(),
         "cpu_seconds": math.ceil(limits.cpu_seconds),
         "memory_bytes": limits.memory_bytes,
         "processes": limits.processes,
@@ -328,17 +339,20 @@ class _Watch:
     control: socket.socket
     limits: Limits
     group: Group
+    folders: tuple[str, ...]
+    """Those of the root that the program may write."""
     output: dict[str, bytearray] = field(
         default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()}
     )
     init: int | None = None
     """A descriptor of the init, known once the walls stand. It ends after all other processes."""
-    report: dict[str, Any] | None = None
+    report: tuple[int, float] | None = None
+    """The program's exit code, and its CPU seconds."""
     failure: str | None = None
     cut: Cut | None = None
     deadline: float = 0.0
 
-    files: dict[str, Any] | None = None
+    files: bytes | None = None
     """What the program left, as the init read it."""
 
     def until_ended(self) -> None:
@@ -387,7 +401,7 @@ class _Watch:
             return Outcome("memory", signal.SIGKILL, stdout, stderr, 0.0)
         if self.report is None:
             return Outcome("signalled", signal.SIGKILL, stdout, stderr, 0.0)
-        code, cpu_seconds = int(self.report["code"]), float(self.report["cpu_seconds"])
+        code, cpu_seconds = self.report
         if code == -signal.SIGXCPU or cpu_seconds > self.limits.cpu_seconds:
             return Outcome("timeout", abs(code), stdout, stderr, cpu_seconds)
         if code < 0:
@@ -398,11 +412,21 @@ class _Watch:
         return Outcome(status, code, stdout, stderr, cpu_seconds, self._tree())
 
     def _tree(self) -> Tree | None:
-        if self.files is None or not self.files["whole"]:
+        if self.files is None:
             return None
-        kept = {name: each for name, each in self.files.items() if name not in ("files", "whole")}
-        contents = {name: base64.b64decode(each) for name, each in self.files["files"].items()}
-        return Tree(contents, **kept | {"made": tuple(kept["made"])})
+        found: dict[str, dict[str, bytes]] = {"file": {}, "link": {}, "folder": {}}
+        modes: dict[str, int] = {}
+        times: dict[str, int] = {}
+        at = 0
+        while at < len(self.files):
+            end = self.files.index(b"\n", at)
+            kind, size, mode, when, path = self.files[at:end].decode().split(" ", 4)
+            at = end + 1 + int(size)
+            found[kind][path], times[path] = self.files[end + 1 : at], int(when)
+            if kind != "link":
+                modes[path] = int(mode)
+        links = {path: each.decode() for path, each in found["link"].items()}
+        return Tree(found["file"], links, (*self.folders, *found["folder"]), modes, times)
 
     def _overdue(self) -> bool:
         """Kill an overdue sandbox; False when the kernel did not end it either."""
@@ -445,24 +469,25 @@ class _Watch:
             return False
         if not raw:
             return False
-        message = json.loads(raw)
-        if "unshared" in message:
+        word, _, rest = raw.decode("utf-8", "replace").partition(" ")
+        if word == "unshared":
             self._answer(_map_users(self.process.pid))
-        elif "ready" in message:
+        elif word == "ready":
             (self.init,) = descriptors
             self.group.add(_pid_of(self.init))
             self.deadline = time.monotonic() + self.limits.seconds
             self._answer(b"start")
-        elif "unfit" in message:
+        elif word == "unfit":
             self._cut("files")
-        elif "failed" in message:
-            self.failure = message["failed"]
-        elif "files" in message:
+        elif word == "failed":
+            self.failure = rest
+        elif word == "files":
             with os.fdopen(descriptors[0], "rb") as file:
                 file.seek(0)
-                self.files = json.load(file)
+                self.files = file.read()
         else:
-            self.report = message
+            code, seconds = rest.split()
+            self.report = int(code), float(seconds)
         return True
 
     def _answer(self, message: bytes) -> None:

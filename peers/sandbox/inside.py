@@ -1,29 +1,29 @@
 """The program that builds the walls from within, then starts the untrusted program behind them.
 
-Run as `python -I -S inside.py CONTROL SPEC`; it imports only the standard library. CONTROL is a
-socket to `peers.sandbox.execute`, SPEC a file with a JSON object. Three processes: the outermost
-creates the namespaces and waits; the first process of the new process namespace (its init) builds
-the root folder, drops every privilege, reaps orphans and reports; its child becomes the untrusted
-program. The program inherits no file but its three streams, so it cannot write a report.
+`peers.sandbox.execute` runs `main` in a bare interpreter. Imports would be most of what a sandbox
+costs, hence neither pathlib nor socket nor json. Three processes: the outermost creates the
+namespaces and waits; the first process of the new process namespace (its init) builds the root
+folder, drops every privilege, reaps orphans and reports; its child becomes the untrusted program.
+The program inherits no file but its three streams, so it cannot write a report.
 
 If the files are wanted, the init ends every other process before it reads them.
 """
 
-import array  # noqa: F401  (`send_fds` imports it, when the interpreter's files may be gone)
-import base64
 import ctypes
 import errno
-import json
 import os
 import resource
-import signal
-import socket
 import stat
 import sys
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NoReturn
+from _socket import SCM_RIGHTS, SOL_SOCKET, socket
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    Spec = dict[str, Any]
+
+SIGINT, SIGKILL, SIGPIPE, SIGXFSZ = 2, 9, 13, 25
 NEW_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000
 """CLONE_NEW: USER, NS (mounts), PID, NET, IPC, UTS."""
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 0x4000, 0x40000
@@ -47,8 +47,6 @@ DEPTH_MAX = 64
 EPOCH = 1577836800
 """Time of the files that a program finds, so that listings are alike: 1 January 2020."""
 
-Spec = dict[str, Any]
-
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -59,8 +57,9 @@ def checked(what: str, result: int) -> int:
     return result
 
 
-def send(control: socket.socket, **message: object) -> None:
-    control.send(json.dumps(message).encode())
+def send(control: socket, message: str, *descriptors: int) -> None:
+    raw = b"".join(each.to_bytes(4, sys.byteorder) for each in descriptors)
+    control.sendmsg([message.encode()], [(SOL_SOCKET, SCM_RIGHTS, raw)] if raw else [])
 
 
 def mount(kind: str, target: str, flags: int, options: bytes) -> None:
@@ -94,11 +93,9 @@ def copied_mount(path: str, attributes: int) -> int:
 
 
 def attach(descriptor: int, target: str, is_folder: bool) -> None:
-    if is_folder:
-        Path(target).mkdir(parents=True, exist_ok=True)
-    else:
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        Path(target).touch()
+    os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
+    if not is_folder:
+        open(target, "ab").close()
     result = libc.syscall(
         ctypes.c_long(MOVE_MOUNT), descriptor, b"", AT_FDCWD, target.encode(),
         ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH),
@@ -107,12 +104,12 @@ def attach(descriptor: int, target: str, is_folder: bool) -> None:
     os.close(descriptor)
 
 
-def build_root(spec: Spec) -> None:
+def build_root(spec: "Spec") -> None:
     """Replace the root folder by a read-only one that holds what the interpreter needs."""
     libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
     attributes = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV
     shown = [
-        (target, Path(path).is_dir(), copied_mount(path, attributes))
+        (target, os.path.isdir(path), copied_mount(path, attributes))
         for path, target in spec["shown"]
     ]
     # Devices keep working on a read-only mount, but not on one without devices.
@@ -125,16 +122,16 @@ def build_root(spec: Spec) -> None:
     for path, is_folder, descriptor in shown:
         attach(descriptor, new + path, is_folder)
     for path, target in spec["links"]:
-        Path(new + path).symlink_to(target)
+        os.symlink(target, new + path)
     for path in spec["hidden"]:
         tmpfs(new + path, 4096, 0o555, MS_RDONLY)
     write({f"{new}{name}": content for name, content in spec["sealed"].items()})
-    Path(new, "tmp").mkdir()
+    os.mkdir(f"{new}/tmp")
     tmpfs(f"{new}/tmp", spec["files_bytes"], 0o777, 0)
     # Several folders share one bound on their bytes.
     inner = {folder: f"{new}/tmp{folder}" for folder in spec["folders"]}
     for path in inner.values():
-        Path(path).mkdir(parents=True)
+        os.makedirs(path)
         os.chown(path, NOBODY, NOBODY)
     copies = {each: copied_mount(path, ATTR_NOSUID | ATTR_NODEV) for each, path in inner.items()}
     for folder, copy in copies.items():
@@ -162,10 +159,10 @@ def drop_privileges(switch_user: bool) -> None:
 
 
 def die_with_parent() -> None:
-    checked("prctl", libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0))
+    checked("prctl", libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(SIGKILL), 0, 0, 0))
 
 
-def limit_resources(spec: Spec) -> None:
+def limit_resources(spec: "Spec") -> None:
     cpu = spec["cpu_seconds"]
     bounds = {
         resource.RLIMIT_AS: spec["memory_bytes"],
@@ -192,104 +189,119 @@ def filter_calls(program: bytes) -> None:
     checked("seccomp", libc.prctl(PR_SET_SECCOMP, mode, ctypes.byref(argument), 0, 0))
 
 
-def become_program(control: socket.socket, spec: Spec) -> NoReturn:
+def become_program(control: socket, spec: "Spec") -> "NoReturn":
     try:
         os.setsid()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        control.set_inheritable(False)
+        for number in (SIGPIPE, SIGXFSZ, SIGINT):
+            libc.signal(number, None)  # the default
+        os.set_inheritable(control.fileno(), False)
         limit_resources(spec)
-        filter_calls(base64.b64decode(spec["filter"]))
+        filter_calls(spec["filter"])
         os.execve(spec["argv"][0], spec["argv"], spec["environment"])
     except OSError as error:
-        send(control, failed=f"{spec['argv'][0]}: {error.strerror}")
+        send(control, f"failed {spec['argv'][0]}: {error.strerror}")
     finally:
         os._exit(127)
 
 
-def write(files: dict[str, str]) -> None:
+def write(files: dict[str, bytes]) -> None:
     for name, content in files.items():
-        path = Path("/tmp", name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(content))
+        path = os.path.join("/tmp", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(content)
 
 
-def write_files(spec: Spec) -> None:
+def write_files(spec: "Spec") -> None:
     for name in spec["made"]:
-        Path(name).mkdir(parents=True, exist_ok=True)
+        os.makedirs(name, exist_ok=True)
     write(spec["files"])
     for name, target in spec["symlinks"].items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).symlink_to(target)
+        os.makedirs(os.path.dirname(name), exist_ok=True)
+        os.symlink(target, name)
     for name in reversed([*spec["folders"], *spec["made"], *spec["files"], *spec["symlinks"]]):
         when = spec["times"].get(name, EPOCH)
-        os.utime(Path("/tmp", name), (when, when), follow_symlinks=False)
+        os.utime(os.path.join("/tmp", name), (when, when), follow_symlinks=False)
     for name, mode in reversed(spec["modes"].items()):
-        Path(name).chmod(mode)
+        os.chmod(name, mode)
     os.chdir(spec["folder"])
 
 
-def snapshot(spec: Spec) -> dict[str, Any]:
-    """The files, links and folders below the writable folders, never through a link.
+def found(folder: str) -> list[tuple[str, os.stat_result]]:
+    """What is in a folder, as far as it can be read."""
+    try:
+        os.chmod(folder, 0o700)
+    except OSError:
+        pass
+    try:
+        return sorted((each.path, each.stat(follow_symlinks=False)) for each in os.scandir(folder))
+    except OSError:
+        return []
 
-    What has an unprintable name, is too deep, or neither file nor link is left out. `whole` is
-    False if the bytes are more than the sandbox may have, as by many links to one file."""
-    found: dict[str, Any] = {"files": {}, "links": {}, "made": [], "modes": {}, "times": {}}
+
+def snapshot(spec: "Spec") -> bytes | None:
+    """The files, links and folders below the writable folders, never through a link: for each a
+    line with kind, bytes, permissions, time and path, then its content or target.
+
+    What has an unprintable name, is too deep, or neither file nor link is left out. None if the
+    bytes are more than the sandbox may have, as by many links to one file."""
+    parts: list[bytes] = []
     left, times = spec["files_bytes"], spec["times"]
     later = max(times.values(), default=EPOCH) + 60
     waiting = [(folder, 0) for folder in spec["folders"]]
     while waiting:
         folder, depth = waiting.pop()
-        found["made"].append(folder)
-        with suppress(OSError):
-            Path(folder).chmod(0o700)
-        with suppress(OSError):
-            for path, about in sorted(
-                (e.path, e.stat(follow_symlinks=False)) for e in os.scandir(folder)
-            ):
-                mode = stat.S_IMODE(about.st_mode) & 0o777
-                if not path.isprintable():
+        for path, about in found(folder):
+            mode, content = stat.S_IMODE(about.st_mode) & 0o777, b""
+            if not path.isprintable():
+                continue
+            try:
+                if stat.S_ISLNK(about.st_mode):
+                    kind, content = "link", os.readlink(path).encode()
+                elif stat.S_ISDIR(about.st_mode) and depth < DEPTH_MAX:
+                    kind = "folder"
+                    waiting.append((path, depth + 1))
+                elif stat.S_ISREG(about.st_mode):
+                    kind = "file"
+                    left -= about.st_size
+                    if left < 0:
+                        return None
+                    os.chmod(path, 0o600)
+                    with open(path, "rb") as file:
+                        content = file.read()
+                else:
                     continue
-                with suppress(OSError, UnicodeError):
-                    if stat.S_ISLNK(about.st_mode):
-                        found["links"][path] = str(Path(path).readlink()).encode().decode()
-                    elif stat.S_ISDIR(about.st_mode) and depth < DEPTH_MAX:
-                        waiting.append((path, depth + 1))
-                    elif stat.S_ISREG(about.st_mode):
-                        left -= about.st_size
-                        if left < 0:
-                            return {**found, "whole": False}
-                        Path(path).chmod(0o600)
-                        content = Path(path).read_bytes()
-                        found["files"][path] = base64.b64encode(content).decode()
-                    else:
-                        continue
-                    if not stat.S_ISLNK(about.st_mode):
-                        found["modes"][path] = mode
-                    # Whatever the clock said: newer than all that was there before.
-                    when = times.get(path, EPOCH)
-                    found["times"][path] = when if about.st_mtime == when else later
-    return {**found, "whole": True}
+            except (OSError, UnicodeError):
+                continue
+            # Whatever the clock said: newer than all that was there before.
+            when = times.get(path, EPOCH)
+            when = when if about.st_mtime == when else later
+            parts += [f"{kind} {len(content)} {mode} {when} {path}\n".encode(), content]
+    return b"".join(parts)
 
 
-def send_files(control: socket.socket, spec: Spec) -> None:
+def send_files(control: socket, spec: "Spec") -> None:
     """End every other process, then send what they leave."""
-    with suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    with suppress(ChildProcessError):
+    try:
+        os.kill(-1, SIGKILL)
         while True:
             os.wait()
-    files = os.memfd_create("files", os.MFD_CLOEXEC)
+    except (ProcessLookupError, ChildProcessError):
+        pass
     # Nothing may be imported here, such as another codec: the interpreter's own files may be gone.
+    raw = snapshot(spec)
+    if raw is None:
+        return
+    files = os.memfd_create("files", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(files), "wb") as file:
-        file.write(json.dumps(snapshot(spec)).encode())
-    socket.send_fds(control, [b'{"files": true}'], [files])
+        file.write(raw)
+    send(control, "files", files)
 
 
-def serve_as_init(control: socket.socket, spec: Spec) -> None:
+def serve_as_init(control: socket, spec: "Spec") -> None:
     """Start the program, reap until it ends, and report; the kernel then kills the rest."""
     # Signals without a handler do not reach an init from inside its namespace.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    libc.signal(SIGINT, None)
     die_with_parent()
     libc.prctl(PR_SET_DUMPABLE, ctypes.c_ulong(0), 0, 0, 0)
     try:
@@ -297,10 +309,10 @@ def serve_as_init(control: socket.socket, spec: Spec) -> None:
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise
-        send(control, unfit=True)
+        send(control, "unfit")
         os._exit(0)
     # The caller watches the init by its descriptor; if it died before, this raises.
-    socket.send_fds(control, [b'{"ready": true}'], [os.pidfd_open(os.getpid())])
+    send(control, "ready", os.pidfd_open(os.getpid()))
     if control.recv(16) != b"start":
         os._exit(1)
     program = os.fork()
@@ -313,41 +325,38 @@ def serve_as_init(control: socket.socket, spec: Spec) -> None:
     code = os.waitstatus_to_exitcode(status)
     if spec["returns_tree"]:
         send_files(control, spec)
-    send(control, code=code, cpu_seconds=used.ru_utime + used.ru_stime)
+    send(control, f"ended {code} {used.ru_utime + used.ru_stime}")
 
 
-def build_and_serve(control: socket.socket, spec: Spec, switch_user: bool) -> NoReturn:
+def build_and_serve(control: socket, spec: "Spec", switch_user: bool) -> "NoReturn":
     """What the init does; never returns."""
     try:
         build_root(spec)
         drop_privileges(switch_user)
         serve_as_init(control, spec)
     except OSError as error:
-        send(control, failed=f"{error.strerror or error}")
+        send(control, f"failed {error.strerror or error}")
     finally:
         os._exit(0)
 
 
-def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
-    with os.fdopen(int(sys.argv[2]), "rb") as file:
-        spec = json.load(file)
+def main(descriptor: int, spec: "Spec") -> "NoReturn":
+    """Build a sandbox for a program; `descriptor` is a socket to `peers.sandbox.execute`."""
+    control = socket(fileno=descriptor)
     die_with_parent()
     try:
         checked("unshare", libc.unshare(ctypes.c_int(NEW_NAMESPACES)))
-        send(control, unshared=True)
+        send(control, "unshared")
         mapped = control.recv(16)
         if not mapped:
-            return
+            os._exit(0)
         die_with_parent()
         init = os.fork()
     except OSError as error:
-        send(control, failed=f"{error.strerror or error}")
-        return
+        send(control, f"failed {error.strerror or error}")
+        os._exit(0)
     if init == 0:
         build_and_serve(control, spec, switch_user=mapped == b"switch")
     control.close()
     os.waitpid(init, 0)
-
-
-main()
+    os._exit(0)

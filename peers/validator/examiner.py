@@ -246,7 +246,6 @@ class Examiner:
         return False
 
     async def _manifest(self, case: Case) -> RunManifest:
-        """The version of the run manifest that the case's step follows."""
         with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
             return await self._peer.versions.manifest_of(case.order)
         raise PeerError(f"no peer has version {case.order.run_version} of the run manifest")

@@ -182,7 +182,6 @@ def _rows(inspection: Inspection, group: int) -> range:
 def _grade_group(
     rollouts: Rollouts, inspection: Inspection, group: int, drawn: GroupTask, found: Graded
 ) -> None:
-    """Add the grades of a local group, until it is given up."""
     for row in _rows(inspection, group):
         checkpoint()
         if inspection.is_given_up(group):

@@ -273,7 +273,6 @@ class CaseQueue:
 
 
 def _kept(table: str, case: Case) -> tuple[str, Sequence[Any]]:
-    """The statement that writes a case."""
     columns = "(worker, digest, announced, arranged)"
     sql = f"INSERT OR REPLACE INTO {table} {columns} VALUES (?, ?, ?, ?)"
     return sql, (*case.key, case.announced.raw, case.ordered.raw)

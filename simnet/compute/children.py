@@ -21,17 +21,7 @@ from simnet.disk import PowerCut, SimulatedDisk
 from swarm.errors import UserError
 from swarm.jobs import environment, evaluation, inference, outer, training, validation
 from swarm.shardcast.jobs import DeltaService
-from swarm.world import (
-    Child,
-    ChildDied,
-    ChildError,
-    ChildUserError,
-    Job,
-    Setup,
-    job_type,
-    kind_of,
-    setup_type,
-)
+from swarm.world import Child, ChildDied, Job, Setup, error_of, job_type, kind_of, setup_type
 
 START_SECONDS = 3.0
 
@@ -100,10 +90,9 @@ class SimulatedChild:
                     self._hung = str(crash)
                     self.die()
                     await trio.sleep_forever()
-                except UserError as error:
-                    raise ChildUserError(str(error), kind_of(error)) from error
-                except (ValueError, OSError) as error:
-                    raise ChildError(str(error), kind_of(error)) from error
+                except (UserError, ValueError, OSError) as error:
+                    is_users = isinstance(error, UserError)
+                    raise error_of(str(error), kind_of(error), is_users) from error
                 finally:
                     self._calls.pop(scope, None)
                 return result

@@ -475,7 +475,6 @@ class Gossip:
             self._wake(neighbour)
 
     def _offer(self, neighbour: Neighbour, digests: Mapping[str, Sequence[bytes]]) -> None:
-        """Offer a neighbour the digests, given by topic, that it may lack."""
         knows = neighbour.knows
         missing = [
             digest

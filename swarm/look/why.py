@@ -221,7 +221,6 @@ def _stake(archive: Archive, peer: str) -> int:
 
 
 def _now(peer: str, status: RunStatus) -> dict[str, Any]:
-    """What the trusted peers last heard of a peer, and why it is idle."""
     entry = status.present.get(peer)
     if entry is None:
         return {"standing": "unknown", "idle": "the trusted peers have heard nothing of it lately"}

@@ -167,6 +167,10 @@ class ChildUserError(ChildError, UserError):
     """A child answered a call with a `UserError`: an error that the user can fix."""
 
 
+def error_of(message: str, kind: str, is_users: bool) -> ChildError:
+    return (ChildUserError if is_users else ChildError)(message, kind)
+
+
 class ChildDied(SwarmError):
     """A child ended, exceeded its memory limit or missed a deadline (and was killed).
 

@@ -15,7 +15,7 @@ import trio
 
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
-from swarm.world import Child, ChildDied, ChildError, ChildUserError, Job, Setup, process
+from swarm.world import Child, ChildDied, Job, Setup, error_of, process
 from swarm.world import frames as framing
 from swarm.world.child import CHILD_ENVIRONMENT
 from swarm.world.fork_server import CHILD_REQUEST
@@ -155,8 +155,8 @@ class LocalChild:
         if call.end is None:
             raise await self._died()
         if isinstance(call.end, framing.Failed):
-            raised = ChildUserError if call.end.is_users else ChildError
-            raise raised(f"{self.name}: {call.end.message}", call.end.kind)
+            end = call.end
+            raise error_of(f"{self.name}: {end.message}", end.kind, end.is_users)
         return call.end.reply
 
     async def _write(self, frame: bytes) -> None:

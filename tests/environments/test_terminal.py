@@ -113,6 +113,13 @@ def test_files_that_fit_no_further_sandbox_are_the_models_fault(command: str) ->
     assert "too large" in stuck.ended and stuck.tree == left.tree
 
 
+@pytest.mark.parametrize("more", ["/app/a.txt/b", "/app/big"])
+def test_a_task_whose_own_files_do_not_fit_is_not_gradable(more: str) -> None:
+    problem = msgspec.structs.replace(PROBLEM, files={**PROBLEM.files, more: "x" * (2 << 20)})
+    with pytest.raises(NotGradable, match="own files fit no sandbox"):
+        say(problem, problem.tree, "true", BOUNDS)
+
+
 def test_a_machine_without_a_sandbox_is_at_fault_and_no_task(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -228,6 +235,10 @@ def test_checks_compare_outside_and_tests_of_pytest_run_over_the_files() -> None
         ({"instruction": "x", "files": {"a": ""}, "checks": [{"run": "true"}]}, "own folders"),
         ({"instruction": "x", "pytest": {"../x.py": ""}}, "outside of /tests"),
         ({"instruction": "x", "made": ["/tests"], "pytest": {"x.py": ""}}, "files in /tests"),
+        (
+            {"instruction": "x", "executable": ["/app/a"], "checks": [{"run": "true"}]},
+            "'/app/a', none of its files",
+        ),
         ({"instruction": "x", "test": []}, "unknown field `test`"),
         (None, "is empty"),
     ],

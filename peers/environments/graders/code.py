@@ -139,7 +139,6 @@ def _closed(fence: _Fence, lines: list[str], depth: int) -> list[Block]:
 
 
 def _inline(line: str) -> list[Block]:
-    """The last block that begins and ends on one line."""
     content = line.rstrip().rstrip("`").rpartition("```")[2].strip()
     tag, _, rest = content.partition(" ")
     if _PYTHON.fullmatch(tag.lower()):

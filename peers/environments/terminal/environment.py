@@ -17,7 +17,7 @@ from peers.environments.terminal.problem import Problem, graded, read_problems, 
 from peers.environments.tools import called
 from peers.sandbox import Limits
 from peers.sandbox.program import Tree
-from swarm.errors import UserError
+from swarm.errors import UserError, file_errors
 from swarm.rollouts.seeds import digest
 from swarm.wire.manifest import OptionValue
 from swarm.world.recent import Recent
@@ -200,7 +200,8 @@ class Terminal(Episodes):
     def _read(self) -> tuple[list[Problem], str]:
         """The tasks of the file, and its hash; raises `UserError`."""
         path = located(self.options.path, "file of tasks")
-        raw = path.read_bytes()
+        with file_errors(path):
+            raw = path.read_bytes()
         found = blake3(raw).hexdigest()
         if self.options.hash not in ("", found):
             raise UserError(

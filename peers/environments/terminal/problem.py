@@ -13,7 +13,7 @@ import msgspec
 
 from peers.environments.graders import valid
 from peers.environments.graders.code_tests import prints
-from peers.environments.interface import Grade
+from peers.environments.interface import Grade, NotGradable
 from peers.sandbox import PYTHON, Limits, Program, run
 from peers.sandbox.program import Tree
 from swarm.errors import DECODE_ERRORS, UserError
@@ -116,6 +116,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise UserError("a check has both or none of run and file; give it one")
         if any(each.startswith("/") or ".." in each.split("/") for each in self.pytest):
             raise UserError(f"pytest has a path outside of {TESTS}; make it relative")
+        if missing := sorted({*self.executable} - {*self.files, *self.binary}):
+            raise UserError(f"executable names {missing[0]!r:.100}, none of its files; remove it")
         if TESTS in self.tree.folders:
             raise UserError(f"it has files in {TESTS}, where its tests go; choose another folder")
 
@@ -164,7 +166,7 @@ class Said:
 
 
 def say(problem: Problem, tree: Tree, command: str, limits: Limits) -> Said:
-    """Run a command over files; raises `UserError` and `SandboxError` as `run`."""
+    """Run a command over files; raises `SandboxError` as `run`, and `NotGradable`."""
     text = valid(command)
     if "\0" in text or len(text.encode()) > COMMAND_BYTES_MAX:
         return Said(b"", 0, tree, f"it has a NUL or more than {COMMAND_BYTES_MAX:,} bytes")
@@ -178,6 +180,8 @@ def say(problem: Problem, tree: Tree, command: str, limits: Limits) -> Said:
     outcome = run(program, limits)
     if outcome.status == "exited" and outcome.tree is not None:
         return Said(outcome.stdout, outcome.code, outcome.tree)
+    if outcome.status == "files" and tree == problem.tree:
+        raise NotGradable("the task's own files fit no sandbox; repair it, or raise files_mib")
     return Said(
         outcome.stdout, outcome.code, tree, ENDS.get(outcome.status, "its files are too large")
     )

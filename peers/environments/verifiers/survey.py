@@ -89,8 +89,6 @@ class Surveyed(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class _Contents(msgspec.Struct):
-    """What `child.contents` prints."""
-
     version: str
     needs: list[str]
     pinned: str
@@ -160,7 +158,6 @@ def _results(path: Path) -> list[Surveyed]:
 def _surveyed(
     package: str, bases: Mapping[str, Path], folder: Path, limits: Limits
 ) -> list[Surveyed]:
-    """The results of one package, which is installed in `folder` for the time being."""
     started, own = time.monotonic(), folder / "own"
     whole, found = Surveyed(package=package), list[Surveyed]()
     try:

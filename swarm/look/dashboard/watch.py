@@ -199,7 +199,6 @@ async def watch(watcher: Watcher, feed: Feed) -> None:
 
 
 def _out_of_date(last: Snapshot, reason: str, seconds: float) -> Snapshot:
-    """The last snapshot, with the words that it is old and why."""
     head = msgspec.structs.replace(
         last.head,
         trainer="No trusted peer of the run answers: all that this page shows is "

@@ -101,7 +101,6 @@ class Figures:
         return Counter(name, words, labels, registry=self.registry)
 
     def _gauge(self, name: str, words: str, *labels: str) -> Gauge:
-        """A gauge; without labels it is not a number until it is set."""
         self.labels[name] = labels
         made = Gauge(name, words, labels, registry=self.registry)
         if not labels:
