@@ -44,6 +44,8 @@ class Mine:
     bits: int
     shown: int = 0
     """Pieces announced to some neighbour while the checkpoint is super-seeded."""
+    is_news_to_all: bool = False
+    """Whether an announcement to every neighbour waits, which a further piece only joins."""
 
 
 @dataclass
@@ -97,6 +99,8 @@ class Announcer:
 
     def tell_all(self, neighbour: Neighbour) -> None:
         """Announce every checkpoint to a neighbour."""
+        for mine in self._mine.values():
+            mine.is_news_to_all = False
         for held in self._store.all()[-claiming.CLAIMS_MAX :]:
             neighbour.news[held.digest] = None
         if neighbour.news or neighbour.announced:
@@ -113,6 +117,9 @@ class Announcer:
         """Take the entries that bring this neighbour up to date."""
         now = self._world.now()
         entries: list[claiming.Entry] = []
+        for digest in neighbour.news:
+            if digest in self._mine:
+                self._mine[digest].is_news_to_all = False
         if not self.tells():
             entries += [claiming.Gone(digest) for digest in neighbour.announced]
             self.forget(neighbour)
@@ -179,18 +186,24 @@ class Announcer:
             self._piece_left(held, index, now)
             return
         idle = change is Change.PIECE and self._idle()
+        if change is Change.PIECE and not idle and mine.is_news_to_all:
+            return
+        is_news_to_all = True
         for peer, neighbour in self.neighbours.items():
             if change is Change.PIECE:
                 if digest in neighbour.news and not idle:
                     continue
                 claim = self._claims.of(peer, digest)
                 if claim is not None and claim.has(index) and digest in neighbour.announced:
+                    is_news_to_all = is_news_to_all and digest in neighbour.news
                     continue
                 due = self._due(neighbour, digest, now, idle)
             else:
                 due = now if change is Change.COMPLETE else now + BATCH_SECONDS
             neighbour.news[digest] = None
             neighbour.speak_at(due)
+        if change is not Change.REMOVED:
+            mine.is_news_to_all = is_news_to_all
 
     def _due(self, neighbour: Neighbour, digest: bytes, now: float, idle: bool) -> float:
         announced = neighbour.announced.get(digest)
