@@ -115,7 +115,8 @@ def test_wrong_arguments_of_a_survey(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("# nothing\n")
     said = complaint(*command, out, "--list", tmp_path / "empty.txt")
     assert "names no package; write one a line" in said
-    assert "'--index-url=x' is no package" in complaint(*command, out, "--", "--index-url=x")
+    for wrong in ("--index-url=x", "no/such", "x y", ""):
+        assert f"{wrong!r} is no package" in complaint(*command, out, "--", wrong)
 
 
 def test_the_list_names_a_version_of_each_package() -> None:

@@ -6,6 +6,7 @@ interface need another than those of the 1.x interface. `swarm environment insta
 one for servers of OpenEnv, which import nothing of Swarm."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,10 +81,14 @@ def interpreter_for(version: str) -> Path:
     raise UserError(problems[homes().index(present[0])] if present else problems[0])
 
 
+PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*(\[[\w,. -]*\])?\s*([=<>!~@;].*)?|[\w+]*://.*)")
+"""A name, perhaps with extras and versions, or an address."""
+
+
 def check_packages(packages: Sequence[str]) -> None:
-    """Raise `UserError` for what pip would take for an option."""
+    """Raise `UserError` for what pip would take for an option, or for no package."""
     for package in packages:
-        if not package[:1].isalnum() and not Path(package).exists():
+        if not PACKAGE.fullmatch(package) and not (package and Path(package).exists()):
             raise UserError(
                 f"--package {package!r} is no package; write one like marble-v1==0.1.0, or the "
                 "path of a wheel or folder"
