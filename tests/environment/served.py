@@ -153,8 +153,13 @@ async def answer(
     engine: EngineService, peer: LonePeer, order: SubmissionOrder, asked: AskedTurn
 ) -> None:
     """Give the engine a turn that an episode waits for."""
-    signed, tokens = await peer.answer(order, asked.row, asked.segments)
-    await engine.give(GiveTurn(seed=asked.seed, row=asked.row, tokens=tokens, signed=signed))
+    given = GiveTurn(seed=asked.seed, row=asked.row)
+    try:
+        signed, tokens = await peer.answer(order, asked.row, asked.segments)
+    except Exception as error:  # the engine's thread would wait for ever
+        await engine.give(msgspec.structs.replace(given, unwanted=str(error)))
+        raise
+    await engine.give(msgspec.structs.replace(given, tokens=tokens, signed=signed))
 
 
 async def generate(
