@@ -224,7 +224,6 @@ class EnvironmentRole:
         segments: list[list[int]],
         asker: pool.Asker,
     ) -> None:
-        """Make, sign and keep a turn."""
         try:
             making.made = await self._made(order, turn, segments, asker)
         except _Refused as refusal:

@@ -224,7 +224,6 @@ class InferenceRole:
         return None if order.final else self._pending.obstacle(order, self._deliveries.room)
 
     def _show_doing(self) -> None:
-        """Describe the activity in the heartbeats."""
         generating, begun = self._pending.generating, self._pending.begun
         if generating:
             busy = "" if self._meter.busy is None else f" ({100 * self._meter.busy:.0f} % busy)"

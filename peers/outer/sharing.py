@@ -439,7 +439,6 @@ class Sharing:
         return merged
 
     async def _make(self, link: Link, shard: int, child: OuterService) -> MergedShard:
-        """Merge a shard, and publish it."""
         peer = self._loop.peer
         folder = self._loop.artifacts.new_shard_folder(link.digest, shard)
         merged = await self._mean(link, shard, child, folder)

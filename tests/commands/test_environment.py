@@ -117,8 +117,8 @@ def test_a_set_is_found_out_by_the_second_process(site: Path) -> None:
     """It iterates over text in a set, whose order differs from process to process."""
     changed = CODE.replace('Task(str(number), "7")', 'Task(str(number), "".join({*"abcdefgh"}))')
     (site / "lab_environment.py").write_text(changed)
-    checked = swarm("environment", "check", "lab", "--graded", "1")
-    assert checked.status == 1
+    checked = swarm("environment", "check", "lab@4", "--graded", "1")
+    assert checked.status == 1 and "version '3' is installed, not '4'" in checked.errors
     assert "'lab' gives train task 0 differently in another process" in checked.errors
 
 

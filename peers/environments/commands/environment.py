@@ -82,6 +82,7 @@ def check_command(
     from peers.environments.commands.check import check, figures
     from swarm.jobs.environment import TrialSetup
 
+    name, _, version = name.partition("@")
     setup = TrialSetup(
         environment=name,
         options=environment_options(option),
@@ -90,6 +91,10 @@ def check_command(
     found = run_until_interrupted(
         check, setup, limit, graded, waiting="playing tasks in two processes"
     )
+    if version not in ("", found.version):
+        found.faults.append(
+            f"version {found.version!r} is installed, not {version!r}; install that"
+        )
     shown = figures(name, found)
     if as_json:
         print_json({"figures": shown, "faults": found.faults, "warnings": found.warnings})

@@ -82,7 +82,6 @@ class Remote:
             ) from error
 
     def _asked(self, text: str) -> _Reply:
-        """The server's reply, after some attempts."""
         until = time.monotonic() + self.access.deadline_seconds
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(self.access.retries + 1):
