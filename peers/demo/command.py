@@ -42,13 +42,13 @@ def demo(
     require_extra("plots", "swarm demo")
     from peers.demo.processes import PRELOAD_COMPUTE, end, start_fork_server
     from peers.demo.recipes import environments_of
-    from swarm.run.allowed import allow_environments
+    from swarm.run.allowed import allowing
 
-    allow_environments(each.name for each in environments_of(environment))  # to all children, too
+    allowed = allowing(each.name for each in environments_of(environment))
     with tempfile.TemporaryDirectory(prefix="swarm-fork-") as name:
         folder = Path(name)
         # Its imports take longer than the demo's own, beside which they go on.
-        compute = start_fork_server("compute-server", folder, PRELOAD_COMPUTE)
+        compute = start_fork_server("compute-server", folder, PRELOAD_COMPUTE, allowed)
         try:
             from peers.demo.play import run_demo
             from peers.demo.setup import DemoOptions

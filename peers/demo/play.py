@@ -37,6 +37,7 @@ from swarm.look.rollouts.filters import Filters
 from swarm.look.rollouts.seen import SeenRollout
 from swarm.look.rollouts.sources import open_source
 from swarm.look.rollouts.text import Decoder
+from swarm.run.allowed import allow_environments
 from swarm.run.update import sign_manifest
 from swarm.terminal.output import print_json
 from swarm.wire.identity import load_or_create
@@ -201,7 +202,6 @@ class Demo:
         return write_results(self.state, self.options)
 
     def _ready(self) -> None:
-        """The base policy is there."""
         self.state.enter("joining", trio.current_time())
         self.prepared.set()
 
@@ -353,6 +353,7 @@ async def run_demo(options: setup.DemoOptions, compute: Process, socket_folder: 
         model=model.folder if model else None,
         tokenizer=socket_folder,
     )
+    allow_environments(each.name for each in recipe.environments)  # to the demo's peers as well
     try_grading(recipe.environments)
     folder = (options.out or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
     demo = Demo(options, recipe, model, folder, compute, socket_folder)

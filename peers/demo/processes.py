@@ -95,12 +95,14 @@ class Process:
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES_KEPT))
 
 
-def start_fork_server(name: str, folder: Path, preload: Sequence[str]) -> Process:
+def start_fork_server(
+    name: str, folder: Path, preload: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Process:
     """Start a process that imports `preload` once; others fork off it by its socket in `folder`,
     which has its name. `keep_alive` goes on with it, or `end` ends it. Raises `ProcessFailed`."""
     command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", str(folder / name)]
     command += ["--preload", ",".join(preload)]
-    process = Process(name, lambda restart: command)
+    process = Process(name, lambda restart: command, environment=environment or {})
     process.started = _spawn(process)
     return process
 

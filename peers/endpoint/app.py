@@ -140,7 +140,6 @@ class Endpoint:
         return _json({"requests": self.generator.driver.live, "sessions": self.sessions.count})
 
     async def _metrics(self, request: Request) -> Response:
-        """Figures in Prometheus's text form."""
         generator = self.generator
         figures = [
             ("requests_running", "gauge", generator.driver.live),

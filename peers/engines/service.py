@@ -260,7 +260,6 @@ class EngineService:
     def _join(
         self, job: inference.Generate, path: Path, groups: Sequence[Work], renderer: Renderer
     ) -> Made:
-        """Put a submission's completions into the batch."""
         order = job.order
         self._check_policy(order)  # another may have been loaded since the first look
         assert self._player is not None and self._policy is not None

@@ -312,7 +312,6 @@ def _rows(parameter: Tensor, shards: int) -> int:
 
 
 def _moment_bytes(elements: int, optimiser: str) -> int:
-    """Bytes of one parameter's AdamW state."""
     if optimiser == "adamw8bit" and elements >= QUANTISED_MIN and elements % BLOCK == 0:
         return 2 * (elements + elements // BLOCK * 4) + 4
     return 8 * elements + 4

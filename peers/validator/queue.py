@@ -279,7 +279,6 @@ def _kept(table: str, case: Case) -> tuple[str, Sequence[Any]]:
 
 
 def _gone(table: str, key: Key) -> tuple[str, Sequence[Any]]:
-    """The statement that deletes a case."""
     return f"DELETE FROM {table} WHERE worker = ? AND digest = ?", key
 
 

@@ -13,7 +13,12 @@ def allowed_environments() -> set[str]:
     return set(filter(None, os.environ.get(ALLOWED_VARIABLE, "").split(",")))
 
 
+def allowing(names: Iterable[str]) -> dict[str, str]:
+    """The variable with which a process allows environments, besides those of this one."""
+    return {ALLOWED_VARIABLE: ",".join(sorted({*allowed_environments(), *names}))}
+
+
 def allow_environments(names: Iterable[str]) -> None:
     """Allow environments in this process and its children: their options are the user's own. Only
     the start of a command or of a peer may call it; all else passes names on."""
-    os.environ[ALLOWED_VARIABLE] = ",".join(sorted({*allowed_environments(), *names}))
+    os.environ.update(allowing(names))

@@ -234,7 +234,6 @@ def _bounded(command: Sequence[str], folder: Path, limits: Limits) -> str:
 
 
 def _complaint(said: str) -> str:
-    """The reason among what pip prints."""
     needs = re.search(r"(?:Requires-Python |different Python: \S+ not in ')([^;'\s]+)", said)
     if needs is not None:
         return f"it needs Python {needs[1]}"
