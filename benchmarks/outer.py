@@ -58,7 +58,8 @@ CODED = 0.87
 Uneven = Literal["", "quarter", "drop"]
 
 SIMULATED_BYTES = 40_000_000
-"""Least size of a simulated contribution: 153 pieces. A real one of 8.7 GB has 2,100."""
+"""Least size of a simulated contribution: 153 pieces. A real one of 8.7 GB has 2,100. With many
+shards a part has so few pieces that round trips weigh more than in reality: `--megabytes`."""
 
 LINE_BYTES_PER_SECOND = 2.3e6
 """Slowest simulated line. On a slower one pieces, of which there are fewer than in reality, would
@@ -88,13 +89,19 @@ def ring(trainers: int, value_bytes: float) -> float:
 
 
 def simulate(
-    trainers: int, parameters: float, gigabits: float, shards: int, seed: int, uneven: Uneven = ""
+    trainers: int,
+    parameters: float,
+    gigabits: float,
+    shards: int,
+    seed: int,
+    uneven: Uneven = "",
+    least_bytes: int = SIMULATED_BYTES,
 ) -> dict[str, Any]:
     """Run two rounds; return the second's synchronisation: the first opens the connections."""
     shards = min(shards or trainers, SHARDS_MAX)
     real = parameters * CODED
     slowest = gigabits / 4 if uneven == "quarter" else gigabits
-    size = max(SIMULATED_BYTES, int(LINE_BYTES_PER_SECOND * real / (slowest * 1e9 / 8)))
+    size = max(least_bytes, int(LINE_BYTES_PER_SECOND * real / (slowest * 1e9 / 8)))
     scale = size / real
     line = gigabits * 1e9 / 8 * scale
     machine = MACHINE_BYTES_PER_SECOND * scale
@@ -177,6 +184,12 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--gigabits", type=float, nargs="+", default=[4.0, 10.0])
     parser.add_argument("--shards", type=at_least(0), default=0, help="0: one per trainer")
     parser.add_argument("--uneven", choices=["quarter", "drop"], default="")
+    parser.add_argument(
+        "--megabytes",
+        type=at_least(1),
+        default=SIMULATED_BYTES // 10**6,
+        help="least size of a simulated contribution; more is nearer to reality, and takes longer",
+    )
     parser.add_argument("--seed", type=at_least(0), default=1)
     parser.add_argument("--run", type=at_least(2), help="trainers of the scenario to run instead")
     return parser.parse_args()
@@ -199,7 +212,8 @@ def main() -> None:
             for gigabits in given.gigabits:
                 print(f"{trainers} trainers, {gigabits:g} Gb/s …", file=sys.stderr, flush=True)
                 cell = trainers, parameters, gigabits
-                say(simulate(*cell, given.shards, given.seed, given.uneven))
+                more = given.uneven, given.megabytes * 10**6
+                say(simulate(*cell, given.shards, given.seed, *more))
 
 
 if __name__ == "__main__":
