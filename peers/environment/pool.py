@@ -20,7 +20,7 @@ from swarm.node.node import Node
 from swarm.settings import RoleSettings
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.turns import Turn
-from swarm.world import ChildDied, ChildError, Disk, client, execute
+from swarm.world import ChildDied, ChildError, Disk, client, execute, is_childs
 from swarm.world.restarts import Restarts
 
 _COLUMNS = "seed, grp, sample, idx, before"
@@ -182,7 +182,7 @@ class _Call:
             self.error = CallFailed(error.hung or str(error))
         except ChildError as error:
             # A child whose sandboxes fail gets a successor, with a launcher of its own.
-            self.error, usable = error, error.kind != SandboxError.__name__
+            self.error, usable = error, not is_childs(error, SandboxError)
         finally:
             if not usable and self.error is None:
                 self.error = CallFailed("the environment peer is leaving")

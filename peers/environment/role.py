@@ -36,7 +36,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.manifest import EnvironmentReference
 from swarm.wire.messages import Admission, Message, StepOrder
 from swarm.wire.messenger import REQUESTS_OPEN_MAX, first
-from swarm.world import ChildError, ChildUserError
+from swarm.world import ChildError, ChildUserError, is_childs
 from swarm.world.tasks import Guarded, open_guarded
 
 ATTEMPTS_MAX = 2
@@ -284,7 +284,7 @@ class EnvironmentRole:
 
     def _check_machine(self, error: SwarmError) -> None:
         """Raise `_Refused` for an error of this machine: the same may work later, or elsewhere."""
-        if isinstance(error, ChildError) and error.kind == SandboxError.__name__:
+        if is_childs(error, SandboxError):
             self._dropped.emit("environment.sandbox_failed", reason=str(error))
             raise _Refused(str(error)[:500], later=True) from error
 

@@ -31,7 +31,7 @@ from swarm.run.work import check_rendering, submission_order
 from swarm.settings import PeerSettings
 from swarm.wire.manifest import RunManifest, Sampling
 from swarm.wire.messages import CheckpointReference, StepOrder, Submission, Verdict
-from swarm.world import ChildUserError, client
+from swarm.world import ChildUserError, client, is_childs
 from swarm.world.observable import complain
 from swarm.world.restarts import Restarts
 from swarm.world.tasks import alongside, open_guarded
@@ -497,7 +497,7 @@ class InferenceRole:
             try:
                 return await engine.generate(job)
             except ChildUserError as error:
-                if error.kind != inference.TurnFailed.__name__ or attempt == ATTEMPTS_MAX:
+                if not is_childs(error, inference.TurnFailed) or attempt == ATTEMPTS_MAX:
                     raise
                 self._events.emit(
                     "inference.turn_failed",

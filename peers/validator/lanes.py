@@ -18,7 +18,7 @@ from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillSer
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import UNGRADED, UNGRADED_MAX
 from swarm.wire.identity import PeerId
-from swarm.world import ChildDied, ChildError, ChildUserError, client
+from swarm.world import ChildDied, ChildError, ChildUserError, client, is_childs
 from swarm.world.observable import complain
 from swarm.world.restarts import Restarts
 from swarm.world.tasks import alongside, open_guarded
@@ -177,7 +177,7 @@ class Lanes:
             raise
         except ChildError as error:
             lane.failures += 1
-            is_final = isinstance(error, ChildUserError) and error.kind != SandboxError.__name__
+            is_final = isinstance(error, ChildUserError) and not is_childs(error, SandboxError)
             if lane.failures >= ATTEMPTS_MAX or is_final:
                 return _given_up(error)
             self.peer.node.events.emit("validator.judged_again", **case.named, reason=str(error))
@@ -221,10 +221,9 @@ class Lanes:
 
 def _given_up(error: ChildDied | ChildError) -> Outcome:
     """The last attempt's outcome: errors of this machine say nothing of the submission."""
-    if isinstance(error, ChildError) and error.kind == SandboxError.__name__:
+    if is_childs(error, SandboxError):
         return Outcome(failed="environment", detail=str(error), quarantined=True)
     if isinstance(error, ChildUserError):
         return quarantine(f"this validator cannot check it: {error}")
     reason = f"{ATTEMPTS_MAX} attempts to check it failed here, the last because: {error}"
-    own = isinstance(error, ChildError) and error.kind == OSError.__name__
-    return quarantine(reason) if own else crashed(reason)
+    return quarantine(reason) if is_childs(error, OSError) else crashed(reason)

@@ -167,6 +167,11 @@ class ChildUserError(ChildError, UserError):
     """A child answered a call with a `UserError`: an error that the user can fix."""
 
 
+def is_childs(error: BaseException, kind: type[BaseException]) -> bool:
+    """Whether a child answered a call with an exception of this very class."""
+    return isinstance(error, ChildError) and error.kind == kind.__name__
+
+
 def error_of(message: str, kind: str, is_users: bool) -> ChildError:
     return (ChildUserError if is_users else ChildError)(message, kind)
 

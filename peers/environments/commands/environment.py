@@ -91,7 +91,7 @@ def check_command(
     found = run_until_interrupted(
         check, setup, limit, graded, waiting="playing tasks in two processes"
     )
-    if version not in ("", found.version):
+    if version and found.version not in ("?", version):
         found.faults.append(
             f"version {found.version!r} is installed, not {version!r}; install that"
         )
