@@ -140,14 +140,12 @@ class Artifacts:
             self._partial.add(key)
             self.peer.store.pin(key)
         failed: list[Exception] = []
-        policies, asked = self.peer.policies, set(holders)
+        policies, asked = self.peer.policies, sorted(holders)
 
         def sources() -> list[Source]:
-            found, claims = policies.sources(reference.digest), policies.have.claims
             # Of sixty trainers one or two have a part: to ask the others costs each a refusal.
-            near = [each for each in found if each.peer and claims.of(each.peer, reference.digest)]
-            near += [each for each in found if each.peer in asked and each not in near]
-            return near if asked and near else found
+            near = policies.claiming(reference.digest, asked) if asked else []
+            return near or policies.sources(reference.digest)
 
         async def fetch(scope: trio.CancelScope) -> None:
             nonlocal folder

@@ -18,6 +18,7 @@ from peers.outer.rating import weights
 from swarm.errors import PeerError, SwarmError
 from swarm.jobs.outer import Contributed, InspectContribution, Merged, MergeShard, OuterService
 from swarm.rollouts.seeds import rendezvous
+from swarm.shardcast.have.claims import indices_of
 from swarm.wire.manifest import SHARDS_MAX, TRAINERS_MAX
 from swarm.wire.outer import (
     DISPUTED_MAX,
@@ -104,14 +105,6 @@ def _mask(numbers: Iterable[int]) -> int:
     return sum(1 << number for number in set(numbers))
 
 
-def _numbers(mask: int) -> list[int]:
-    found = []
-    while mask:
-        found.append((mask & -mask).bit_length() - 1)
-        mask &= mask - 1
-    return found
-
-
 class Sharing:
     """The shards of the newest rounds, as this trainer knows them."""
 
@@ -196,7 +189,7 @@ class Sharing:
         digest = contribution.artifact.digest
         self._held[digest] = self._held.get(digest, 0) | _mask(shards)
         self._covers.pop(digest, None)
-        self._told = [HeldShards(of, _numbers(mask)) for of, mask in self._held.items()]
+        self._told = [HeldShards(of, indices_of(mask)) for of, mask in self._held.items()]
 
     def _holders(self, part: Contribution) -> int:
         """The shards of a contribution that trainers other than its own have, of those present."""
@@ -224,20 +217,20 @@ class Sharing:
         due = view.first | view.second.get(part.trainer, 0)
         waited = self._loop.peer.node.world.now() - since
         if waited > self._patience:
-            for shard in _numbers(self._all & ~self._holders(part)):
+            for shard in indices_of(self._all & ~self._holders(part)):
                 line, place = view.lines[shard], view.places[shard]
                 if (place - 1) * self._patience < waited:  # in front of it may be the part's own
                     place -= part.trainer in line[:place]
                     due |= (place * self._patience < waited) << shard
-        return _numbers(due & ~mine)
+        return indices_of(due & ~mine)
 
     def is_covered(self, part: Contribution, view: View) -> bool:
         """Whether a record may list a contribution: each shard is at another trainer, if any."""
         missed_at = self.missed.get(part.artifact.digest)
         if missed_at is not None and self._loop.peer.node.world.now() < missed_at + MISSED_SECONDS:
             return False
-        missing = self._all & ~self._holders(part)
-        return all(view.lines[shard] == (part.trainer,) for shard in _numbers(missing))
+        alone = view.lines[0] == (part.trainer,)  # every line has the same trainers
+        return alone or not self._all & ~self._holders(part)
 
     @property
     def _all(self) -> int:

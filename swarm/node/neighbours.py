@@ -83,6 +83,11 @@ class Neighbours:
         """Whether this peer connects to another, asks it for pieces and names it to others."""
         return self._run.evicted(peer) is None and self._run.serves(peer, record.roles)
 
+    def record(self, peer: PeerId) -> PeerRecord | None:
+        """Another peer's record, if it is known and this peer deals with it."""
+        record = self._node.record(peer) if peer != self._node.peer_id else None
+        return record if record is not None and self.deals_with(peer, record) else None
+
     def others(self) -> dict[PeerId, PeerRecord]:
         """Return the records of the known peers that this one deals with."""
         known = {PeerId(each.sender): each.expect(PeerRecord) for each in self._node.records()}

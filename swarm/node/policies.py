@@ -6,6 +6,7 @@ repeats the newest announcement only. In a run whose workers swap weights in fli
 its validator, and both keep them over a restart. A trainer and its standbys keep them, to
 find policies again that were deleted from their disks."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import trio
@@ -229,6 +230,12 @@ class Policies:
             )
             peers = sorted(list(dict.fromkeys(near[:SOURCES_NEAR_MAX] + drawn))[:SOURCES_MAX])
         return [found[peer] for peer in peers]
+
+    def claiming(self, digest: bytes, said: Sequence[str]) -> list[Source]:
+        """Who announces a checkpoint to this peer, and `said`, who say elsewhere to have it."""
+        names = dict.fromkeys([*self.have.claims.claiming(digest), *map(PeerId, said)])
+        known = ((peer, self._neighbours.record(peer)) for peer in names)
+        return [Source(peer, tuple(record.bulk_addresses)) for peer, record in known if record]
 
     # --- fetching ----------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ class CheckpointStore:
                 else:
                     superseded = held.key in old or (not held.complete and held.key < newest.key)
                 # Its adapter may have come while another one was removed.
-                if superseded and held.key not in self._bases() and self._is_free(held):
+                if superseded and self._is_free(held) and held.key not in self._bases():
                     await self._remove(held)
 
     def _bases(self) -> set[Key]:

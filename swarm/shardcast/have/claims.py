@@ -145,15 +145,16 @@ class Claims:
         """Whether a peer announces to this one: then its silence about a checkpoint has meaning."""
         return peer in self._claims
 
+    def claiming(self, manifest: bytes) -> list[PeerId]:
+        """The neighbours that announced anything of a checkpoint."""
+        return [peer for peer, claims in self._claims.items() if manifest in claims]
+
     async def wait_claimed(self, manifest: bytes, seconds: float) -> bool:
         """Whether any neighbour claims anything of a checkpoint, now or within `seconds`."""
         with trio.move_on_after(seconds):
-            while not self._is_claimed(manifest):
+            while not self.claiming(manifest):
                 await self._heard.wait()
-        return self._is_claimed(manifest)
-
-    def _is_claimed(self, manifest: bytes) -> bool:
-        return any(manifest in claims for claims in self._claims.values())
+        return bool(self.claiming(manifest))
 
     def rarest(self, manifest: bytes, pieces: int) -> int:
         """The subset of `pieces` that fewest neighbours have. Complete neighbours are not counted:
