@@ -90,9 +90,8 @@ class Neighbours:
 
     def others(self) -> dict[PeerId, PeerRecord]:
         """Return the records of the known peers that this one deals with."""
-        known = {PeerId(each.sender): each.expect(PeerRecord) for each in self._node.records()}
-        known.pop(self._node.peer_id, None)
-        return {peer: record for peer, record in known.items() if self.deals_with(peer, record)}
+        peers = (PeerId(each.sender) for each in self._node.records())
+        return {peer: record for peer in peers if (record := self.record(peer)) is not None}
 
     def some_records(self, most: int) -> list[Envelope]:
         """Draw peer records to give to a new neighbour."""
