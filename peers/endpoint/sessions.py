@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
 from peers.endpoint.sampling import Sampled
 from peers.endpoint.tools import CallForm, alike, answer_of, answered
@@ -169,7 +168,7 @@ class GrowingProof:
             full = len(self._rows) // CHUNK_TOKENS * CHUNK_TOKENS
             if full:
                 self._built += toploc.build(toploc.chunk_rows(self._before, self._rows[:full]))
-                self._before = _last(torch.cat((self._before, self._rows[:full])))
+                self._before = torch.cat((self._before, self._rows[:full]))[-TOP_VALUES:].clone()
                 self._rows = self._rows[full:].clone()
 
     def finish(self) -> bytes:
@@ -178,10 +177,6 @@ class GrowingProof:
 
     def _unfinished(self) -> list[bytes]:
         return toploc.build(toploc.chunk_rows(self._before, self._rows)) if len(self._rows) else []
-
-
-def _last(rows: Tensor) -> Tensor:
-    return rows[-TOP_VALUES:].clone()
 
 
 @dataclass

@@ -218,7 +218,8 @@ def _write(path: Path, folder: Path) -> None:
     # `save_pretrained` refuses a model that was loaded as quantised, so it moves into a new one.
     said = model.config.to_dict()
     said.pop("quantization_config", None)
-    said = {name: _rounded(value) for name, value in said.items()}
+    floats = {name: value for name, value in said.items() if isinstance(value, float)}
+    said |= {name: float(f"{value:.{_DIGITS}g}") for name, value in floats.items()}
     if tokenizer.eos_token_id is not None:
         said["eos_token_id"] = tokenizer.eos_token_id
     with torch.device("meta"):
@@ -238,7 +239,3 @@ def _name_architecture(path: Path, name: str) -> None:
     config["architectures"] = [name]
     config.pop("_name_or_path", None)
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

@@ -92,7 +92,8 @@ def root(with_tools: bool = False) -> Root:
         if Path(path).exists() and not inside:
             shown.append(path)
     packages = {*site.getsitepackages([prefix]), "/usr/lib/python3/dist-packages"}
-    hidden = sorted(path for path in packages if Path(path).is_dir() and _within(path, shown))
+    within = tuple(f"{folder}/" for folder in shown)
+    hidden = sorted(path for path in packages if Path(path).is_dir() and path.startswith(within))
     pairs = [(path, path) for path in shown]
     if with_tools:
         moved = {f"{prefix}/lib": f"{OWN_PYTHON}/lib"}
@@ -114,10 +115,6 @@ def _pytest() -> list[tuple[str, str]]:
     files = [Path(str(each.origin)) for each in found if each is not None]
     paths = [each.parent if each.name == "__init__.py" else each for each in files]
     return [(str(path), f"{PYTEST_FOLDER}/{path.name}") for path in paths]
-
-
-def _within(path: str, folders: list[str]) -> bool:
-    return any(path.startswith(f"{folder}/") for folder in folders)
 
 
 def launcher(control: int, spec: int) -> list[str]:

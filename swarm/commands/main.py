@@ -23,7 +23,7 @@ from swarm.terminal.options import Version
 
 GROUP = "swarm.commands"
 
-PANELS = {
+HEADS = {
     "Run a peer": "peer join doctor id health",
     "Look at a run": "status ledger why trace rollouts dashboard",
     "Own a run": "run trainer",
@@ -40,23 +40,15 @@ FIRST_LINES = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 class Deferred(TyperCommand):
     """A command that is imported when it is called or its own help is asked for.
 
-    `inner` are the entry points of commands inside it, by their names in it; `panel` is the head
-    of the help under which it stands."""
+    `inner` are the entry points of commands inside it, by their names in it."""
 
-    def __init__(
-        self, name: str, entry: EntryPoint, inner: dict[str, EntryPoint], panel: str | None = None
-    ) -> None:
+    def __init__(self, name: str, entry: EntryPoint, inner: dict[str, EntryPoint]) -> None:
         self.entry, self.inner = entry, inner
-        super().__init__(name, rich_help_panel=panel)
+        super().__init__(name)
 
-    @property
-    def help(self) -> str:
-        """What the command is for: read when help is shown, since it costs a parser's time."""
-        return summary(self.entry)
-
-    @help.setter
-    def help(self, text: str | None) -> None:
-        """As typer's constructor calls it; the summary counts."""
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """As click calls it: the first paragraph, which click would cut to a line."""
+        return summary(self.entry).partition("\n\n")[0]
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """As typer calls it: from here on the command itself is at work."""
@@ -73,10 +65,13 @@ class Deferred(TyperCommand):
             mistake = UserError(f"the command {self.name} of {package} cannot be loaded: {error}")
             raise typer.Exit(exit_with(mistake)) from error
         if not isinstance(found, typer.Typer):
-            single = typer.Typer(add_completion=False)
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)
             single.command(self.name)(exits(found))  # so that anybody's mistake is a sentence
             return typer.main.get_command(single)
+        found.rich_markup_mode = None
         group = typer.main.get_group(found)
+        for command in group.commands.values():
+            command.short_help = (command.help or "").partition("\n\n")[0]
         for name, entry in self.inner.items():
             group.add_command(Deferred(name, entry, {}))
         return group
@@ -98,10 +93,8 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        order = " ".join(PANELS.values()).split()
         found = {entry.name: entry for entry in sorted(entry_points(group=GROUP))}
-        for name in sorted(found, key=lambda name: order.index(name) if name in order else 99):
-            entry = found[name]
+        for name, entry in found.items():
             if "." not in name:
                 within = f"{name}."
                 inner = {
@@ -109,8 +102,19 @@ class Commands(TyperGroup):
                     for each, value in found.items()
                     if each.startswith(within)
                 }
-                heads = (head for head, names in PANELS.items() if name in names.split())
-                self.add_command(Deferred(name, entry, inner, next(heads, OTHERS)))
+                self.add_command(Deferred(name, entry, inner))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """As click calls it: the commands under their heads."""
+        ours = " ".join(HEADS.values()).split()
+        others = " ".join(name for name in self.commands if name not in ours)
+        width = max(map(len, self.commands))  # for the texts of all heads to begin in one column
+        for head, names in {**HEADS, OTHERS: others}.items():
+            shown = [self.commands[name] for name in names.split() if name in self.commands]
+            if shown:
+                with formatter.section(head):
+                    rows = [(f"{each.name:{width}}", each.get_short_help_str()) for each in shown]
+                    formatter.write_dl(rows)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """As click calls it; completion looks into the command itself."""
@@ -136,6 +140,8 @@ def summary(entry: EntryPoint) -> str:
         source = Path(found.origin).read_text(encoding="utf-8")
         if (docstring := _docstring_in(source, entry.attr)) is not None:
             return docstring
+        if f"\ndef {entry.attr}(" not in source and (alone := re.match(r'"""[^"\\]*"""', source)):
+            source = alone[0]  # a group's module, of which the docstring alone counts
         tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError) as error:
         return f"cannot be loaded: {error}"
@@ -157,6 +163,7 @@ def _docstring_in(source: str, name: str) -> str | None:
 app = typer.Typer(
     name="swarm",
     cls=Commands,
+    rich_markup_mode=None,  # rich, which would draw boxes, takes longer to import than all else
     help="Reinforcement learning of language models across machines that do not trust each other.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,

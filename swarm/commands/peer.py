@@ -41,6 +41,6 @@ def peer(
 
 def main() -> None:
     """Run `python -m swarm.peer`."""
-    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    command.command()(peer)
-    speak(command)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(peer)
+    speak(app)

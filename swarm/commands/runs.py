@@ -99,16 +99,12 @@ def _cells(told: dict[str, Any]) -> tuple[str, ...]:
     else:
         step = "not begun" if told["step"] is None else f"{told['step']} of {told['steps']}"
     return (
-        _cell(told["name"]),
+        printable(told["name"], CELL_CHARACTERS_MAX),
         f"…{told['owner'][-8:]}",
-        _cell(told["model"]),
-        _cell(", ".join(told["environments"])),
+        printable(told["model"], CELL_CHARACTERS_MAX),
+        printable(", ".join(told["environments"]), CELL_CHARACTERS_MAX),
         step,
         "–" if told["peers"] is None else str(told["peers"]),
         told["admission"],
         "–" if told["policy_bytes"] is None else readable_bytes(told["policy_bytes"]),
     )
-
-
-def _cell(text: str) -> str:
-    return printable(text, CELL_CHARACTERS_MAX)

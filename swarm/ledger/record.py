@@ -107,7 +107,9 @@ class Work:
         for name, entry in self.credited.items():
             by_step[entry.step].append((entry.number, name))
         voided: set[bytes] = set()
-        for refused in sorted(self.refuted, key=_place):
+        for refused in sorted(
+            self.refuted, key=lambda each: (each.step, each.number, each.submission)
+        ):
             due = fine(refused, rules.safety)
             for step in range(refused.step, refused.step - rules.stake_steps, -1):
                 if step not in by_step or due <= 0:
@@ -117,10 +119,6 @@ class Work:
                         voided.add(name)
                         due -= self.credited[name].tokens
         return voided
-
-
-def _place(entry: Judged) -> tuple[int, int, bytes]:
-    return (entry.step, entry.number, entry.submission)
 
 
 def refutation(verdicts: Iterable[Judged], *, trained: bool) -> Judged | None:

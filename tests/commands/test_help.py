@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 import swarm
-from swarm.commands.main import FIRST_LINES, GROUP, OTHERS, PANELS, Deferred, _docstring_in, app
+from swarm.commands.main import FIRST_LINES, GROUP, HEADS, OTHERS, Deferred, _docstring_in, app
 
 
 def ours() -> set[str]:
@@ -26,13 +26,13 @@ def ours() -> set[str]:
 
 
 def test_every_command_stands_under_one_head() -> None:
-    listed = " ".join(PANELS.values()).split()
+    listed = " ".join(HEADS.values()).split()
     assert len(listed) == len(set(listed))
     assert set(listed) == {name for name in ours() if "." not in name}
     shown = CliRunner().invoke(app, ["-h"])
     assert shown.exit_code == 0
     assert OTHERS not in shown.output
-    places = [shown.output.index(head) for head in PANELS]
+    places = [shown.output.index(head) for head in HEADS]
     assert places == sorted(places)
 
 
