@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from peers.agents.mcp_client import ERROR, HttpSession, McpSession, PipeSession, Tool
@@ -24,6 +25,7 @@ from peers.environments.interface import (
     messages_of,
 )
 from peers.environments.play import Observation
+from swarm.errors import DECODE_ERRORS
 
 
 class McpOptions(DatasetOptions, frozen=True, kw_only=True):
@@ -148,9 +150,14 @@ class Mcp(Dataset, Episodes):
     def _results(self, session: McpSession, calls: Sequence[Call]) -> list[str]:
         results, deadline = [], self._sessions.deadline()
         for call in calls:
-            tool, arguments = self._offered().get(call.name), json.loads(call.arguments)
+            tool = self._offered().get(call.name)
             text = f"{ERROR}there is no tool {call.name:.128}; there are: {', '.join(self._tools)}"
             if tool is not None:
-                text = session.call(tool, arguments, deadline)
+                try:  # Python's JSON has numbers and halves of characters that no server takes
+                    arguments = msgspec.json.decode(call.arguments)
+                except (*DECODE_ERRORS, UnicodeEncodeError) as error:
+                    text = f"{ERROR}the arguments are no JSON ({error})"
+                else:
+                    text = session.call(tool, arguments, deadline)
             results.append(text[: self.options.result_characters])
         return results

@@ -6,9 +6,12 @@ of later ones keep for such clients. A server's own requests are refused, but fo
 import json
 import os
 import selectors
+import socket
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import httpx
@@ -215,24 +218,60 @@ class HttpSession(McpSession):
     def __init__(self, definition: Definition) -> None:
         super().__init__(definition)
         self._client = httpx.Client(headers={**HEADERS, **definition.headers})
+        self._sockets: list[socket.socket] = []
 
     def close(self) -> None:
-        with suppress(httpx.HTTPError):
+        with suppress(httpx.HTTPError, ServerError):
             if SESSION_HEADER in self._client.headers:
-                self._client.delete(self.definition.url, timeout=1.0)
+                with self._answer("DELETE", time.monotonic() + 1.0):
+                    pass  # its body may have no end
         self._client.close()
+
+    @contextmanager
+    def _answer(
+        self, method: str, deadline: float, message: Any = None
+    ) -> Iterator[httpx.Response]:
+        """Ask, and cut the connections at the deadline.
+
+        httpx bounds each read alone, so that a head of a byte a second would take hours."""
+
+        def cut() -> None:
+            for each in self._sockets:
+                with suppress(OSError):
+                    socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+        def connected(event: str, given: Json) -> None:
+            if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                open_ones = [each for each in self._sockets if each.fileno() >= 0]
+                self._sockets = [*open_ones, given["return_value"].get_extra_info("socket")]
+                left(deadline)
+
+        timer = threading.Timer(left(deadline), cut)
+        timer.start()
+        try:
+            with self._client.stream(
+                method,
+                self.definition.url,
+                json=message,
+                timeout=left(deadline),
+                extensions={"trace": connected},
+            ) as reply:
+                yield reply
+        finally:
+            timer.cancel()
 
     def _send(self, message: Json, deadline: float) -> None:
         for _ in self._asked(message, deadline):
             pass
 
     def _asked(self, message: Json, deadline: float) -> Iterator[Any]:
-        to, seconds = self.definition.url, left(deadline)
         try:
-            with self._client.stream("POST", to, json=message, timeout=seconds) as reply:
+            with self._answer("POST", deadline, message) as reply:
                 if reply.status_code >= 300:
                     raise Gone(f"answers with status {reply.status_code}; correct its url")
                 if (session := reply.headers.get(SESSION_HEADER)) is not None:
+                    if not (session.isascii() and session.isprintable()):
+                        raise Gone(f"names its session {session!r:.60}, which is no visible ASCII")
                     self._client.headers[SESSION_HEADER] = session
                 is_stream = "text/event-stream" in reply.headers.get("content-type", "")
                 rest, size = b"", 0
@@ -251,4 +290,6 @@ class HttpSession(McpSession):
             left(deadline)
             raise Gone("did not answer") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            left(deadline)
+            to = self.definition.url
             raise Gone(f"cannot be reached at {to}, or hung up ({error}); start it") from error

@@ -29,12 +29,13 @@ from peers.environments.interface import (
 from peers.environments.pairs import json_pairs
 from peers.environments.play import Observation
 from peers.environments.tasks import Numbered
-from swarm.errors import UserError
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.world.recent import Recent
 
 PLAYED_KEPT = 4096
 """Episodes that are over whose rewards are remembered; others are played again to be graded."""
 
+REWARD_MAX = 1e300
 REFUSED = "VALIDATION_ERROR"
 """Code of the protocol for an action of the wrong form."""
 
@@ -94,6 +95,8 @@ class Connection:
 
     def reset(self, parameters: Row, deadline: float) -> Row:
         given = self._observed("reset", parameters, deadline)
+        if given["done"]:
+            raise ServerError("says that an episode is over before its first turn")
         self._episode = self._state(deadline)
         return given
 
@@ -112,7 +115,8 @@ class Connection:
         reward, is_over = given.get("reward"), given.get("done")
         if not isinstance(given.get("observation"), dict):
             raise ServerError(f"answers a {what} without an observation")
-        if not isinstance(reward, int | float | None) or not isinstance(is_over, bool):
+        is_number = type(reward) in (int, float) and abs(reward) <= REWARD_MAX
+        if not (is_number or reward is None) or not isinstance(is_over, bool):
             raise ServerError(f"gives the reward {reward!r:.40} and done = {is_over!r:.40}")
         return given
 
@@ -270,8 +274,8 @@ class OpenEnv(Episodes):
         if self.options.action:
             return {self.options.action: text}
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
+            found = msgspec.json.decode(text)
+        except DECODE_ERRORS:
             found = None
         if not isinstance(found, dict):
             raise ValueError("write one JSON object")

@@ -9,6 +9,7 @@ or `url = "wss://envs.example/echo"`. What a server sends was written by somebod
 
 import os
 import re
+import selectors
 import signal
 import socket
 import subprocess
@@ -131,7 +132,7 @@ class Program:
         self.process: subprocess.Popen[bytes] = process
         self._words = bytearray()
         """The end of what it says: a process that writes without end fills nothing."""
-        said = [process.stdout if port else process.stderr, self._words]
+        said = [process.stdout if port else process.stderr, self._words, process]
         self._listener = threading.Thread(target=_listen, args=said, name="words", daemon=True)
         self._listener.start()
         self.end = weakref.finalize(self, _end, self.process)
@@ -164,16 +165,22 @@ class Program:
             status = self.process.wait(seconds)
             self._listener.join(END_SECONDS)
             lines = self._words.decode("utf-8", "replace").strip().splitlines()
-            said = f": {lines[-1]:.200}" if lines else "; try its command by hand"
+            said = f": {_clean(lines[-1]):.200}" if lines else "; try its command by hand"
             return f"ended {describe_status(status)}{said}"
         return ""
 
 
-def _listen(said: IO[bytes], words: bytearray) -> None:
-    with said:
-        while chunk := os.read(said.fileno(), LAST_WORDS_BYTES):
-            words += chunk
-            del words[:-LAST_WORDS_BYTES]
+def _listen(said: IO[bytes], words: bytearray, process: "subprocess.Popen[bytes]") -> None:
+    with said, selectors.DefaultSelector() as selector:
+        selector.register(said, selectors.EVENT_READ)
+        while True:
+            if selector.select(END_SECONDS):
+                if not (chunk := os.read(said.fileno(), LAST_WORDS_BYTES)):
+                    return
+                words += chunk
+                del words[:-LAST_WORDS_BYTES]
+            elif process.poll() is not None:
+                return  # what it started, and left its group, may hold the pipe for ever
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -51,17 +51,20 @@ class Sessions(Generic[S]):
         the same. Raises a `ServerError` as a `UserError` that names the server."""
         with self._lock:
             try:
+                if not (is_own := episode in self._held):
+                    if len(self._held) >= self.definition.sessions:
+                        self.release(next(iter(self._held)))
+                    if self._idle:
+                        self._held[episode] = self._idle.pop()
                 if episode in self._held:
                     self._held.move_to_end(episode)
                     try:
-                        return question(self._held[episode], True)
+                        return question(self._held[episode], is_own)
                     except Overdue:
                         raise
-                    except Gone:
+                    except Gone:  # a server may have closed it since it was used
                         self._held.pop(episode).close()
-                if len(self._held) >= self.definition.sessions:
-                    self.release(next(iter(self._held)))
-                self._held[episode] = self._idle.pop() if self._idle else self._open()
+                self._held[episode] = self._open()
                 return question(self._held[episode], False)
             except ServerError as error:
                 if isinstance(error, Gone) and episode in self._held:

@@ -83,7 +83,7 @@ class WebSocket:
                 self._take(event, deadline)
         except TimeoutError:
             left(deadline)
-        except (OSError, ProtocolError) as error:
+        except (OSError, ProtocolError, UnicodeDecodeError) as error:
             raise Gone(f"closed the connection ({error})") from error
 
     def _take(self, event: events.Event, deadline: float) -> None:

@@ -205,8 +205,7 @@ class Artifacts:
     ) -> str:
         """Return the folder of a contribution, as `fetch`; with `shards`, only these are there.
 
-        Raises `BadManifest` if its files have the name of something else.
-        """
+        Raises `BadManifest` if its files have the name of something else."""
         name = f"a contribution from round {contribution.base_round}"
         reference = contribution.artifact
         key = reference.lineage, reference.step

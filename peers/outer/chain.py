@@ -4,8 +4,7 @@ No consensus is needed. Two trainers that do not hear each other may sign two re
 parent; each leads a branch. Once a trainer knows both branches it follows the *heaviest*. A round
 weighs the number of trainers that it merges besides one, so that however many rounds one trainer
 makes by itself, they weigh nothing; nobody's claims weigh anything. Of equals the longer branch is
-followed, then the one with the smaller digest. What the lighter branch has merged is lost.
-"""
+followed, then the one with the smaller digest. What the lighter branch has merged is lost."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -92,8 +91,7 @@ class Chain:
     def add(self, envelope: Envelope) -> list[Link]:
         """Add a record, and those that waited for it; return what joins the chain.
 
-        A record whose parent is unknown waits. Raises `BadRecord`.
-        """
+        A record whose parent is unknown waits. Raises `BadRecord`."""
         link = Link.of(envelope)
         if link.digest in self._links or link.digest in self._waiting:
             return []
@@ -195,8 +193,7 @@ class Chain:
     def best(self, counts: Callable[[Link], bool] = lambda link: True) -> bytes:
         """The last record of the heaviest chain; `GENESIS` if there is none.
 
-        Only records for which `counts` is true can be the last.
-        """
+        Only records for which `counts` is true can be the last."""
         heads = (digest for *_, digest in self._by_weight if counts(self._links[digest]))
         return next(heads, GENESIS)
 
@@ -243,8 +240,7 @@ class Chain:
     def refusal(self, contribution: Contribution, parent: bytes) -> str | None:
         """Return in one sentence why the record after `parent` cannot have a contribution.
 
-        Every trainer that knows the parent's chain gives the same answer.
-        """
+        Every trainer that knows the parent's chain gives the same answer."""
         if contribution.tokens > self._contribution_tokens_max:
             return (
                 f"it claims {contribution.tokens:,} tokens; the inner steps of a contribution have "

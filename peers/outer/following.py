@@ -301,8 +301,7 @@ class Following:
         trainer that is present on this trainer's own chain.
 
         Without this rule one trainer could merge only its own contributions, round after round,
-        while the others take their inner steps, and all would follow.
-        """
+        while the others take their inner steps, and all would follow."""
         chain, rated = self._loop.chain, weights(link.record.rated).keys()
         listed = {each.trainer for each in link.record.contributions} - rated
         if len(listed) >= self._loop.peer.run.manifest.outer.quorum:
@@ -336,8 +335,7 @@ class Following:
         """A trainer whose records lead to a state that no record here does, if there is one; of
         several, one of those that most trainers agree with.
 
-        What a status says of its own weight would be a claim, so its records are asked for.
-        """
+        What a status says of its own weight would be a claim, so its records are asked for."""
         others = self._loop.presence.others()
         held = Counter(status.record for status in others.values())
         unknown = [
@@ -575,8 +573,7 @@ class Following:
     async def _recover(self, target: bytes, child: OuterService) -> bool:
         """Fetch the newest outer state on the way to a record that another trainer offers.
 
-        Returns False if nobody offers a newer one than this trainer holds there.
-        """
+        Returns False if nobody offers a newer one than this trainer holds there."""
         nearest = await self._nearest_state(target)
         offers = [
             offer

@@ -25,8 +25,7 @@ def ranking(trainers: tuple[str, ...], run: str, round: int) -> tuple[str, ...]:
     """Trainers in the order in which they may close a round, by rendezvous hash.
 
     The first that is present signs the round's record once a quorum and the grace window are over;
-    each further one waits a while longer.
-    """
+    each further one waits a while longer."""
     return tuple(rendezvous(trainers, b"outer", run.encode(), round.to_bytes(8, "big")))
 
 
@@ -107,8 +106,7 @@ class Gathering:
     another branch counts after all if this trainer comes to follow that branch.
 
     In a run with shards this trainer fetches and checks only those that it may have to merge. A
-    contribution is then ready when trainers that are present have all of its shards.
-    """
+    contribution is then ready when trainers that are present have all of its shards."""
 
     def __init__(self, loop: OuterLoop, sharing: Sharing) -> None:
         self._loop = loop
@@ -133,8 +131,7 @@ class Gathering:
     def ready(self, head: bytes) -> dict[str, tuple[Contribution, float]]:
         """The contributions that the record after `head` can have, and since when they are ready.
 
-        By trainer id; those of trainers that the run no longer names are left out.
-        """
+        By trainer id; those of trainers that the run no longer names are left out."""
         trusted = set(self._loop.peer.run.manifest.trainer_ids()) - self._sharing.left_out
         found = {
             trainer: held
@@ -163,8 +160,7 @@ class Gathering:
         """Fetch and check every announced contribution until cancelled.
 
         `head()` is the record whose outer state this trainer holds; `is_behind()`: there is another
-        one to follow. Raises `ChildDied`.
-        """
+        one to follow. Raises `ChildDied`."""
         async with trio.open_nursery() as nursery:
             while True:
                 for trainer, status in self._loop.presence.others().items():

@@ -89,8 +89,7 @@ class Presence:
     def hear(self, envelope: Envelope) -> bool:
         """Take over a status, which may have been repeated long after it was signed.
 
-        Returns whether it has news, and is not only a sign of life.
-        """
+        Returns whether it has news, and is not only a sign of life."""
         world = self._peer.node.world
         age = world.wall_time() - envelope.body.issued_ms / 1000
         late = max(0.0, age - CLOCK_SKEW_SECONDS_MAX)
@@ -160,8 +159,7 @@ def serve_records(peer: RunNode, chain: Chain, trusts: Callable[[str], bool]) ->
     """Answer the trainers of the run from a chain.
 
     On `/swarm/outer/2.0.0`, a request is one frame `[digest, count]`, and the answer one frame with
-    an array of envelopes: the record of that digest and its ancestors, newest first.
-    """
+    an array of envelopes: the record of that digest and its ancestors, newest first."""
 
     async def answer(stream: Stream) -> None:
         try:
@@ -188,8 +186,7 @@ def serve_records(peer: RunNode, chain: Chain, trusts: Callable[[str], bool]) ->
 async def ask(peer: RunNode, other: PeerId, digest: bytes) -> list[Envelope]:
     """Return a record and its ancestors, newest first, as another trainer knows them.
 
-    Each is signed by its sender and is the parent of the one before. Raises `PeerError`.
-    """
+    Each is signed by its sender and is the parent of the one before. Raises `PeerError`."""
     try:
         with trio.fail_after(ASK_SECONDS):
             await peer.node.reach(other)

@@ -6,8 +6,7 @@ trainer's turn. One follows the heaviest chain of records by merging what they l
 this trainer's status. They share `Following`, the position in the chain.
 
 Everything is durable before it is announced, and each job of the child is a function of files. So a
-trainer that is killed at any instant repeats what it had not announced, with the same result.
-"""
+trainer that is killed at any instant repeats what it had not announced, with the same result."""
 
 import math
 from contextlib import suppress
@@ -76,8 +75,7 @@ class ReplicaRole:
     """Trains as one of several. Must run on a peer whose key the manifest names as a trainer, or,
     in a scored run, as a stranger, which contributes, and neither signs nor is waited for.
 
-    Its settings are those of `peers.outer.settings`.
-    """
+    Its settings are those of `peers.outer.settings`."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
     Settings: ClassVar[type[ReplicaSettings]] = ReplicaSettings
@@ -320,8 +318,7 @@ class ReplicaRole:
 
         A newcomer begins with a round that nobody has begun yet, or whose deadline has passed: who
         began it may hang. Who takes part waits for the newcomers until they hold the outer state,
-        `join_seconds` at most.
-        """
+        `join_seconds` at most."""
         round, presence = base.round + 1, self._loop.presence
         age = self._node.world.now() - self._following.since
         left = self._outer.deadline_seconds - age
@@ -485,8 +482,7 @@ class ReplicaRole:
         """Export the last outer state once the others have it, too, or after a while.
 
         Two trainers may have signed a record of the last round: until all hold the same state, a
-        heavier chain is followed.
-        """
+        heavier chain is followed."""
         self._peer.status.doing = "all rounds are merged; waits until the others have them, too"
         with trio.move_on_after(FAREWELL_SECONDS):
             await self._following.publish()

@@ -1,7 +1,6 @@
 """Settings of one of several trainers: the table `[replica]` of its `--config`.
 
-Settings of the whole run (rounds, inner steps, outer and inner optimiser) are in its manifest.
-"""
+Settings of the whole run (rounds, inner steps, outer and inner optimiser) are in its manifest."""
 
 import pydantic
 

@@ -3,8 +3,7 @@
 The mean of a shard is a pure function of the round's record. So nobody has to be believed: of two
 results one is wrong, whoever makes the shard again knows which, and it does not matter who made it
 or how often. Each shard is merged by the first in rank; who is further back does so if its result
-takes too long. Of what the others have merged, each trainer makes a random share again.
-"""
+takes too long. Of what the others have merged, each trainer makes a random share again."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
@@ -325,8 +324,7 @@ class Sharing:
         """The folders on this machine of all merged shards of a record, in order.
 
         Each is fetched from whoever has merged it, or merged here when it is this trainer's turn.
-        Raises `PeerError` when nobody that is present has a part of a contribution any more.
-        """
+        Raises `PeerError` when nobody that is present has a part of a contribution any more."""
         record, world = link.digest, self._loop.peer.node.world
         folders: dict[int, str] = {}
         busy: set[int] = set()

@@ -38,8 +38,7 @@ class Own(NamedTuple):
 class OuterStore:
     """Stores records, positions of outer states, and own contributions.
 
-    Every write is durable on return.
-    """
+    Every write is durable on return."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -3,8 +3,7 @@
 A stranger sends its contribution to each trainer by itself; gossip carries nothing of it. The first
 trainers in rank fetch and score it once they have taken their own inner steps. All that a stranger
 costs is bounded: one offer per peer and round, `outer.strangers_max` fetches of at most the model's
-largest contribution, and of those a quarter for peers without a record, whatever their number.
-"""
+largest contribution, and of those a quarter for peers without a record, whatever their number."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -2,8 +2,7 @@
 
 Each trusted peer publishes, as `Presence`, the peers that renew their leases with it, the slot of
 each, and the peers that lost theirs. So every trusted peer knows all leases, a member may renew its
-lease at any of them, and the run's bounds count over all of them.
-"""
+lease at any of them, and the run's bounds count over all of them."""
 
 import math
 from bisect import bisect_right
@@ -118,8 +117,7 @@ class Members:
         """Return a peer's lease in force, whichever trusted peer renewed it; None without one.
 
         If two trusted peers admitted it at once, the earlier admission counts for both; one as a
-        worker, which has an entry, before any other.
-        """
+        worker, which has an entry, before any other."""
         after = max(self._world.now() - ADMISSION_LEASE_SECONDS, self._lost.get(peer, -math.inf))
         member = self.own.get(peer)
         found: list[tuple[float, Slot, Member | None]] = []
@@ -236,8 +234,7 @@ class Members:
     def forget(self, me: Heartbeat) -> Iterator[tuple[str, PeerState]]:
         """Forget members that are long silent, and yield the state of those that changed it.
 
-        A member is silent if no trusted peer receives its heartbeats.
-        """
+        A member is silent if no trusted peer receives its heartbeats."""
         now = self._world.now()
         for times in (self._lost, self._took):
             for peer, lost in list(times.items()):

@@ -26,8 +26,7 @@ class Run:
     """One peer's knowledge of its run: the manifest's versions and the evictions.
 
     A step follows the version that its order names, even if newer ones exist. `manifest`, the
-    newest version, decides everything outside steps: which peers are trusted and admitted.
-    """
+    newest version, decides everything outside steps: which peers are trusted and admitted."""
 
     def __init__(self, manifest: Envelope, older: Sequence[Envelope] = ()) -> None:
         """`older` holds the known earlier versions of this run, newest last."""
@@ -72,8 +71,7 @@ class Run:
     def update(self, manifest: Envelope) -> bool:
         """Accept a newer manifest of the same run unless there is a `refusal`.
 
-        Returns whether it was accepted.
-        """
+        Returns whether it was accepted."""
         new = manifest_in(manifest)
         if run_id(manifest) != self.id or self.refusal(manifest.sender, new) is not None:
             return False
@@ -104,8 +102,7 @@ class Run:
     def manifest_of(self, order: messages.StepOrder) -> RunManifest | None:
         """Return the manifest that an order's step follows, if it is remembered.
 
-        An order without a digest comes from an older Swarm, in which the newest version counted.
-        """
+        An order without a digest comes from an older Swarm, in which the newest version counted."""
         if not order.run_digest:
             return self.manifest
         held = self._versions.get(order.run_digest)

@@ -1,7 +1,6 @@
 """A checkpoint as the store keeps it, the changes that watchers hear of, and the blobs on disk.
 
-Recovery of checkpoints from disk at start: only pieces with the right hash are kept.
-"""
+Recovery of checkpoints from disk at start: only pieces with the right hash are kept."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -115,8 +114,7 @@ class BlobIndex:
     """Pieces and manifests by digest.
 
     Checkpoints share pieces of an unchanged file, so a digest may have several positions:
-    (checkpoint, piece index), with index -1 for the manifest.
-    """
+    (checkpoint, piece index), with index -1 for the manifest."""
 
     def __init__(self) -> None:
         self._positions: dict[bytes, list[tuple[Held, int]]] = {}

@@ -9,8 +9,7 @@
 The store knows which checkpoints are complete; their folders do not show it. At start every piece
 on disk is hashed, unless its checkpoint is marked: a received one of `CHECKPOINT_SYNC_BYTES` or
 more is fsynced in the background (`settle`) while it is already in use. A *published* checkpoint is
-always durable before `publish` returns.
-"""
+always durable before `publish` returns."""
 
 import re
 from collections import Counter
@@ -140,8 +139,7 @@ class CheckpointStore:
 
         Not kept are: complete checkpoints older than the newest `keep`; partial checkpoints older
         than the newest complete one; older deltas that the newest complete one does not name. The
-        base of an adapter in the store is always kept.
-        """
+        base of an adapter in the store is always kept."""
         async with self._trimming:
             complete = self.complete()
             if not complete:
@@ -241,8 +239,7 @@ class CheckpointStore:
     async def want(self, held: Held, folders: Collection[str]) -> None:
         """Preallocate the files of some folders of a partial checkpoint.
 
-        Raises `BadManifest` for a folder that it does not have, and `DiskFullError`.
-        """
+        Raises `BadManifest` for a folder that it does not have, and `DiskFullError`."""
         files = held.manifest.files
         for folder in folders:
             if not any(is_in(file.name, [folder]) for file in files):
@@ -295,8 +292,7 @@ class CheckpointStore:
     async def spare_file(self, size_bytes: int) -> AsyncIterator[str]:
         """A file for a piece that another attempt is writing in place; removed with the block.
 
-        Raises `DiskFullError`: room is made for checkpoints only.
-        """
+        Raises `DiskFullError`: room is made for checkpoints only."""
         self._spares += 1
         path = f"{ROOT}/{_SPARE_NAME}/{self._spares}"
         await self.disk.allocate(path, size_bytes)
@@ -320,8 +316,7 @@ class CheckpointStore:
 
         Pieces that the disk lost since they were verified are marked as missing. Raises
         `BadManifest` when every piece of the file is right but the file is not: then the manifest
-        contradicts itself.
-        """
+        contradicts itself."""
         file = held.manifest.files[number]
         if await self.disk.sha256(f"{held.folder}/{file.name}", ready) == file.sha256:
             held.unproven.discard(number)
@@ -384,8 +379,7 @@ class CheckpointStore:
     async def settle(self) -> None:
         """Fsync and mark the large received checkpoints, so that no start hashes them again.
 
-        A disk error is reported as an event; the next start then hashes the checkpoint.
-        """
+        A disk error is reported as an event; the next start then hashes the checkpoint."""
         self._received = trio.Event()
         while self._unsettled:
             held = self._unsettled.pop(0)
@@ -434,8 +428,7 @@ class CheckpointStore:
         the delta that leads to (lineage, step). Everything is durable before this returns.
 
         Publishing the same content again returns the existing checkpoint; other content under the
-        same (lineage, step) raises `CheckpointConflict`.
-        """
+        same (lineage, step) raises `CheckpointConflict`."""
         key = delta_key((lineage, step)) if is_delta else (lineage, step)
         if manifest is None:
             manifest = await build(self.disk, folder, run=self.run, lineage=lineage, step=step)
@@ -497,8 +490,7 @@ class CheckpointStore:
     async def recover(self) -> None:
         """Load the checkpoints on disk, as far as their hashes are right. Call it once, first.
 
-        None is removed until another one is complete: no role has said yet how many it needs.
-        """
+        None is removed until another one is complete: no role has said yet how many it needs."""
         for name in (_SPARE_NAME, ENCODING_NAME):
             await self.disk.remove(f"{ROOT}/{name}")
         for name in self.disk.list(ROOT):

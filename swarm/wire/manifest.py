@@ -1,8 +1,7 @@
 """The run manifest: every term of a run, as the owner signs it.
 
 Fields are bounded here, bounds that concern several fields in `swarm.run.bounds`. docs/protocol.md
-explains every field (decision 71).
-"""
+explains every field (decision 71)."""
 
 import sys
 from collections.abc import Sequence
@@ -41,8 +40,7 @@ OptionValue = OptionScalar | Annotated[list[OptionScalar], Meta(max_length=256)]
 class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """One of a run's environments, its share of the tasks, and its filter.
 
-    Name, version, options and probe hash are fixed for the run.
-    """
+    Name, version, options and probe hash are fixed for the run."""
 
     name: messages.Name
     version: messages.Name
@@ -305,8 +303,7 @@ class Adapter(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """LoRA: train two thin matrices per target, and publish only those.
 
     A target's weight W counts as W + alpha / rank · B · A, with A [rank, inputs] and B [outputs,
-    rank]. W is policy 0's, and never changes.
-    """
+    rank]. W is policy 0's, and never changes."""
 
     rank: Annotated[int, Meta(ge=0, le=ADAPTER_RANK_MAX)] = 0
     alpha: Annotated[float, Meta(gt=0, le=1e6)] = 32.0
@@ -336,8 +333,7 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Thresholds of a validator's statistical checks; `swarm run create` measures them.
 
     The defaults fit the demo's model on native engines. Every other model needs its own: until they
-    are measured for it, statistics are reported and decide nothing.
-    """
+    are measured for it, statistics are reported and decide nothing."""
 
     proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 113
     proof_mantissa_mean_max: NotNegative = 10.0

@@ -2,8 +2,7 @@
 
 A *round record* names its parent, so records form chains, and the outer state after a record is a
 function of its chain alone (`swarm.wire.manifest.Outer`). A record is named by the digest of its
-envelope. docs/protocol.md explains every field.
-"""
+envelope. docs/protocol.md explains every field."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -129,8 +128,7 @@ class Offer(Message, frozen=True, kw_only=True):
 class OuterStatus(StateMessage, frozen=True, kw_only=True):
     """A trainer's present position: its newest outer state, and its newest contribution.
 
-    It is also the trainer's heartbeat for the other trainers.
-    """
+    It is also the trainer's heartbeat for the other trainers."""
 
     round: Count
     record: Digest

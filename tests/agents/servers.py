@@ -39,10 +39,13 @@ class Session:
         data = message.get("data")
         if message["type"] == "reset":
             self.seed, self.steps = data["seed"] + data.get("add", 0), 0
-            self.observe(f"write {self.seed}>")
+            self.observe(f"write {self.seed}>", done=MODE == "over")
         elif message["type"] == "state":
             other = MODE == "other" and self.steps
             self.say("state", {"episode_id": str(self.seed + other), "step_count": self.steps})
+            if MODE == "idle once" and not os.path.exists("closed"):
+                open("closed", "w").close()
+                self.connection.shutdown(socket.SHUT_RDWR)
         elif message["type"] == "step":
             self.steps += 1
             if "message" not in data:
@@ -83,6 +86,10 @@ class Session:
             self.say("observation", {"observation": ["text"], "reward": 1, "done": False})
         elif MODE == "reward":
             self.observe("x", "much")
+        elif MODE == "yes":
+            self.observe("x", True, True)
+        elif MODE == "vast":
+            self.observe("x", 10**400, True)
         elif MODE == "beyond":
             self.observe("x", 2.5, True)
         elif MODE == "silent":
@@ -99,6 +106,9 @@ class Session:
             for event in self.ws.events():
                 if isinstance(event, Request):
                     assert event.target == "/ws", event.target
+                    if MODE == "head":
+                        head = b"HTTP/1.1 101 Yes\\r\\nupgrade: websocket\\r\\nconnection: \\xff"
+                        return self.connection.sendall(head + b"\\r\\n\\r\\n")
                     self.connection.sendall(self.ws.send(AcceptConnection()))
                 elif isinstance(event, TextMessage):
                     self.answer(json.loads(event.data))
@@ -111,7 +121,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
 '''
 
 PIPES = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 
 MODE = os.environ.get("MODE", "")
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
@@ -146,6 +156,13 @@ for line in sys.stdin:
         elif MODE == "die":
             print("I am lost", file=sys.stderr)
             sys.exit(4)
+        elif MODE == "red":
+            print("\\x1b[31mlost", file=sys.stderr)
+            sys.exit(4)
+        elif MODE == "leave":  # a process of its own keeps the pipes
+            left = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+            print(left.pid, file=sys.stderr)
+            sys.exit(5)
         elif MODE == "large":
             text = "x" * 10_000_000
         elif MODE == "flood":
@@ -193,6 +210,16 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
     return json.dumps(value)
+
+
+def options(folder: Path, **others: Any) -> dict[str, Any]:
+    rows = [{"prompt": f"{n}*{n}?", "answer": str(n * n)} for n in range(20)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"server": "here", "path": str(folder / "rows.jsonl"), "grader": "number", **others}
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 def game(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from peers.environments.renderer import variables_of
 from swarm.errors import UserError
 from swarm.jobs.environment import DrawPrompt, EnvironmentSetup, GradeEpisode, PlayTurn
 from swarm.wire.manifest import EnvironmentReference
-from tests.agents.servers import PIPES, write
+from tests.agents.servers import PIPES, call, options, write
 from tests.endpoint.test_tools import HERMES
 from tests.environment.served import LonePeer, without
 from tests.orders import submission_order
@@ -36,20 +35,10 @@ RUNNER = trio.run
 TEMPLATE = HERMES.replace("call>", "tool_call>")
 
 
-def options(folder: Path, **others: Any) -> dict[str, Any]:
-    rows = [{"prompt": f"{n}*{n}?", "answer": str(n * n)} for n in range(20)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"server": "here", "path": str(folder / "rows.jsonl"), "grader": "number", **others}
-
-
 def hostile(folder: Path, patch: pytest.MonkeyPatch, mode: str, **file: Any) -> Environment:
     limits = {"seconds": 1.0, "answer_bytes": 65536, **file}
     write(folder, patch, PIPES, mode=mode, **limits)
     return load("mcp", "1", options(folder))
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 def results(environment: Environment, *texts: str) -> list[Any]:
@@ -173,6 +162,7 @@ def test_plain_prompts_get_results_as_text(tmp_path: Path, monkeypatch: pytest.M
         ("hang", "did not answer in time; raise seconds"),
         ("deaf", "did not answer in time; raise seconds"),
         ("die", "ended with status 4: I am lost"),
+        ("red", "ended with status 4: \ufffd.31mlost"),
         ("large", "sent an answer of more than 65536 bytes"),
         ("flood", "sent an answer of more than 65536 bytes"),
         ("utf8", "sent what is no JSON"),
@@ -215,6 +205,9 @@ def test_arguments_that_do_not_fit_are_the_models_fault(
     environment = hostile(tmp_path, monkeypatch, "refuse")
     wrong = results(environment, call("add"), call("add", x="1"))
     assert wrong == [["error: bad arguments"]] * 2
+    for given in (float("nan"), "\ud800"):
+        ((said,),) = results(environment, call("add", x=given))
+        assert said.startswith("error: the arguments are no JSON"), "no server gets them"
 
 
 @pytest.mark.parametrize(
@@ -248,6 +241,21 @@ def test_an_episode_that_loses_its_program_is_called_again(
     assert one.step(call("add", x=1)) and other.step(call("add", x=1))
     with pytest.raises(UserError, match="gives other results when calls are made again"):
         one.step(call("add", x=1))
+
+
+def test_what_a_program_leaves_behind_keeps_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment: Any = hostile(tmp_path, monkeypatch, "leave")
+    program = Program(environment._sessions.definition)
+    assert program.process.stdin is not None
+    program.process.stdin.write(b'{"method": "tools/call", "params": {"arguments": {}}}\n')
+    program.process.wait()
+    program._listener.join(60)
+    left = int(program._words)
+    os.kill(left, 9)
+    assert not program._listener.is_alive(), "it would wait for ten minutes"
+    program.end()
 
 
 def test_a_program_is_killed_with_what_it_started(

@@ -107,12 +107,14 @@ def test_a_server_that_died_between_turns_is_started_again(
         ("deep", "sent what is no JSON"),
         ("list", "answers a step without an observation"),
         ("reward", "gives the reward 'much'"),
+        ("yes", "gives the reward True and done"),
+        ("vast", "gives the reward 1000000"),
     ],
 )
 def test_what_a_hostile_server_does_is_a_sentence_within_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, complaint: str
 ) -> None:
-    limits = {"seconds": 1.0, "answer_bytes": 65536}
+    limits = {"seconds": 1.0 if mode == "hang" else 30.0, "answer_bytes": 65536}
     environment = game(tmp_path, monkeypatch, mode, file=limits)
     task = task_of(environment, bytes(32))
     began = time.monotonic()
@@ -122,6 +124,38 @@ def test_what_a_hostile_server_does_is_a_sentence_within_seconds(
         rewarded(environment, "x")
     assert time.monotonic() - began < 60, "it sleeps for ten minutes"
     assert task_of(environment, bytes(32)) == task, "the server, or another, goes on"
+
+
+def test_a_session_that_its_server_closed_after_an_episode_is_not_the_next_ones_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = game(tmp_path, monkeypatch, "idle once")
+    task = task_of(environment, bytes(32))
+    assert (tmp_path / "closed").exists()
+    assert Episode(environment, task).step("x") == "wrong>"
+
+
+@pytest.mark.parametrize(
+    ("mode", "complaint"),
+    [
+        ("over", "says that an episode is over before its first turn"),
+        ("head", "closed the connection .*codec can't decode"),
+    ],
+)
+def test_a_server_without_a_first_turn_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, complaint: str
+) -> None:
+    with pytest.raises(UserError, match=f"server 'here' {complaint}"):
+        task_of(game(tmp_path, monkeypatch, mode), bytes(32))
+
+
+def test_an_action_that_is_no_json_is_never_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = game(tmp_path, monkeypatch, action="")
+    episode = Episode(environment, task_of(environment, bytes(32)))
+    for text in ('{"message": NaN}', '{"message": "\\ud800"}'):
+        assert episode.step(text) == "error: write one JSON object"
 
 
 def test_control_characters_do_not_reach_the_model(

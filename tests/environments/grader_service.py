@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.environments.graders.worker import Refusal
+from peers.sandbox import SandboxError
 
 
 class Service:
@@ -27,6 +28,8 @@ class Service:
             raise ValueError("no")
         if what == "refuse":
             raise Refusal("the whole sentence")
+        if what == "sandbox":
+            raise SandboxError("no memory")
         if what == "connect":
             socket.socket()
         if what == "write":

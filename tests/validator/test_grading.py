@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.environments import Task, Transcript
+from peers.sandbox import SandboxError
 from peers.validator.draws import rows_sampled
 from swarm.jobs.validation import Grade, Graded, Inspect, Inspected
 from swarm.rollouts.submission_file import write
@@ -62,6 +63,20 @@ def test_a_file_is_graded_only_when_that_is_asked(stage: Stage) -> None:
     finally:
         stage.inspector._environments = usual
     assert len(graded_texts) == 16 and whole.graded == [[1.0] * 4] * 4
+
+
+def test_a_sandbox_that_fails_ends_the_grading_and_gives_up_no_group(stage: Stage) -> None:
+    class Boxless(Failing):
+        def grade(self, task: Task, transcript: Transcript) -> float:
+            raise SandboxError("no memory")
+
+    usual, stage.inspector._environments = stage.inspector._environments, Given(Boxless())
+    try:
+        digest, _ = inspected(stage, environments=[reference("failing")])
+        with pytest.raises(SandboxError, match=r"no sandbox works on this machine .no memory"):
+            graded(stage, digest, 100.0)
+    finally:
+        stage.inspector._environments = usual
 
 
 def test_what_is_left_when_the_budget_is_used_up_is_ungraded(stage: Stage) -> None:

@@ -11,6 +11,7 @@ import trio
 from blake3 import blake3
 from msgspec.structs import replace
 
+from peers.sandbox import SandboxError
 from peers.validator.inbox import (
     FOLDER,
     UNANNOUNCED_SECONDS,
@@ -19,9 +20,12 @@ from peers.validator.inbox import (
     canonical_path_of,
     path_of,
 )
+from peers.validator.lanes import ATTEMPTS_MAX
 from simnet.compute.setting import Hardware
+from simnet.compute.validation import InspectorModel
 from simnet.simulation import Peer, Plan
 from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event
+from swarm.jobs.validation import Grade, Graded
 from swarm.node.run_node import RunNode
 from swarm.run.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
@@ -370,6 +374,34 @@ async def test_a_file_that_its_disk_has_changed_is_nobodys_fault(lasts: bool) ->
         ("quarantined", "internal") if lasts else ("accepted", "")
     )
     assert lasts == ("the file has changed since it arrived" in verdict["detail"])
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+async def test_a_sandbox_that_fails_is_asked_again_and_never_the_workers_fault(
+    lasts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    usual = InspectorModel.grade
+
+    async def grade(model: InspectorModel, job: Grade) -> Graded:
+        asked.append(job.digest)
+        if lasts or len(asked) < ATTEMPTS_MAX:
+            raise SandboxError("no memory")
+        return await usual(model, job)
+
+    monkeypatch.setattr(InspectorModel, "grade", grade)
+    async with simulated() as (simulation, said):
+        await start_run(simulation, "validator", "trainer")
+        judged = simulation.expect("validator.verdict", ["validator"])
+        await simulation.add(Plan("inference-worker", ["inference"])).start()
+        assert await simulation.meet(judged, 300)
+    again = [event.name for event in said].count("validator.judged_again")
+    verdict = next(event.fields for event in said if event.name == "validator.verdict")
+    assert (verdict["outcome"], verdict["failed"]) == (
+        ("quarantined", "environment") if lasts else ("accepted", "")
+    )
+    assert lasts == ("no sandbox works on this machine (no memory)" in verdict["detail"])
+    assert asked.count(asked[0]) == ATTEMPTS_MAX and again >= ATTEMPTS_MAX - 1
 
 
 async def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> None:

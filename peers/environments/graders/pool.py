@@ -98,8 +98,7 @@ class Pool:
         Raises `ServiceError` with the exception that the service raised, `SandboxError` where a
         sandbox failed it, `Overdue` at the deadline and `ProcessFailed` when the process dies or
         runs out of memory. If that process had answered before, another one tries once more: an
-        earlier request may have spoilt the first.
-        """
+        earlier request may have spoilt the first."""
         seconds = timeout_seconds or self.timeout_seconds
         with self._turn:
             process = self._taken()

@@ -3,8 +3,7 @@
 An exchange turns this trainer's contribution into what its next outer state follows from: a base
 and the contributions to merge into it. The merge, with Nesterov's step, is the same for all
 (`swarm.jobs.outer.MergeRound`). With `shardcast` the contributions are those that a signed record
-lists (`peers.outer`); another library gives one, the average.
-"""
+lists (`peers.outer`); another library gives one, the average."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -46,8 +45,7 @@ class ToMerge:
 class Alone:
     """The exchange of a training without other trainers, and what any exchange is.
 
-    Folders are absolute paths on this machine.
-    """
+    Folders are absolute paths on this machine."""
 
     async def meet(self, done: int, state: str) -> ToMerge | None:
         """Find the others after round `done`; what to begin from if they are further, else None."""
@@ -56,8 +54,7 @@ class Alone:
     async def exchange(self, round: int, state: str, own: Contributed) -> ToMerge:
         """Give this trainer's contribution of a round that began from `state`.
 
-        Raises `UserError` if the network of the trainers cannot be reached any more.
-        """
+        Raises `UserError` if the network of the trainers cannot be reached any more."""
         return ToMerge(round=round, base=state, given=[own])
 
     async def end(self) -> None:
@@ -177,8 +174,7 @@ def open_backend(name: str, setup: AveragingSetup, home: Path, key: Path, number
     """The backend of a name, for the trainer of a number.
 
     `key`: the training's key file. Raises `UserError` if the backend is not installed, or an option
-    is wrong.
-    """
+    is wrong."""
     interpreter = interpreter_for(name, home)
     if not setup.run.replace("-", "").replace("_", "").isalnum() or (
         len(setup.run) > RUN_CHARACTERS_MAX

@@ -3,8 +3,7 @@
 The rounds are those of several trainers (`swarm.jobs.outer`), with this one alone or with others
 (`peers.outer.alone.averaging`). Alone, with an outer learning rate of 1 and no outer
 momentum they are plain training. Each round ends with a durable state, from which `--resume`
-continues. The child computes.
-"""
+continues. The child computes."""
 
 import shutil
 import time
@@ -290,8 +289,7 @@ class Training:
     async def _take(self, merge: ToMerge, begun: int, inner: int) -> None:
         """Make the state that a merge leads to, and the inner state that belongs to it.
 
-        `begun`: the round whose state this trainer had; `inner`: that of its inner state.
-        """
+        `begun`: the round whose state this trainer had; `inner`: that of its inner state."""
         after = self._out / f"state-{merge.round}"
         if merge.given:
             merged = await self._service.merge(

@@ -1,8 +1,7 @@
 """The private network of hivemind's trainers: who is answered, and what the lines carry.
 
 The library answers everyone who reaches its port, and counts nothing. But all that it serves goes
-through its client of the libp2p daemon, which has proven by its handshake who calls.
-"""
+through its client of the libp2p daemon, which has proven by its handshake who calls."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,8 +29,7 @@ def key_file(identity: Identity) -> Iterator[str]:
 def enclose(members: frozenset[bytes], traffic: Any) -> None:
     """Answer the members alone, in this process and in those that it forks from now on.
 
-    `traffic`: two shared numbers, the bytes of updates and states sent and received.
-    """
+    `traffic`: two shared numbers, the bytes of updates and states sent and received."""
     send, receive = P2P.send_raw_data, P2P.receive_raw_data
 
     def guarded(register: Any, refuse: Callable[..., None]) -> Any:

@@ -8,8 +8,7 @@ A trainer that dies in an all-reduce may have sent its part to some members only
 counts when every member of its group has told the others, in the DHT, that it has all of it, and
 when the group was more than half of the trainers present: no other group has averaged that round.
 Otherwise all of them average once more. One whose votes got lost takes the average from those that
-have it. Not defended: a network that falls apart just as the votes are counted.
-"""
+have it. Not defended: a network that falls apart just as the votes are counted."""
 
 import asyncio
 import multiprocessing

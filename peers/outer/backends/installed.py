@@ -1,7 +1,6 @@
 """The libraries that average, and the Pythons that have them, under a home in `backends/`.
 
-`swarm backend install` makes them. Imports nothing of the libraries.
-"""
+`swarm backend install` makes them. Imports nothing of the libraries."""
 
 from pathlib import Path
 

@@ -1,7 +1,6 @@
 """The check at the end of an installation: one trainer alone averages its own update.
 
-Runs under the environment's interpreter; the argument names the backend.
-"""
+Runs under the environment's interpreter; the argument names the backend."""
 
 import importlib
 import importlib.metadata

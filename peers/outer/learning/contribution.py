@@ -19,8 +19,7 @@ forwarded as they are, so every trainer decodes the same values to the bit.
 - `int8`: one of 255 levels from −6σ to 6σ, σ being the root mean square of a block of 512 values.
   Larger values are clipped, and the rest follows in the next rounds. In the mean of a shard, whose
   rest nobody keeps, the levels go up to the block's largest value instead, so none is clipped, and
-  every operation has the same result on every machine.
-"""
+  every operation has the same result on every machine."""
 
 from __future__ import annotations
 
@@ -151,8 +150,7 @@ def encode_piece(code: Code, values: Tensor) -> tuple[bytes, Tensor]:
 def decode_piece(code: Code, frame: bytes, count: int, payloads: Any = None) -> Tensor:
     """The values of a frame, fp32 [`count`], all finite and in range; raises `BadContribution`.
 
-    `payloads`: a hash of what frames decompress to, which does not depend on zstd's version.
-    """
+    `payloads`: a hash of what frames decompress to, which does not depend on zstd's version."""
     most = code.payload_bytes(count)
     try:
         # Without a size in its head a frame may be read up to `most` bytes only.
@@ -229,8 +227,7 @@ def cut(shapes: Shapes, shard: int = 0, shards: int = 1) -> list[tuple[str, slic
     """The pieces of a shard, by tensor and elements of the flat tensor, in order.
 
     All values are divided at whole blocks, of which each shard has as many as another, or one more
-    or less: no scale belongs to two shards.
-    """
+    or less: no scale belongs to two shards."""
     blocks = {name: -(-prod(shape) // BLOCK) for name, shape in shapes.items()}
     total, before = sum(blocks.values()), 0
     first, end = total * shard // shards, total * (shard + 1) // shards
@@ -272,8 +269,7 @@ def write(
 ) -> None:
     """Write a file of a contribution durably.
 
-    `piece_of` gives a piece's values, flat fp32. `keep` gets what the file does not say of them.
-    """
+    `piece_of` gives a piece's values, flat fp32. `keep` gets what the file does not say of them."""
     code = codes[header.compression]
     raw = msgspec.msgpack.encode(header)
     parts = cut(dict(header.tensors), header.shard, header.shards)
@@ -315,8 +311,7 @@ class Contribution:
     def __init__(self, path: Path, shapes: Shapes, shard: int = 0, shards: int = 1) -> None:
         """Read the head of a contribution to a policy of these shapes.
 
-        Raises `BadContribution` for any other file, `OSError` if the disk fails.
-        """
+        Raises `BadContribution` for any other file, `OSError` if the disk fails."""
         self._file: BufferedReader = path.open("rb")
         try:
             size = os.fstat(self._file.fileno()).st_size
@@ -405,8 +400,7 @@ def _squares(values: Tensor) -> float:
     """The sum of squares, equal to the bit on every machine.
 
     The order in which `torch.sum` adds depends on the processor and its threads. Here every level
-    of a fixed tree is one addition per element; the square of an fp32 value is exact in fp64.
-    """
+    of a fixed tree is one addition per element; the square of an fp32 value is exact in fp64."""
     sums = values.double().square()
     while (count := len(sums)) > 1:
         half = (count + 1) // 2

@@ -2,8 +2,7 @@
 
 The documents of a source follow one another, each with the end token, and the stream is cut into
 blocks of equal length, each of which begins with the last token of the block before, so that every
-token but the very first is predicted once.
-"""
+token but the very first is predicted once."""
 
 import io
 import itertools

@@ -2,8 +2,7 @@
 
 A round begins from the outer state's weights. The inner optimiser's moments stay with the trainer
 from round to round. The pseudo-gradient is the difference of the weights before and after; what its
-compression left out of the last one is added to it first.
-"""
+compression left out of the last one is added to it first."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -104,8 +103,7 @@ class Replica:
     def begin(self, state: StateFile, inner_before: Path | None) -> None:
         """Take the weights of an outer state, and the inner state of the round before, if any.
 
-        Raises `UserError` if they do not fit the model.
-        """
+        Raises `UserError` if they do not fit the model."""
         if dict(state.shapes) != dict(self.shapes):
             raise UserError(f"{state.path} is an outer state of another model than this one")
         self._assign(state)
@@ -226,8 +224,7 @@ class Replica:
         """Write the contribution to the folder `to`, and the inner state to the folder `after`.
 
         `state` and `before` are those that the round began with. Raises `UserError` if a weight is
-        not finite or has moved too far.
-        """
+        not finite or has moved too far."""
         keeps_rest = self._job.compression != "fp32"
         with whole_folder(to, self._ranks) as folder, whole_folder(after, self._ranks) as aside:
             states.write(aside / _OPTIMISER, self._moments(), {}, self._ranks)

@@ -11,8 +11,7 @@ contributions. Three sets of sequences:
 
 Paired by sequence: how hard a sequence is cancels out (Gauntlet, of Covenant-72B, arXiv 2603.08163,
 compares means). The scorer draws once it holds the contributions, so nobody can foresee what is
-measured: hashes alone could be tried until one draws sequences that suit.
-"""
+measured: hashes alone could be tried until one draws sequences that suit."""
 
 import math
 from collections.abc import Sequence
@@ -70,8 +69,7 @@ Direction = Sequence[tuple[Contribution, float]]
 def score(replica: Replica, job: ScoreRound) -> list[Scored]:
     """Score the contributions of strangers; of copies the first in `job.strangers` counts.
 
-    A file of `job.named` that cannot be read is left out; if none can, the result is empty.
-    """
+    A file of `job.named` that cannot be read is left out; if none can, the result is empty."""
     own: dict[str, list[Place]] = {}
     strangers: dict[str, Direction] = {}
     problems: dict[str, str] = {}

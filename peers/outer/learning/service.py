@@ -181,8 +181,7 @@ def open_service(setup: jobs.OuterSetup) -> Any:
 class ReplicaService(FileJobs):
     """Implements `OuterService` and `AloneService`.
 
-    Jobs on files alone do not wait for the learner.
-    """
+    Jobs on files alone do not wait for the learner."""
 
     def __init__(self, ranks: Ranks | None = None) -> None:
         super().__init__()

@@ -142,8 +142,7 @@ def shares(
     half of all cannot raise above the largest of the others. Contributions of zeros set no bound.
 
     Strangers (`weights`; None: a trainer) set no bound at all. Theirs are shortened to the median
-    norm, and weigh at most `strangers_share` of the mean together.
-    """
+    norm, and weigh at most `strangers_share` of the mean together."""
     strangers = [index for index, each in enumerate(weights) if each is not None]
     named = [index for index in range(len(tokens)) if index not in strangers]
     if not named:
@@ -181,8 +180,7 @@ def mean_of(
     """Yield what gives the mean of a piece of some contributions' shard, at least one.
 
     The order of `given` does not matter. Raises `BadContribution` for a file that
-    `Contribution.check` refuses.
-    """
+    `Contribution.check` refuses."""
     given = sorted(given, key=lambda each: each.trainer)
     with ExitStack() as stack:
         opened = [

@@ -1,8 +1,7 @@
 """Files of fp32 tensors, mapped into memory and read and written a piece at a time.
 
 They are safetensors files whose bytes follow from names and tensors alone: tensors sorted by name,
-the header without freedom. So equal tensors mean equal files.
-"""
+the header without freedom. So equal tensors mean equal files."""
 
 import json
 import struct

@@ -106,8 +106,7 @@ class Chooser:
     def next(self, job: Job, last: Line | None, now: float) -> Request | None:
         """The next request for missing pieces, to the last source again if possible.
 
-        None if no source can be asked.
-        """
+        None if no source can be asked."""
         if job.held is None:
             return self._next_manifest(job, now)
         if not job.missing or job.scope.cancel_called:

@@ -104,8 +104,7 @@ class Fetcher:
 
         A cancelled or failed fetch keeps its pieces; the next one resumes. Raises `DeadlineError`
         naming the sources and what was wrong with each, `DiskFullError`, `BadManifest`,
-        `CheckpointConflict`.
-        """
+        `CheckpointConflict`."""
         key: Key = (checkpoint.lineage, checkpoint.step)
         key = delta_key(key) if is_delta else key
         name = name or f"{'the delta to ' if is_delta else ''}policy {checkpoint.step}"
@@ -181,8 +180,7 @@ class Fetcher:
     async def _begin(self, job: Job, held: Held) -> None:
         """Copy pieces from other checkpoints and make pieces from deltas; the rest is missing.
 
-        This may take long, so no request runs meanwhile.
-        """
+        This may take long, so no request runs meanwhile."""
         await self._store.want(held, job.folders)
         await self._store.copy_known(held, job.folders)
         if self._deltas is not None and not held.is_delta and not job.plain:
@@ -198,8 +196,7 @@ class Fetcher:
         """Whether a fetch with every piece is finished.
 
         Each piece was checked by its hash. If deltas were used, the SHA-256 of the files is checked
-        too; pieces that the disk lost meanwhile are then missing again.
-        """
+        too; pieces that the disk lost meanwhile are then missing again."""
         if not held.unproven:
             return True
         try:

@@ -1,7 +1,6 @@
 """The state of one running fetch: its sources, its running requests, and its missing pieces.
 
-`Arriving` says how the newest checkpoint comes to this peer, for its heartbeat.
-"""
+`Arriving` says how the newest checkpoint comes to this peer, for its heartbeat."""
 
 import itertools
 from collections import Counter, deque

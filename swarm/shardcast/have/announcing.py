@@ -223,8 +223,7 @@ class Announcer:
     def _piece_left(self, held: Held, index: int, now: float) -> None:
         """Note that a piece published here is sent for the first time.
 
-        Announces more to those who were shown it, and to all once every piece was shown.
-        """
+        Announces more to those who were shown it, and to all once every piece was shown."""
         unsent = held.unsent
         if unsent and unsent.bit_count() <= len(held.pieces) * SEEDING_END_SHARE:
             # Sending a few of the last pieces twice is better than waiting for the neighbours

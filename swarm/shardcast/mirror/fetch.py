@@ -80,8 +80,7 @@ async def fetch(
 
     An adapter's base is fetched into a folder in `out`. The first mirror to answer names the
     manifest; its digest must be `manifest_digest`, if given. Raises `UserError`, `DeadlineError`,
-    `BadManifest`, `FetchError`.
-    """
+    `BadManifest`, `FetchError`."""
     folder.check_out(out)
     for mirror in mirrors:
         if not is_mirror(mirror):
