@@ -72,8 +72,8 @@ class Server:
                 self._misbehave(connection)
         body = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), "result": result})
         session = "\xff\x01" if self.mode == "session" else "a"
-        head = f"content-length: {len(body)}\r\nmcp-session-id: {session}"
-        connection.sendall(f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n{body}".encode("latin-1"))
+        lines = f"content-length: {len(body)}\r\nmcp-session-id: {session}"
+        connection.sendall(f"HTTP/1.1 200 OK\r\n{lines}\r\n\r\n{body}".encode("latin-1"))
 
     def _misbehave(self, connection: socket.socket) -> None:
         match self.mode.removeprefix("farewell "):
@@ -89,8 +89,8 @@ class Server:
                 while self.sent_bytes < SENT_MAX:
                     self.sent_bytes += connection.send(bytes(1 << 16))
             case "elsewhere":
-                head = f"location: {self.url}\r\ncontent-length: 0"
-                connection.sendall(f"HTTP/1.1 307 There\r\n{head}\r\n\r\n".encode())
+                lines = f"location: {self.url}\r\ncontent-length: 0"
+                connection.sendall(f"HTTP/1.1 307 There\r\n{lines}\r\n\r\n".encode())
 
     def _drip(self, connection: socket.socket, head: bytes, rest: bytes) -> None:
         connection.sendall(head)
