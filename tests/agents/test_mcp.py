@@ -166,7 +166,7 @@ def test_plain_prompts_get_results_as_text(tmp_path: Path, monkeypatch: pytest.M
         ("large", "sent an answer of more than 65536 bytes"),
         ("flood", "sent an answer of more than 65536 bytes"),
         ("utf8", "sent what is no JSON"),
-        ("other", "answers request 4, another's"),
+        ("other", "answers request 3, another's"),
         ("content", "answers a call of add without a list of contents"),
         ("refuse", "refuses what the schema of add allows: bad arguments"),
     ],
