@@ -109,6 +109,7 @@ class McpSession(ABC):
                 found += msgspec.convert(page.get("tools"), list[Tool])
             except msgspec.ValidationError as error:
                 raise ServerError(f"lists tools that are none ({error})") from error
+            bounded(len(msgspec.json.encode(found)), self.definition)  # of all pages: every prompt
             if (cursor := page.get("nextCursor")) is None:
                 break
             parameters = {"cursor": cursor}

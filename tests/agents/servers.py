@@ -143,7 +143,12 @@ for line in sys.stdin:
         tools = [{"name": name, "inputSchema": SCHEMA}] * (2 if MODE == "twice" else 1)
         say({"jsonrpc": "2.0", "id": 77, "method": "roots/list"})
         say({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "hello"}})
-        say({"jsonrpc": "2.0", "id": number, "result": {"tools": {} if MODE == "none" else tools}})
+        result = {"tools": {} if MODE == "none" else tools}
+        if MODE == "pages":  # each is small enough
+            page = asked["params"].get("cursor", "") + "a"
+            tool = {"name": page, "inputSchema": SCHEMA, "description": "x" * 40_000}
+            result = {"tools": [tool], "nextCursor": page}
+        say({"jsonrpc": "2.0", "id": number, "result": result})
     elif asked.get("method") == "tools/call":
         count += 1
         text = str(asked["params"]["arguments"].get("x", ""))

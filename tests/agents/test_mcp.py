@@ -216,6 +216,7 @@ def test_arguments_that_do_not_fit_are_the_models_fault(
         ("none", "lists tools that are none"),
         ("named", "lists tools that are none"),
         ("twice", "lists no tools, more than 128, or two of one name"),
+        ("pages", "sent an answer of more than 65536 bytes"),
     ],
 )
 def test_a_list_that_is_none_is_a_sentence(
