@@ -51,6 +51,7 @@ class Pulse:
         self._file = home / HEALTH
         self._health = Health(peer, list(roles), ready=set(roles) == {BOOTSTRAP})
         self._written: Health | None = None
+        self._ended = False
         # Nobody admits a trusted peer: it reports its status once it takes part.
         self._joined = "peer.status" if TRUSTED_ROLES.intersection(roles) else "membership.admitted"
 
@@ -87,10 +88,13 @@ class Pulse:
                 partial.write_bytes(msgspec.json.encode(health))
                 partial.replace(self._file)
                 self._written = health
+                if self._ended:  # in between: a beat's thread may outlast it
+                    self.end()
             _tell_systemd()
 
     def end(self) -> None:
         """Remove the file: the peer has left."""
+        self._ended = True
         with suppress(OSError):
             self._file.unlink()
 

@@ -79,6 +79,16 @@ def test_a_disk_that_takes_nothing_does_not_end_the_peer(tmp_path: Path) -> None
     pulse.end()
 
 
+def test_a_sign_of_life_that_is_late_leaves_no_file_behind(tmp_path: Path) -> None:
+    """The thread of the last one may still write while the peer leaves."""
+    pulse = Pulse(tmp_path, PEER, ["validator"])
+    pulse.touch()
+    pulse(event("peer.status"))
+    pulse.end()
+    pulse.touch()
+    assert not list(tmp_path.iterdir())
+
+
 def test_each_sign_of_life_resets_the_watchdog_of_systemd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
