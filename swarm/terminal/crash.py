@@ -76,7 +76,7 @@ def _cause(error: BaseException) -> str:
     if frame is None:
         return what
     parts = Path(frame.filename).parts
-    first = max((parts.index(each) for each in PACKAGES if each in parts), default=-1)
+    first = max((at for at, part in enumerate(parts) if part in PACKAGES), default=-1)
     where = f"{'/'.join(parts[first:])}, line {frame.lineno}, in {frame.name}"
     last = frames[-1]
     if last is not frame and not last.filename.startswith(_PYTHON):

@@ -17,8 +17,8 @@ from peers.sandbox import SandboxError, execute
 class Swallowing(Player):
     """Its package makes a reward of whatever its command raises, as some do."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.Runner()
+    def __init__(self, loop: asyncio.Runner) -> None:
+        self._loop = loop
 
     async def _answer(
         self, what: str, task: int = 0, texts: list[Any] | None = None, finished: bool = True
@@ -32,11 +32,12 @@ class Swallowing(Player):
 def test_a_reward_is_none_where_the_machine_failed_its_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    player = Swallowing()
     monkeypatch.setattr(execute, "SETUP_SECONDS", 0.0)
-    with pytest.raises(SandboxError, match="no sandbox works on this machine"):
-        player({"what": "grade"})
-    assert player({"what": "draw"}) == 0.0, "the next request is another matter"
+    with asyncio.Runner() as loop:
+        player = Swallowing(loop)
+        with pytest.raises(SandboxError, match="no sandbox works on this machine"):
+            player({"what": "grade"})
+        assert player({"what": "draw"}) == 0.0, "the next request is another matter"
 
 
 def test_a_service_whose_sandbox_fails_is_told_from_one_that_raises() -> None:
