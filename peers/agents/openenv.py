@@ -116,8 +116,8 @@ class Connection:
         if not isinstance(given.get("observation"), dict):
             raise ServerError(f"answers a {what} without an observation")
         is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
-        is_number = is_number and abs(reward or 0) <= REWARD_MAX
-        if not (is_number or reward is None) or not isinstance(is_over, bool):
+        fits = reward is None or (is_number and abs(reward) <= REWARD_MAX)
+        if not fits or not isinstance(is_over, bool):
             raise ServerError(f"gives the reward {reward!r:.40} and done = {is_over!r:.40}")
         return given
 

@@ -72,8 +72,9 @@ class Session:
         elif MODE == "control":
             self.observe("\\x1b[31m\\x00red>")
         elif MODE == "twice":
-            self.observe("one>")
-            self.observe("two>")
+            data = {"observation": {}, "reward": None, "done": False}
+            turn = TextMessage(json.dumps({"type": "observation", "data": data}))
+            self.connection.sendall(self.ws.send(turn) + self.ws.send(turn))  # never apart
         elif MODE == "schema":
             self.say("error", {"code": "VALIDATION_ERROR", "message": "no field message"})
         elif MODE == "raise":
