@@ -9,7 +9,7 @@ last sync survives or vanishes by seed."""
 
 import hashlib
 import sqlite3
-from collections import Counter
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from random import Random
@@ -82,8 +82,8 @@ class SimulatedDisk:
         self.bytes_per_second = bytes_per_second
         self.sync_seconds = sync_seconds
         self._files: dict[str, File] = {}
-        self._folders: Counter[str] = Counter()
-        """Files in each folder, at any depth: most are asked for before they exist."""
+        self._names: Names = []
+        """Their names, sorted, so that those in a folder stand side by side."""
         self._durable: dict[str, File] = {}
         """Files by name, as of the last sync."""
         self._journal: list[dict[str, File | None]] = []
@@ -107,9 +107,9 @@ class SimulatedDisk:
         for change in self._journal[: chance.randint(0, len(self._journal))]:
             _apply(self._durable, change)
         self._journal.clear()
-        self._files, self._folders = {}, Counter()
+        self._files, self._names = {}, []
         self._apply_now(dict(self._durable))
-        for name in sorted(self._files):
+        for name in self._names:
             self._files[name].crash(chance)
         self.used_bytes = sum(file.size_bytes for file in self._files.values())
         self._off = False
@@ -123,7 +123,7 @@ class SimulatedDisk:
         self._off = False
 
     def files(self) -> Names:
-        return sorted(self._files)
+        return [*self._names]
 
     def databases(self) -> Names:
         return sorted(self._databases)
@@ -331,7 +331,7 @@ class SimulatedDisk:
 
     def exists(self, path: str) -> bool:
         self._check(path)
-        return path in self._files or self._folders[path] > 0
+        return bool(self._under(path))
 
     def size_bytes(self, path: str) -> int:
         return self._file(path).size_bytes
@@ -384,9 +384,8 @@ class SimulatedDisk:
     def _under(self, path: str) -> Names:
         if path in self._files:
             return [path]
-        if not self._folders[path]:
-            return []
-        return sorted([name for name in self._files if name.startswith(path + "/")])
+        names = self._names  # "0" comes next after "/"
+        return names[bisect_left(names, path + "/") : bisect_left(names, path + "0")]
 
     def _make_room(self, path: str, needed_bytes: int) -> None:
         if needed_bytes > self.free_bytes():
@@ -401,11 +400,10 @@ class SimulatedDisk:
 
     def _apply_now(self, change: Mapping[str, File | None]) -> None:
         for name, file in change.items():
-            more = (file is not None) - (name in self._files)
-            end = name.rfind("/") if more else 0
-            while end > 0:
-                self._folders[name[:end]] += more
-                end = name.rfind("/", 0, end)
+            if file is not None and name not in self._files:
+                insort(self._names, name)
+            elif file is None and name in self._files:
+                del self._names[bisect_left(self._names, name)]
         _apply(self._files, change)
 
     def _sync_names(self) -> None:

@@ -456,9 +456,9 @@ class Gossip:
         lacking = [
             neighbour
             for neighbour in self._slots.neighbours.values()
-            if digest not in neighbour.knows
+            if not (routine and neighbour.supplied_until.get(sender, now) > now)
+            and digest not in neighbour.knows
             and topic in neighbour.topics
-            and not (routine and neighbour.supplied_until.get(sender, now) > now)
         ]
         ranked = [(self._slots.rank(neighbour), neighbour) for neighbour in lacking]
         candidates = [each for each in ranked if each[0] > STRANGER]

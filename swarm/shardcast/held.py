@@ -72,7 +72,7 @@ class Held:
     def __post_init__(self) -> None:
         self.pieces = bytearray([self.complete]) * len(self.manifest.pieces)
 
-    @property
+    @functools.cached_property
     def key(self) -> Key:
         key = (self.manifest.lineage, self.manifest.step)
         return delta_key(key) if self.is_delta else key

@@ -81,6 +81,8 @@ class CheckpointStore:
         self._pins: Counter[Key] = Counter()
         self._watchers: list[Watcher] = []
         self._trimming = trio.Lock()
+        self._seeding: list[Held] = []
+        """Checkpoints published here; the last one of them has pieces that were never sent."""
         self._spares = 0
         self._unsettled: list[Held] = []
         """Large received checkpoints, complete, that are not fsynced yet."""
@@ -165,6 +167,7 @@ class CheckpointStore:
     async def _remove(self, held: Held) -> None:
         """Remove a checkpoint from the store. Call this under `_trimming`, never twice at once."""
         del self._held[held.key]
+        held.unsent = 0
         self.blobs.remove(held)
         self._notify(Change.REMOVED, held)
         # `_delete` renames first: after a crash a half deleted folder must not pass as a
@@ -267,6 +270,8 @@ class CheckpointStore:
         If necessary, removes unused older checkpoints, incomplete ones first: a peer with little
         disk keeps fewer. The newest complete one stays, the next delta's base, and adapters'
         bases."""
+        if total <= self.disk.free_bytes():
+            return  # as nearly always, and of 60 trainers' shards each asks
         partial = [held.key for held in self.all() if not held.complete]
         for key in [*partial, *self.complete()[:-1], None]:
             room = self.disk.free_bytes()
@@ -455,6 +460,7 @@ class CheckpointStore:
         held = Held(manifest, digest_of(blob), len(blob), final, complete=True, is_delta=is_delta)
         if manifest.total_bytes >= SEEDING_BYTES_MIN:
             held.unsent = (1 << len(manifest.pieces)) - 1
+            self._seeding.append(held)
         self._remember(held)
         self._notify(Change.COMPLETE, held)
         await self.trim()
@@ -463,7 +469,9 @@ class CheckpointStore:
     @property
     def is_seeding(self) -> bool:
         """Whether a checkpoint published here has pieces that were never sent."""
-        return any(held.unsent for held in self._held.values())
+        while self._seeding and not self._seeding[-1].unsent:
+            self._seeding.pop()
+        return bool(self._seeding)
 
     def leave(self, digest: bytes) -> bool:
         """Note a request for a blob. False if it is a piece that was sent already while other

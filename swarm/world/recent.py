@@ -8,6 +8,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+_set = OrderedDict.__setitem__
+
+
 class Recent(OrderedDict[K, V]):
     """A dictionary of at most `most` items: the one that was set longest ago makes way."""
 
@@ -16,7 +19,7 @@ class Recent(OrderedDict[K, V]):
         self._most = most
 
     def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
+        _set(self, key, value)
         self.move_to_end(key)
         if len(self) > self._most:
             self.popitem(last=False)
