@@ -77,6 +77,8 @@ class CheckpointStore:
         self.keep = keep
         """Number of complete checkpoints kept: the newest ones."""
         self._held: dict[Key, Held] = {}
+        self._done: set[Key] = set()
+        """Complete checkpoints, without deltas."""
         self.blobs = BlobIndex()
         self._pins: Counter[Key] = Counter()
         self._watchers: list[Watcher] = []
@@ -92,7 +94,7 @@ class CheckpointStore:
 
     def complete(self) -> list[Key]:
         """Complete checkpoints, oldest first."""
-        return sorted(k for k, held in self._held.items() if held.complete and not held.is_delta)
+        return sorted(self._done)
 
     def held(self, key: Key) -> Held | None:
         """The checkpoint or delta with this key, complete or not; None without its manifest."""
@@ -149,7 +151,8 @@ class CheckpointStore:
             newest = self._held[complete[-1]]
             live = {link.manifest for link in newest.manifest.deltas}
             old = set(complete[: -self.keep])
-            for held in self.all():
+            rest = [k for k, held in self._held.items() if held.is_delta or not held.complete]
+            for held in [self._held[key] for key in sorted(old.union(rest))]:
                 if held.is_delta:
                     superseded = held.key < delta_key(newest.key) and held.digest not in live
                 else:
@@ -167,6 +170,7 @@ class CheckpointStore:
     async def _remove(self, held: Held) -> None:
         """Remove a checkpoint from the store. Call this under `_trimming`, never twice at once."""
         del self._held[held.key]
+        self._done.discard(held.key)
         held.unsent = 0
         self.blobs.remove(held)
         self._notify(Change.REMOVED, held)
@@ -189,6 +193,9 @@ class CheckpointStore:
 
     def _remember(self, held: Held) -> None:
         self._held[held.key] = held
+        self._done.discard(held.key)
+        if held.complete and not held.is_delta:
+            self._done.add(held.key)
         self.blobs.add(held)
         self._notify(Change.BEGUN, held)
 
@@ -370,6 +377,8 @@ class CheckpointStore:
 
     def _complete(self, held: Held) -> None:
         held.complete = True
+        if not held.is_delta and self._held.get(held.key) is held:
+            self._done.add(held.key)
         if held.manifest.total_bytes >= CHECKPOINT_SYNC_BYTES:
             self._unsettled.append(held)
             self._received.set()
