@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,20 +18,30 @@ PAGE = ROOT / "docs" / "verifiers.md"
 TABLE = re.compile(r"(?<=\n)\| Package \| Module \|.*\n(?:\|.*\n)+")
 
 
-def row(each: Surveyed) -> str:
-    """A package, or one of its modules, as a row in Markdown."""
-    name = re.split(r"[=<>\[ ]", each.package)[0]
-    module = f"`{each.module}`" if each.module else ""
-    pinned = f" (asks for {each.pinned})" if each.pinned not in ("", "any") else ""
-    cells = f"`{name}` {each.version}".strip(), module, each.library + pinned, each.result
-    return f"| {' | '.join(cell.strip().replace('|', '/') for cell in cells)} |"
+def rows(found: Iterable[Surveyed]) -> list[str]:
+    """A row in Markdown for each result of a package, and one for all packages that have the same
+    result and no module that is an environment. What works comes first."""
+    together: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
+    for each in sorted(found, key=lambda each: each.verdict != "works"):
+        bare = re.split(r"[=<>\[ ]", each.package)[0]
+        name = f"`{bare}` {each.version}".strip()
+        pinned = f" (asks for {each.pinned})" if each.pinned not in ("", "any") else ""
+        alike = (name, each.library + pinned) if each.module else ("", "")
+        names, modules = together.setdefault((*alike, each.result), ([], []))
+        names += [name] * (name not in names)
+        modules += [f"`{each.module}`"] * bool(each.module)
+    parts = (
+        (", ".join(names), ", ".join(modules), library, result)
+        for (_, library, result), (names, modules) in together.items()
+    )
+    return [f"| {' | '.join(cell.strip().replace('|', '/') for cell in row)} |" for row in parts]
 
 
 def table(file: Path) -> str:
     """The table of a file of results."""
     found = msgspec.json.Decoder(Surveyed).decode_lines(file.read_bytes())
-    rows = ["| Package | Module | verifiers | Result |", "|---|---|---|---|", *map(row, found)]
-    return "\n".join(rows) + "\n"
+    lines = ["| Package | Module | verifiers | Result |", "|---|---|---|---|", *rows(found)]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
