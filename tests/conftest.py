@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -25,6 +26,15 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("swarm")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m slow`, files that do not name that mark are not even imported: all of them together
+    take each process half a minute."""
+    mark = config.getoption("markexpr")
+    if collection_path.suffix != ".py" or not mark.isidentifier():
+        return None
+    return True if f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") else None
 
 
 @pytest.fixture(autouse=True, scope="session")

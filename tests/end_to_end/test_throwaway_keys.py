@@ -30,7 +30,7 @@ from tests.transport.hostile import DATA, connected, data, opening
 from .test_strangers import VICTIMS, resident_bytes
 
 ROLES = ("bootstrap", "relay", "trainer", "validator", "inference-1")
-KEYS = int(os.environ.get("THROWAWAY_KEYS", "100"))
+KEYS = int(os.environ.get("THROWAWAY_KEYS", "40"))
 """Number of keys for each victim that gossips. THROWAWAY_KEYS=4000 repeats the figure in
 docs/benchmarks.md."""
 AT_ONCE = 8
