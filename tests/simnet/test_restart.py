@@ -16,7 +16,8 @@ from tests.simnet.runs import SMALL, going
 RUNNER = partial(run_virtual, seed=1)
 
 SUBMISSIONS = 2_500
-WORKERS = 16
+GROUPS_PER_STEP = 128
+WORKERS = 4
 DOWN_SECONDS = 2.0
 GOING_AGAIN_SECONDS = 10.0
 """Of them 3 for each child of a peer to start, one after the other."""
@@ -39,14 +40,14 @@ async def test_the_next_step_is_made_soon_after_a_trusted_peer_restarts() -> Non
 
     simulation.listeners.append(hear)
     checker, learner = Hardware(prefill_tokens_per_second=1e6), Hardware(step_seconds=0.5)
-    worker = Hardware(tokens_per_second=8000.0)
+    worker = Hardware(tokens_per_second=32_000.0)
     async with going(
         simulation,
         Plan("v0", ["validator"], hardware=checker),
         Plan("trainer", ["trainer"], hardware=learner),
         *(Plan(f"w{n}", ["inference"], hardware=worker) for n in range(WORKERS)),
         steps=100_000,
-        groups_per_step=8 * WORKERS,
+        groups_per_step=GROUPS_PER_STEP,
     ):
         await old.wait()
         for name in ("v0", "trainer"):
