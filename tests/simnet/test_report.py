@@ -22,7 +22,8 @@ SMALL = 3_000_000
 
 
 def printed(report: dict[str, Any]) -> str:
-    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    """Wide: how fast it went, in one digit or three, must not decide where a line is broken."""
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
     print_report(report, "python -m simnet run x", console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
